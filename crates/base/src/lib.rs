@@ -1,0 +1,13 @@
+//! What everything stands on: time, randomness, supervised tasks, backoff, telemetry.
+//!
+//! These are the seams for simulation. In production [`clock`] and [`rng`] read the system; inside
+//! [`sim::enter`] (one thread, tokio's paused clock) both derive from a seed, so that a whole
+//! cluster runs twice the same way. No other crate calls `Instant::now`, `SystemTime::now`,
+//! `tokio::spawn` or a global random source; clippy's `disallowed-methods` enforces it.
+
+pub mod backoff;
+pub mod clock;
+pub mod rng;
+pub mod sim;
+pub mod task;
+pub mod telemetry;

@@ -1,0 +1,162 @@
+//! Supervised tasks: whoever starts work owns its end.
+//!
+//! A [`Tasks`] is a group with one stop signal. `spawn` adds a named task that ends by itself when
+//! it sees [`Stop`]; `shutdown` raises the signal and waits. A panic is logged with the task's
+//! name and raises the group's signal: a component that lost a part must not limp on.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinHandle};
+
+/// The listening side of a stop signal. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// Resolves when the group is told to stop (or is gone).
+    pub async fn wait(&self) {
+        let mut receiver = self.0.clone();
+        // An error means that the sender is gone: that is a stop too.
+        let _ = receiver.wait_for(|stopped| *stopped).await;
+    }
+
+    pub fn is_raised(&self) -> bool {
+        *self.0.borrow() || self.0.has_changed().is_err()
+    }
+
+    /// Runs `work` until it ends (`Some`) or the stop signal comes (`None`).
+    pub async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.wait() => None,
+            out = work => Some(out),
+        }
+    }
+}
+
+struct Group {
+    name: String,
+    signal: watch::Sender<bool>,
+    /// Guards the list of handles; held for pushes and the final take only, never across await.
+    handles: std::sync::Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A group of tasks with one stop signal. Cheap to clone; all clones are the same group.
+#[derive(Clone)]
+pub struct Tasks(Arc<Group>);
+
+impl Tasks {
+    pub fn new(name: impl Into<String>) -> Self {
+        let (signal, _) = watch::channel(false);
+        Self(Arc::new(Group { name: name.into(), signal, handles: Default::default() }))
+    }
+
+    pub fn stop_signal(&self) -> Stop {
+        Stop(self.0.signal.subscribe())
+    }
+
+    /// Runs `work` as a task of this group. It is dropped at its next await when the group stops;
+    /// work that must finish something selects on [`Tasks::stop_signal`] itself and uses
+    /// [`Tasks::spawn_graceful`].
+    pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let stop = self.stop_signal();
+        self.spawn_graceful(name, async move {
+            stop.or(work).await;
+        })
+    }
+
+    /// Runs `work` as a task of this group that watches the stop signal by itself.
+    pub fn spawn_graceful(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
+        let watched = Watched { name, group: Arc::downgrade(&self.0), done: false };
+        #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+        let handle = tokio::spawn(async move {
+            let mut watched = watched;
+            work.await;
+            watched.done = true;
+        });
+        let abort = handle.abort_handle();
+        let mut handles = self.0.handles.lock().expect("no panic while the list is held");
+        // Connections come and go: forget the finished ones, so that the list stays short.
+        if handles.len() >= 64 && handles.len().is_power_of_two() {
+            handles.retain(|handle| !handle.is_finished());
+        }
+        handles.push(handle);
+        abort
+    }
+
+    /// Raises the stop signal; returns at once.
+    pub fn stop(&self) {
+        self.0.signal.send_replace(true);
+    }
+
+    /// Raises the stop signal and waits for every task, at most `limit`; what is left is aborted.
+    pub async fn shutdown(&self, limit: Duration) {
+        self.stop();
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            let handles = std::mem::take(&mut *self.0.handles.lock().expect("as above"));
+            if handles.is_empty() {
+                return;
+            }
+            for mut handle in handles {
+                if tokio::time::timeout_at(deadline, &mut handle).await.is_err() {
+                    tracing::warn!(group = self.0.name, "a task did not stop in time, aborted");
+                    handle.abort();
+                }
+            }
+        }
+    }
+}
+
+/// Notices a task that ended by panic: its `done` was never set and the thread is unwinding.
+struct Watched {
+    name: &'static str,
+    group: std::sync::Weak<Group>,
+    done: bool,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if !self.done && std::thread::panicking() {
+            tracing::error!(task = self.name, "task panicked, stopping its group");
+            if let Some(group) = self.group.upgrade() {
+                group.signal.send_replace(true);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_waits_for_graceful_work_and_drops_the_rest() {
+        let tasks = Tasks::new("test");
+        let (sent, mut got) = tokio::sync::mpsc::channel(1);
+        let stop = tasks.stop_signal();
+        tasks.spawn("endless", std::future::pending());
+        tasks.spawn_graceful("tidy", async move {
+            stop.wait().await;
+            sent.send("tidied").await.expect("the test listens");
+        });
+        tasks.shutdown(Duration::from_secs(5)).await;
+        assert_eq!(got.recv().await, Some("tidied"));
+    }
+
+    #[tokio::test]
+    async fn a_panic_stops_the_group() {
+        let tasks = Tasks::new("test");
+        tasks.spawn("broken", async { panic!("on purpose") });
+        tokio::time::timeout(Duration::from_secs(5), tasks.stop_signal().wait())
+            .await
+            .expect("the group stops");
+    }
+}

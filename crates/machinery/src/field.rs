@@ -1,0 +1,152 @@
+//! Validation errors with the paths and the wording of upstream's `field` package.
+
+use std::fmt;
+
+use crate::status::Cause;
+
+/// Where in an object: `spec.template.spec.containers[0].image`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Path(String);
+
+impl Path {
+    pub fn new(root: &str) -> Self {
+        Self(root.into())
+    }
+
+    pub fn child(&self, name: &str) -> Self {
+        if self.0.is_empty() { Self(name.into()) } else { Self(format!("{}.{name}", self.0)) }
+    }
+
+    pub fn index(&self, index: usize) -> Self {
+        Self(format!("{}[{index}]", self.0))
+    }
+
+    pub fn key(&self, key: &str) -> Self {
+        Self(format!("{}[{key}]", self.0))
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+    }
+}
+
+/// One thing that is wrong with an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// `FieldValueRequired` and its like: the cause's reason.
+    pub reason: &'static str,
+    pub field: String,
+    /// Without the field: `Required value`, `Invalid value: "x": must be …`.
+    pub message: String,
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+/// All that is wrong with an object, in the order it was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldErrors(pub Vec<FieldError>);
+
+impl FieldErrors {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn append(&mut self, mut other: FieldErrors) {
+        self.0.append(&mut other.0);
+    }
+
+    fn push(&mut self, reason: &'static str, path: &Path, message: String) {
+        self.0.push(FieldError { reason, field: path.to_string(), message });
+    }
+
+    pub fn required(&mut self, path: &Path, detail: &str) {
+        self.push("FieldValueRequired", path, with_detail("Required value", detail));
+    }
+
+    /// `value` is shown as upstream shows it: strings quoted, other values as JSON.
+    pub fn invalid(&mut self, path: &Path, value: impl serde::Serialize, detail: &str) {
+        self.push("FieldValueInvalid", path, with_detail(&format!("Invalid value: {}", shown(&value)), detail));
+    }
+
+    pub fn not_supported(&mut self, path: &Path, value: &str, supported: &[&str]) {
+        let listed: Vec<String> = supported.iter().map(|value| format!("{value:?}")).collect();
+        let message = format!("Unsupported value: {value:?}: supported values: {}", listed.join(", "));
+        self.push("FieldValueNotSupported", path, message);
+    }
+
+    pub fn duplicate(&mut self, path: &Path, value: impl serde::Serialize) {
+        self.push("FieldValueDuplicate", path, format!("Duplicate value: {}", shown(&value)));
+    }
+
+    pub fn not_found(&mut self, path: &Path, value: impl serde::Serialize) {
+        self.push("FieldValueNotFound", path, format!("Not found: {}", shown(&value)));
+    }
+
+    pub fn forbidden(&mut self, path: &Path, detail: &str) {
+        self.push("FieldValueForbidden", path, with_detail("Forbidden", detail));
+    }
+
+    pub fn too_long(&mut self, path: &Path, limit: usize) {
+        self.push("FieldValueTooLong", path, format!("Too long: may not be more than {limit} bytes"));
+    }
+
+    pub fn too_many(&mut self, path: &Path, actual: usize, limit: usize) {
+        self.push("FieldValueTooMany", path, format!("Too many: {actual}: must have at most {limit} items"));
+    }
+
+    /// As in the message of the `Status`: one error bare, several in brackets, repeats once.
+    pub fn summary(&self) -> String {
+        let mut texts: Vec<String> = vec![];
+        for error in &self.0 {
+            let text = error.to_string();
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+        match texts.as_slice() {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        }
+    }
+
+    pub(crate) fn causes(&self) -> Vec<Cause> {
+        let cause = |error: &FieldError| Cause {
+            reason: error.reason.into(),
+            message: error.message.clone(),
+            field: error.field.clone(),
+        };
+        self.0.iter().map(cause).collect()
+    }
+}
+
+fn with_detail(head: &str, detail: &str) -> String {
+    if detail.is_empty() { head.into() } else { format!("{head}: {detail}") }
+}
+
+fn shown(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_else(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_as_upstream_writes_it() {
+        let path = Path::new("spec").child("containers").index(0).child("image");
+        let mut errors = FieldErrors::default();
+        errors.required(&path, "");
+        assert_eq!(errors.summary(), "spec.containers[0].image: Required value");
+        errors.invalid(&Path::new("metadata").child("name"), "A", "must be lower case");
+        assert_eq!(
+            errors.summary(),
+            "[spec.containers[0].image: Required value, metadata.name: Invalid value: \"A\": must be lower case]"
+        );
+    }
+}

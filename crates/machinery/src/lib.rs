@@ -1,0 +1,19 @@
+//! What every API object has in common: identity, metadata, selectors, quantities, patches, errors.
+//!
+//! Invariants: no kind is known here; nothing here does I/O; all text (messages, reasons, field
+//! paths) is upstream's, because clients compare it.
+
+pub mod field;
+pub mod names;
+pub mod object;
+pub mod patch;
+pub mod quantity;
+pub mod selector;
+pub mod status;
+
+pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    Condition, LabelSelector, LabelSelectorRequirement, ListMeta, MicroTime, ObjectMeta,
+    OwnerReference, Time,
+};
+pub use object::Object;
+pub use status::StatusError;

@@ -1,0 +1,347 @@
+//! The object in flight.
+//!
+//! Built-in kinds are `k8s-openapi` structs, custom resources are [`Unstructured`] value trees; both
+//! are `dyn Object`, so the generic server compiles no handler per kind. A [`Codec`] makes objects
+//! of one kind from bytes or trees.
+//!
+//! Invariant: `encode` writes `apiVersion`, `kind`, `metadata` first, in that order, and whatever
+//! was decoded and not changed encodes to the same fields.
+
+use std::any::Any;
+use std::marker::PhantomData;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// One API object of whatever kind.
+pub trait Object: Any + Send + Sync {
+    /// `apps/v1`, or `v1` for the core group.
+    fn api_version(&self) -> &str;
+    fn kind(&self) -> &str;
+    fn meta(&self) -> &ObjectMeta;
+    fn meta_mut(&mut self) -> &mut ObjectMeta;
+    /// The object as a value tree: for patches, CEL, webhooks, managedFields.
+    fn to_value(&self) -> Value;
+    /// Compact JSON.
+    fn encode(&self) -> Vec<u8>;
+    fn boxed_clone(&self) -> Box<dyn Object>;
+    fn as_any(&self) -> &dyn Any;
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl dyn Object {
+    /// The typed struct, where the caller knows the kind (strategies do).
+    pub fn downcast<T: 'static>(&self) -> Option<&T> {
+        self.as_any().downcast_ref()
+    }
+
+    pub fn downcast_mut<T: 'static>(&mut self) -> Option<&mut T> {
+        self.as_any_mut().downcast_mut()
+    }
+
+    /// As [`downcast`](Self::downcast), in a strategy of that very kind.
+    ///
+    /// # Panics
+    /// If a row of the resource table pairs a strategy with another kind's codec.
+    pub fn expect<T: 'static>(&self) -> &T {
+        self.downcast().expect("a row pairs a strategy with its own kind")
+    }
+
+    pub fn expect_mut<T: 'static>(&mut self) -> &mut T {
+        self.downcast_mut().expect("a row pairs a strategy with its own kind")
+    }
+
+    pub fn name(&self) -> &str {
+        self.meta().name.as_deref().unwrap_or_default()
+    }
+
+    pub fn namespace(&self) -> &str {
+        self.meta().namespace.as_deref().unwrap_or_default()
+    }
+
+    pub fn uid(&self) -> &str {
+        self.meta().uid.as_deref().unwrap_or_default()
+    }
+}
+
+impl Clone for Box<dyn Object> {
+    fn clone(&self) -> Self {
+        self.boxed_clone()
+    }
+}
+
+impl<T> Object for T
+where
+    T: k8s_openapi::Metadata<Ty = ObjectMeta> + Serialize + Clone + Send + Sync + 'static,
+{
+    fn api_version(&self) -> &str {
+        T::API_VERSION
+    }
+
+    fn kind(&self) -> &str {
+        T::KIND
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.metadata()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.metadata_mut()
+    }
+
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).expect("API structs have string keys and finite numbers")
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("API structs have string keys and finite numbers")
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Object> {
+        Box::new(self.clone())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// An object whose kind has no Rust type: a custom resource.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unstructured {
+    pub api_version: String,
+    pub kind: String,
+    pub metadata: ObjectMeta,
+    /// Everything but the three above.
+    pub fields: serde_json::Map<String, Value>,
+}
+
+impl Unstructured {
+    /// Takes the tree of a whole object apart.
+    pub fn from_value(value: Value) -> Result<Self, DecodeError> {
+        let Value::Object(mut fields) = value else {
+            return Err(DecodeError("expected a JSON object".into()));
+        };
+        let mut text = |name: &str| match fields.remove(name) {
+            Some(Value::String(text)) => text,
+            _ => String::new(),
+        };
+        let (api_version, kind) = (text("apiVersion"), text("kind"));
+        let metadata = match fields.remove("metadata") {
+            Some(metadata) => serde_json::from_value(metadata).map_err(DecodeError::from)?,
+            None => ObjectMeta::default(),
+        };
+        Ok(Self { api_version, kind, metadata, fields })
+    }
+}
+
+impl Object for Unstructured {
+    fn api_version(&self) -> &str {
+        &self.api_version
+    }
+
+    fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+
+    fn to_value(&self) -> Value {
+        let metadata = serde_json::to_value(&self.metadata).expect("metadata has string keys");
+        let mut tree = serde_json::Map::new();
+        tree.insert("apiVersion".into(), self.api_version.clone().into());
+        tree.insert("kind".into(), self.kind.clone().into());
+        tree.insert("metadata".into(), metadata);
+        tree.extend(self.fields.iter().map(|(key, value)| (key.clone(), value.clone())));
+        Value::Object(tree)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Whole<'a> {
+            api_version: &'a str,
+            kind: &'a str,
+            metadata: &'a ObjectMeta,
+            #[serde(flatten)]
+            fields: &'a serde_json::Map<String, Value>,
+        }
+        let whole = Whole {
+            api_version: &self.api_version,
+            kind: &self.kind,
+            metadata: &self.metadata,
+            fields: &self.fields,
+        };
+        serde_json::to_vec(&whole).expect("value trees have string keys")
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Object> {
+        Box::new(self.clone())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// Why bytes are no object of the kind: serde's words, which name the field.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct DecodeError(pub String);
+
+impl From<serde_json::Error> for DecodeError {
+    fn from(error: serde_json::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// An object and what strict decoding would have refused.
+pub struct Decoded {
+    pub object: Box<dyn Object>,
+    /// Paths of fields that the kind does not have, as `spec.template.spec.foo`.
+    pub unknown_fields: Vec<String>,
+}
+
+/// Makes objects of one kind.
+pub trait Codec: Send + Sync {
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError>;
+    fn from_value(&self, value: Value) -> Result<Decoded, DecodeError>;
+    /// A new, empty object of the kind.
+    fn empty(&self) -> Box<dyn Object>;
+}
+
+/// The codec of a built-in kind.
+pub struct Typed<T>(PhantomData<fn() -> T>);
+
+impl<T> Typed<T> {
+    pub const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T> Default for Typed<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Codec for Typed<T>
+where
+    T: k8s_openapi::Metadata<Ty = ObjectMeta>
+        + Serialize
+        + DeserializeOwned
+        + Default
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
+        let mut decoder = serde_json::Deserializer::from_slice(json);
+        let decoded = decode_noting_unknown::<T, _>(&mut decoder)?;
+        decoder.end()?;
+        Ok(decoded)
+    }
+
+    fn from_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+        decode_noting_unknown::<T, _>(value)
+    }
+
+    fn empty(&self) -> Box<dyn Object> {
+        Box::new(T::default())
+    }
+}
+
+fn decode_noting_unknown<'de, T, D>(decoder: D) -> Result<Decoded, DecodeError>
+where
+    T: Object + DeserializeOwned,
+    D: serde::Deserializer<'de, Error = serde_json::Error>,
+{
+    let mut unknown_fields = vec![];
+    let object: T = serde_ignored::deserialize(decoder, |path| unknown_fields.push(field_path(&path)))?;
+    Ok(Decoded { object: Box::new(object), unknown_fields })
+}
+
+/// serde's path in Kubernetes' notation: `spec.containers[0].foo`.
+fn field_path(path: &serde_ignored::Path<'_>) -> String {
+    use serde_ignored::Path;
+    match path {
+        Path::Root => String::new(),
+        Path::Seq { parent, index } => format!("{}[{index}]", field_path(parent)),
+        Path::Map { parent, key } => match field_path(parent) {
+            parent if parent.is_empty() => key.clone(),
+            parent => format!("{parent}.{key}"),
+        },
+        Path::Some { parent }
+        | Path::NewtypeStruct { parent }
+        | Path::NewtypeVariant { parent } => field_path(parent),
+    }
+}
+
+/// The codec of custom resources: any tree goes; pruning and schemas come from the row's strategy.
+pub struct Untyped {
+    pub api_version: String,
+    pub kind: String,
+}
+
+impl Codec for Untyped {
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
+        self.from_value(serde_json::from_slice(json)?)
+    }
+
+    fn from_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+        let object = Unstructured::from_value(value)?;
+        Ok(Decoded { object: Box::new(object), unknown_fields: vec![] })
+    }
+
+    fn empty(&self) -> Box<dyn Object> {
+        Box::new(Unstructured {
+            api_version: self.api_version.clone(),
+            kind: self.kind.clone(),
+            metadata: ObjectMeta::default(),
+            fields: Default::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+
+    #[test]
+    fn unknown_fields_are_named_by_their_path() {
+        let json = br#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"},
+            "spec":{"containers":[{"name":"c","imagee":"x"}],"foo":1}}"#;
+        let decoded = Typed::<Pod>::new().decode(json).expect("a pod");
+        assert_eq!(decoded.unknown_fields, ["spec.containers[0].imagee", "spec.foo"]);
+        assert_eq!(decoded.object.name(), "a");
+    }
+
+    #[test]
+    fn typed_and_untyped_encode_the_same() {
+        let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"c"}]}}"#;
+        let untyped = Untyped { api_version: "v1".into(), kind: "Pod".into() };
+        for codec in [&Typed::<Pod>::new() as &dyn Codec, &untyped] {
+            let object = codec.decode(json.as_bytes()).expect("a pod").object;
+            assert_eq!(String::from_utf8_lossy(&object.encode()), json);
+        }
+    }
+}
