@@ -1,0 +1,47 @@
+//! Files that hold secrets: directories 0700, files 0600 (or as asked), replaced by rename.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use crate::Error;
+
+pub(crate) fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
+    move |source| Error::File { path: path.display().to_string(), source }
+}
+
+/// Makes a directory (and its parents) that only its owner enters.
+pub(crate) fn private_dir(path: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path))
+}
+
+/// The file's text, `None` if there is no such file.
+pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(path)(error)),
+    }
+}
+
+/// Replaces `path` with `content` and `mode` (0600 for secrets): readers see the old file or the
+/// new one, never a part.
+pub fn write_private(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
+    let suffix = u64::from_ne_bytes(crate::random_bytes());
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.{suffix:016x}"));
+    let write = || -> std::io::Result<()> {
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        // The process's umask may have taken bits away that were asked for.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.write_all(content)?;
+        file.sync_data()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        failed(path)(error)
+    })
+}

@@ -1,0 +1,223 @@
+//! The key material of a cluster in its directory, under kubeadm's file names:
+//!
+//! ```text
+//! pki/ca.crt, ca.key                            signs servers and clients
+//!     front-proxy-ca.crt, front-proxy-ca.key    signs the aggregator's client
+//!     sa.key, sa.pub                            signs and checks service account tokens
+//!     NAME.crt, NAME.key                        leaves, made when asked for
+//! ```
+//!
+//! What exists is used as it is, so that people can bring their own; what is missing is made.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{KeyPair, PublicKeyData};
+
+use crate::authority::{self, Issued};
+use crate::file::{self, write_private};
+use crate::kubeconfig::Kubeconfig;
+use crate::parsed::{self, Certificate};
+use crate::{Authority, Component, Error, Identity, Profile, malformed};
+
+pub struct Pki {
+    directory: PathBuf,
+    pub cluster_ca: Authority,
+    pub front_proxy_ca: Authority,
+    /// The private key that signs service account tokens, PEM.
+    service_account_key: String,
+    /// Public keys that service account tokens are checked with, PEM, the signer's own among them.
+    service_account_public: String,
+}
+
+impl Pki {
+    /// Loads the directory, making what it lacks. A few milliseconds, disk syncs aside.
+    pub fn open_or_create(directory: &Path) -> Result<Self, Error> {
+        file::private_dir(directory)?;
+        let cluster_ca = authority(directory, "ca", "kubernetes")?;
+        let front_proxy_ca = authority(directory, "front-proxy-ca", "front-proxy-ca")?;
+        let key_path = directory.join("sa.key");
+        let service_account_key = match file::read(&key_path)? {
+            Some(text) => text,
+            None => {
+                let text = KeyPair::generate()?.serialize_pem();
+                write_private(&key_path, text.as_bytes(), 0o600)?;
+                text
+            }
+        };
+        let public_path = directory.join("sa.pub");
+        let service_account_public = match file::read(&public_path)? {
+            Some(text) => text,
+            None => {
+                let key = KeyPair::from_pem(&service_account_key)
+                    .map_err(|error| malformed(key_path.display().to_string(), error))?;
+                let text = authority::pem("PUBLIC KEY", &key.subject_public_key_info());
+                write_private(&public_path, text.as_bytes(), 0o600)?;
+                text
+            }
+        };
+        let directory = directory.to_owned();
+        Ok(Self {
+            directory,
+            cluster_ca,
+            front_proxy_ca,
+            service_account_key,
+            service_account_public,
+        })
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub fn service_account_key_pem(&self) -> &str {
+        &self.service_account_key
+    }
+
+    pub fn service_account_public_pem(&self) -> &str {
+        &self.service_account_public
+    }
+
+    /// A certificate of the cluster authority, not stored.
+    pub fn issue(&self, profile: &Profile) -> Result<Issued, Error> {
+        self.cluster_ca.issue(profile)
+    }
+
+    /// The client certificate of a component, stored under its name and renewed when due.
+    pub fn component(&self, component: Component) -> Result<Issued, Error> {
+        let authority = match component {
+            Component::FrontProxyClient => &self.front_proxy_ca,
+            _ => &self.cluster_ca,
+        };
+        ensure(&self.directory, component.file_name(), &component.profile(), authority)
+    }
+
+    /// A leaf of the cluster authority stored as `NAME.crt` and `NAME.key`: the stored one while it
+    /// says what `profile` says, is not due for renewal, and comes from this authority.
+    pub fn ensure(&self, name: &str, profile: &Profile) -> Result<Issued, Error> {
+        ensure(&self.directory, name, profile, &self.cluster_ca)
+    }
+
+    /// A kubeconfig with a new certificate for `identity`.
+    pub fn kubeconfig(&self, server: &str, identity: &Identity) -> Result<Kubeconfig, Error> {
+        let issued = self.issue(&identity.profile())?;
+        Ok(Kubeconfig::with_certificate(
+            server,
+            self.cluster_ca.cert_pem(),
+            &identity.user,
+            &issued,
+        ))
+    }
+}
+
+fn authority(directory: &Path, name: &str, common_name: &str) -> Result<Authority, Error> {
+    let cert_path = directory.join(format!("{name}.crt"));
+    let key_path = directory.join(format!("{name}.key"));
+    match (file::read(&cert_path)?, file::read(&key_path)?) {
+        (Some(cert), Some(key)) => Authority::from_pem(&cert, &key).map_err(|error| match error {
+            Error::Mismatch(..) => {
+                Error::Mismatch(cert_path.display().to_string(), key_path.display().to_string())
+            }
+            Error::Malformed { why, .. } => malformed(cert_path.display().to_string(), why),
+            other => other,
+        }),
+        // The key goes first: a crash in between leaves a key without a certificate, which is
+        // completed below, never a certificate whose key is lost.
+        (None, key) => {
+            let authority = Authority::generate(common_name)?;
+            if key.is_some() {
+                tracing::warn!(path = %key_path.display(), "a key without a certificate is replaced");
+            }
+            write_private(&key_path, authority.key_pem().as_bytes(), 0o600)?;
+            write_private(&cert_path, authority.cert_pem().as_bytes(), 0o600)?;
+            Ok(authority)
+        }
+        (Some(_), None) => Err(malformed(
+            key_path.display().to_string(),
+            "missing, though the certificate of the authority is there",
+        )),
+    }
+}
+
+fn ensure(
+    directory: &Path,
+    name: &str,
+    profile: &Profile,
+    authority: &Authority,
+) -> Result<Issued, Error> {
+    let cert_path = directory.join(format!("{name}.crt"));
+    let key_path = directory.join(format!("{name}.key"));
+    if let (Some(cert_pem), Some(key_pem)) = (file::read(&cert_path)?, file::read(&key_path)?) {
+        let cert = parsed::certificates(cert_pem.as_bytes())
+            .ok()
+            .and_then(|mut all| (!all.is_empty()).then(|| all.swap_remove(0)));
+        let key = KeyPair::from_pem(&key_pem).ok();
+        if let (Some(cert), Some(key)) = (cert, key)
+            && cert.public_key_info() == key.subject_public_key_info()
+            && is_fit(&cert, profile, authority)
+        {
+            return Ok(Issued { cert_pem, key_pem });
+        }
+    }
+    let issued = authority.issue(profile)?;
+    write_private(&key_path, issued.key_pem.as_bytes(), 0o600)?;
+    write_private(&cert_path, issued.cert_pem.as_bytes(), 0o600)?;
+    Ok(issued)
+}
+
+fn is_fit(cert: &Certificate, profile: &Profile, authority: &Authority) -> bool {
+    cert.common_name == profile.common_name
+        && cert.organizations == profile.organizations
+        && profile.sans.iter().all(|san| cert.sans.contains(san))
+        && profile.usages.iter().all(|usage| cert.usages.contains(usage))
+        && !cert.needs_renewal(base::clock::now())
+        && cert.is_issued_by(authority.certificate())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).expect("exists").permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_directory_is_made_once_and_kept() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let directory = root.path().join("data/pki");
+        let first = Pki::open_or_create(&directory).expect("creates");
+        let again = Pki::open_or_create(&directory).expect("loads");
+        assert_eq!(first.cluster_ca.fingerprint(), again.cluster_ca.fingerprint());
+        assert_eq!(first.front_proxy_ca.fingerprint(), again.front_proxy_ca.fingerprint());
+        assert_eq!(first.service_account_key_pem(), again.service_account_key_pem());
+        assert_eq!(mode(&directory), 0o700);
+        for entry in std::fs::read_dir(&directory).expect("lists") {
+            assert_eq!(mode(&entry.expect("lists").path()), 0o600);
+        }
+    }
+
+    #[test]
+    fn a_leaf_is_kept_until_it_no_longer_fits() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let pki = Pki::open_or_create(root.path()).expect("creates");
+        let profile = Profile::server("kube-apiserver", vec![]).with_sans(["localhost"]);
+        let first = pki.ensure("apiserver", &profile).expect("issues").cert_pem;
+        assert_eq!(pki.ensure("apiserver", &profile).expect("loads").cert_pem, first);
+        let wider = profile.with_sans(["10.0.0.1"]);
+        let second = pki.ensure("apiserver", &wider).expect("issues").cert_pem;
+        assert_ne!(second, first);
+        std::fs::remove_file(root.path().join("ca.crt")).expect("removes");
+        let other = Pki::open_or_create(root.path()).expect("creates");
+        assert_ne!(other.ensure("apiserver", &wider).expect("issues").cert_pem, second);
+    }
+
+    #[test]
+    fn a_lost_key_is_an_error_not_a_new_authority() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        Pki::open_or_create(root.path()).expect("creates");
+        std::fs::remove_file(root.path().join("ca.key")).expect("removes");
+        assert!(matches!(Pki::open_or_create(root.path()), Err(Error::Malformed { .. })));
+    }
+}
