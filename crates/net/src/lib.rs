@@ -1,1 +1,20 @@
-//! To be written.
+//! The kernel's network, by netlink: namespaces, links, routes, pod attachments, nftables.
+//!
+//! Nothing here runs a program or needs a C library. In: plain data (names, addresses, a ruleset
+//! model); out: kernel state, or what the kernel says. Every `ensure_*` is idempotent and repairs
+//! what differs, every removal accepts that the thing is gone already: callers re-run them after a
+//! crash without looking.
+//!
+//! Invariant: network namespaces are per thread, so whatever needs one runs on a thread of its own
+//! ([`netns`]) or on a socket that was opened there; the caller's threads never change theirs.
+
+mod error;
+pub mod links;
+pub mod netns;
+pub mod nft;
+pub mod pods;
+pub mod sysctl;
+pub mod vxlan;
+
+pub use error::Error;
+pub use links::Links;

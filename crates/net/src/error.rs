@@ -1,0 +1,70 @@
+//! What can go wrong with the kernel's network: a system call, a netlink answer, a missing link.
+
+use std::io;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{action}: {source}")]
+    System { action: String, source: io::Error },
+    #[error("{action}: {source}")]
+    Netlink { action: String, source: rtnetlink::Error },
+    #[error("no network interface {0:?}")]
+    NoLink(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("the thread working in a network namespace died")]
+    Worker,
+}
+
+impl Error {
+    /// The kernel's error number, if that is what failed.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::System { source, .. } => source.raw_os_error(),
+            Self::Netlink { source, .. } => netlink_errno(source),
+            Self::NoLink(_) => Some(libc::ENODEV),
+            Self::Invalid(_) | Self::Worker => None,
+        }
+    }
+}
+
+pub(crate) fn netlink_errno(error: &rtnetlink::Error) -> Option<i32> {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => Some(message.raw_code().abs()),
+        _ => None,
+    }
+}
+
+/// Adds what was being done to a failure.
+pub(crate) trait During<T> {
+    fn during(self, action: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, action: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::System { action: action(), source })
+    }
+}
+
+impl<T> During<T> for nix::Result<T> {
+    fn during(self, action: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|errno| Error::System { action: action(), source: errno.into() })
+    }
+}
+
+impl<T> During<T> for Result<T, rtnetlink::Error> {
+    fn during(self, action: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::Netlink { action: action(), source })
+    }
+}
+
+/// `Ok` also for the named error numbers: the state asked for is there already.
+pub(crate) fn tolerate(
+    result: Result<(), rtnetlink::Error>,
+    errnos: &[i32],
+) -> Result<(), rtnetlink::Error> {
+    match result {
+        Err(error) if netlink_errno(&error).is_some_and(|n| errnos.contains(&n)) => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,359 @@
+//! Links, addresses and routes of one network namespace.
+//!
+//! A [`Links`] is one netlink socket and stays with the namespace it was opened in. Changes to an
+//! existing link go by RTM_NEWLINK (`change`): RTM_SETLINK silently ignores some attributes.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use base::task::Tasks;
+use futures::TryStreamExt;
+use ipnet::IpNet;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{
+    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
+};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::{
+    RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+
+use crate::error::{During, Error, netlink_errno, tolerate};
+use crate::netns;
+
+/// The loopback interface has this index in every namespace.
+const LOOPBACK: u32 = 1;
+
+/// One netlink socket for links, addresses and routes. Dropping it ends its task.
+pub struct Links {
+    pub(crate) handle: rtnetlink::Handle,
+    /// Owns the task that moves bytes between the handle and the socket.
+    _driver: Tasks,
+}
+
+/// What we use of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub index: u32,
+    pub name: String,
+    pub mtu: u32,
+    pub mac: Vec<u8>,
+    pub up: bool,
+    /// The bridge that this link is a port of.
+    pub controller: Option<u32>,
+}
+
+/// An address on a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub link: u32,
+    pub net: IpNet,
+    /// Reachable from other hosts (not loopback or link-local).
+    pub global: bool,
+}
+
+/// How packets to a destination leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// A gateway; the kernel finds its interface.
+    Gateway(IpAddr),
+    /// The destination is on this link.
+    Link(String),
+    /// A gateway on a link that no address of ours covers (VXLAN peers).
+    OnLink { gateway: IpAddr, link: String },
+}
+
+/// Where this node's own traffic leaves, and from which address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    pub interface: String,
+    pub index: u32,
+    pub address: IpAddr,
+}
+
+impl Links {
+    /// Opens the namespace that the process is in. Needs a tokio runtime.
+    pub fn open() -> Result<Self, Error> {
+        Ok(Self::drive(rtnetlink::new_connection().during(|| "open a netlink socket".into())?))
+    }
+
+    /// Opens the namespace pinned at `path`.
+    pub async fn open_in(path: &Path) -> Result<Self, Error> {
+        let connection = netns::enter(path, rtnetlink::new_connection)
+            .await?
+            .during(|| format!("open a netlink socket in {}", path.display()))?;
+        Ok(Self::drive(connection))
+    }
+
+    fn drive<A, B>((connection, handle, _): (A, rtnetlink::Handle, B)) -> Self
+    where
+        A: Future<Output = ()> + Send + 'static,
+    {
+        let driver = Tasks::new("rtnetlink");
+        driver.spawn("rtnetlink", connection);
+        Self { handle, _driver: driver }
+    }
+
+    pub async fn find(&self, name: &str) -> Result<Option<Link>, Error> {
+        let mut answers = Box::pin(self.handle.link().get().match_name(name).execute());
+        match answers.try_next().await {
+            Ok(message) => Ok(message.map(Link::from)),
+            Err(error) if netlink_errno(&error) == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error).during(|| format!("look up {name}")),
+        }
+    }
+
+    /// As [`Links::find`], where a missing link is an error.
+    pub async fn link(&self, name: &str) -> Result<Link, Error> {
+        self.find(name).await?.ok_or_else(|| Error::NoLink(name.to_owned()))
+    }
+
+    pub async fn list(&self) -> Result<Vec<Link>, Error> {
+        let messages: Vec<LinkMessage> = self
+            .handle
+            .link()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .during(|| "list links".into())?;
+        Ok(messages.into_iter().map(Link::from).collect())
+    }
+
+    /// Removes a link by name; it may be gone already.
+    pub async fn remove(&self, name: &str) -> Result<(), Error> {
+        let Some(link) = self.find(name).await? else { return Ok(()) };
+        tolerate(self.handle.link().del(link.index).execute().await, &[libc::ENODEV])
+            .during(|| format!("remove {name}"))
+    }
+
+    pub async fn set_up(&self, index: u32) -> Result<(), Error> {
+        let message = LinkMessageBuilder::<LinkUnspec>::default().index(index).up().build();
+        self.handle.link().change(message).execute().await.during(|| format!("set link {index} up"))
+    }
+
+    pub async fn set_loopback_up(&self) -> Result<(), Error> {
+        self.set_up(LOOPBACK).await
+    }
+
+    pub async fn addresses(&self) -> Result<Vec<Address>, Error> {
+        let messages: Vec<AddressMessage> = self
+            .handle
+            .address()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .during(|| "list addresses".into())?;
+        Ok(messages.iter().filter_map(address_of).collect())
+    }
+
+    /// Puts an address on a link; it may be there already. IPv6 addresses skip duplicate detection:
+    /// they come from our own allocation and must work at once.
+    pub async fn ensure_address(&self, index: u32, address: IpNet) -> Result<(), Error> {
+        let mut request = self.handle.address().add(index, address.addr(), address.prefix_len());
+        if address.addr().is_ipv6() {
+            request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        }
+        tolerate(request.execute().await, &[libc::EEXIST])
+            .during(|| format!("add address {address}"))
+    }
+
+    /// Takes an address off a link; it may be gone already.
+    pub async fn remove_address(&self, index: u32, address: IpNet) -> Result<(), Error> {
+        let mut message = AddressMessage::default();
+        message.header.index = index;
+        message.header.family = family(&address.addr());
+        message.header.prefix_len = address.prefix_len();
+        message.attributes.push(AddressAttribute::Local(address.addr()));
+        message.attributes.push(AddressAttribute::Address(address.addr()));
+        let done = self.handle.address().del(message).execute().await;
+        tolerate(done, &[libc::EADDRNOTAVAIL, libc::ENODEV])
+            .during(|| format!("remove address {address}"))
+    }
+
+    /// Makes an address local to this node (on `lo`), as the cluster DNS address is on every node.
+    pub async fn ensure_local_address(&self, address: IpAddr) -> Result<(), Error> {
+        self.set_loopback_up().await?;
+        self.ensure_address(LOOPBACK, IpNet::from(address)).await
+    }
+
+    pub async fn remove_local_address(&self, address: IpAddr) -> Result<(), Error> {
+        self.remove_address(LOOPBACK, IpNet::from(address)).await
+    }
+
+    /// Sets or replaces the route to `destination`.
+    pub async fn ensure_route(&self, destination: IpNet, via: &Via) -> Result<(), Error> {
+        let message = self.route_message(destination, via).await?;
+        self.handle
+            .route()
+            .add(message)
+            .replace()
+            .execute()
+            .await
+            .during(|| format!("set route {destination} {via:?}"))
+    }
+
+    /// Removes the route to `destination` in the main table; it may be gone already.
+    pub async fn remove_route(&self, destination: IpNet) -> Result<(), Error> {
+        let mut message = route_to(destination);
+        message.header.protocol = RouteProtocol::Unspec;
+        message.header.scope = RouteScope::NoWhere;
+        message.header.kind = RouteType::Unspec;
+        tolerate(self.handle.route().del(message).execute().await, &[libc::ESRCH, libc::ENODEV])
+            .during(|| format!("remove route {destination}"))
+    }
+
+    /// Makes cluster addresses routable for the node's own processes: routing happens before the
+    /// address translation of the output hook, so a node without a default route would answer
+    /// ENETUNREACH. True when a route was needed (and is there now).
+    pub async fn ensure_service_route(&self, service_cidr: IpNet) -> Result<bool, Error> {
+        let v4 = service_cidr.addr().is_ipv4();
+        let routes = self.routes(v4).await?;
+        if routes.iter().any(|route| is_default(route) && oif(route) != Some(LOOPBACK)) {
+            return Ok(false);
+        }
+        self.ensure_route(service_cidr, &Via::Link("lo".into())).await?;
+        Ok(true)
+    }
+
+    /// The interface of the default route (lowest metric; IPv4 first) and its primary address, or
+    /// else the first interface that is up and has an address for the world.
+    pub async fn uplink(&self) -> Result<Option<Uplink>, Error> {
+        let links = self.list().await?;
+        let addresses = self.addresses().await?;
+        let mut candidates = Vec::new();
+        for v4 in [true, false] {
+            let mut defaults: Vec<_> =
+                self.routes(v4).await?.into_iter().filter(is_default).collect();
+            defaults.sort_by_key(metric);
+            candidates.extend(defaults.iter().filter_map(|route| Some((v4, oif(route)?))));
+        }
+        for v4 in [true, false] {
+            candidates.extend(links.iter().filter(|link| link.up).map(|link| (v4, link.index)));
+        }
+        Ok(candidates.into_iter().find_map(|(v4, index)| {
+            let link = links.iter().find(|link| link.index == index)?;
+            let usable = |a: &&Address| a.link == index && a.global && a.net.addr().is_ipv4() == v4;
+            let address = addresses.iter().find(usable)?.net.addr();
+            Some(Uplink { interface: link.name.clone(), index, address })
+        }))
+    }
+
+    async fn routes(&self, v4: bool) -> Result<Vec<RouteMessage>, Error> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = if v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        self.handle
+            .route()
+            .get(message)
+            .execute()
+            .try_collect()
+            .await
+            .during(|| "list routes".into())
+    }
+
+    async fn route_message(&self, destination: IpNet, via: &Via) -> Result<RouteMessage, Error> {
+        let mut message = route_to(destination);
+        match via {
+            Via::Gateway(gateway) => {
+                message.attributes.push(RouteAttribute::Gateway((*gateway).into()));
+            }
+            Via::Link(link) => {
+                message.header.scope = RouteScope::Link;
+                message.attributes.push(RouteAttribute::Oif(self.link(link).await?.index));
+            }
+            Via::OnLink { gateway, link } => {
+                message.header.flags = RouteFlags::Onlink;
+                message.attributes.push(RouteAttribute::Gateway((*gateway).into()));
+                message.attributes.push(RouteAttribute::Oif(self.link(link).await?.index));
+            }
+        }
+        Ok(message)
+    }
+}
+
+impl From<LinkMessage> for Link {
+    fn from(message: LinkMessage) -> Self {
+        let mut link = Self {
+            index: message.header.index,
+            name: String::new(),
+            mtu: 0,
+            mac: Vec::new(),
+            up: message.header.flags.contains(LinkFlags::Up),
+            controller: None,
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::Address(mac) => link.mac = mac,
+                LinkAttribute::Controller(index) => link.controller = Some(index),
+                _ => {}
+            }
+        }
+        link
+    }
+}
+
+fn address_of(message: &AddressMessage) -> Option<Address> {
+    // On point-to-point links IFA_ADDRESS is the peer and IFA_LOCAL is ours; IPv6 has no IFA_LOCAL.
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let address = local.or_else(|| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })?;
+    Some(Address {
+        link: message.header.index,
+        net: IpNet::new(address, message.header.prefix_len).ok()?,
+        global: message.header.scope == AddressScope::Universe && !address.is_loopback(),
+    })
+}
+
+fn route_to(destination: IpNet) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(&destination.addr());
+    message.header.destination_prefix_length = destination.prefix_len();
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    message.header.protocol = RouteProtocol::Static;
+    message.header.scope = RouteScope::Universe;
+    message.header.kind = RouteType::Unicast;
+    if destination.prefix_len() > 0 {
+        message.attributes.push(RouteAttribute::Destination(destination.network().into()));
+    }
+    message
+}
+
+fn family(address: &IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn is_default(route: &RouteMessage) -> bool {
+    route.header.destination_prefix_length == 0
+        && route.header.table == RouteHeader::RT_TABLE_MAIN
+        && route.header.kind == RouteType::Unicast
+}
+
+fn oif(route: &RouteMessage) -> Option<u32> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Oif(index) => Some(*index),
+        RouteAttribute::MultiPath(hops) => hops.first().map(|hop| hop.interface_index),
+        _ => None,
+    })
+}
+
+fn metric(route: &RouteMessage) -> u32 {
+    route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::Priority(priority) => Some(*priority),
+            _ => None,
+        })
+        .unwrap_or(0)
+}

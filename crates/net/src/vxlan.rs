@@ -1,0 +1,120 @@
+//! The overlay between nodes that share no layer-2 network: one VXLAN device per node, peers as
+//! permanent neighbour and forwarding entries, no learning and no multicast.
+//!
+//! Everything a peer must know follows from the node's object: the tunnel end's address is the
+//! first address of the pod network (`10.42.1.0`), its hardware address derives from it, the
+//! outer address is the node's internal IP. So nodes exchange nothing beyond the API.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use rtnetlink::LinkVxlan;
+
+use crate::error::{During, Error, tolerate};
+use crate::links::{Link, Links, Via};
+use crate::pods::mac_of;
+
+/// As flannel has it, so that firewalls opened for it fit.
+pub const VNI: u32 = 1;
+pub const PORT: u16 = 8472;
+/// Outer Ethernet, IP, UDP and VXLAN headers (IPv4 outside).
+pub const OVERHEAD: u32 = 50;
+
+#[derive(Clone, Debug)]
+pub struct Vxlan {
+    pub name: String,
+    pub vni: u32,
+    pub port: u16,
+    /// The node's own outer address and the interface that has it.
+    pub local: IpAddr,
+    pub device: String,
+    /// This node's pod network.
+    pub pod_cidr: IpNet,
+}
+
+/// Another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its outer address.
+    pub node: IpAddr,
+    pub pod_cidr: IpNet,
+}
+
+impl Vxlan {
+    pub fn new(name: &str, local: IpAddr, device: &str, pod_cidr: IpNet) -> Self {
+        let (name, device) = (name.to_owned(), device.to_owned());
+        Self { name, vni: VNI, port: PORT, local, device, pod_cidr }
+    }
+
+    /// Makes the device, or makes it anew when its hardware address says that it is for another pod
+    /// network. The MTU is the outer link's less [`OVERHEAD`].
+    pub async fn ensure(&self, links: &Links) -> Result<Link, Error> {
+        let mac = mac_of(&self.pod_cidr.network());
+        if let Some(old) = links.find(&self.name).await?
+            && old.mac != mac
+        {
+            links.remove(&self.name).await?;
+        }
+        let outer = links.link(&self.device).await?;
+        let message = LinkVxlan::new(&self.name, self.vni)
+            .dev(outer.index)
+            .port(self.port)
+            .learning(false)
+            .address(mac.to_vec())
+            .mtu(outer.mtu.saturating_sub(OVERHEAD))
+            .up();
+        let message = match self.local {
+            IpAddr::V4(local) => message.local(local),
+            IpAddr::V6(local) => message.local6(local),
+        };
+        tolerate(links.handle.link().add(message.build()).execute().await, &[libc::EEXIST])
+            .during(|| format!("create vxlan {}", self.name))?;
+        let link = links.link(&self.name).await?;
+        let end = IpNet::from(self.pod_cidr.network());
+        links.ensure_address(link.index, end).await?;
+        links.set_up(link.index).await?;
+        Ok(link)
+    }
+
+    /// Makes a peer's pods reachable.
+    pub async fn ensure_peer(&self, links: &Links, peer: &Peer) -> Result<(), Error> {
+        let link = links.link(&self.name).await?;
+        let end = peer.pod_cidr.network();
+        let mac = mac_of(&end);
+        let neighbours = links.handle.neighbours();
+        neighbours
+            .add(link.index, end)
+            .link_layer_address(&mac)
+            .replace()
+            .execute()
+            .await
+            .during(|| format!("add neighbour {end}"))?;
+        neighbours
+            .add_bridge(link.index, &mac)
+            .destination(peer.node)
+            .flags(netlink_packet_route::neighbour::NeighbourFlags::Own)
+            .replace()
+            .execute()
+            .await
+            .during(|| format!("add forwarding entry for {}", peer.node))?;
+        let via = Via::OnLink { gateway: end, link: self.name.clone() };
+        links.ensure_route(peer.pod_cidr, &via).await
+    }
+
+    /// Forgets a peer; parts of it may be gone already.
+    pub async fn remove_peer(&self, links: &Links, peer: &Peer) -> Result<(), Error> {
+        links.remove_route(peer.pod_cidr).await?;
+        let Some(link) = links.find(&self.name).await? else { return Ok(()) };
+        let end = peer.pod_cidr.network();
+        let neighbours = links.handle.neighbours();
+        let gone = [libc::ENOENT, libc::ESRCH, libc::ENODEV];
+        let neighbour = neighbours.add(link.index, end).message_mut().clone();
+        tolerate(neighbours.del(neighbour).execute().await, &gone)
+            .during(|| format!("remove neighbour {end}"))?;
+        let mut entry = neighbours.add_bridge(link.index, &mac_of(&end)).destination(peer.node);
+        let message = entry.message_mut();
+        message.header.flags = netlink_packet_route::neighbour::NeighbourFlags::Own;
+        tolerate(neighbours.del(message.clone()).execute().await, &gone)
+            .during(|| format!("remove forwarding entry for {}", peer.node))
+    }
+}
