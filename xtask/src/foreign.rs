@@ -1,0 +1,136 @@
+//! Foreign judges: upstream programs, built once from their Go modules and cached.
+//!
+//! In: a version and a Go toolchain. Out: the path of a program in the cache directory.
+//! `k8s.io/kubernetes` asks for its staging modules at version 0.0.0 and replaces them by folders
+//! of its own tree; replace lines do not count in a dependency, so ours say the same again with
+//! the published versions. The list is read from the module's own go.mod, not kept here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::sh::{self, Outcome};
+
+/// The upstream release that we are measured against.
+pub const KUBERNETES: &str = "1.36.2";
+
+/// The real kubectl; builds it when the cache has none (about three minutes on two cores).
+pub fn kubectl() -> Outcome<PathBuf> {
+    program("kubectl", "k8s.io/kubernetes/cmd/kubectl")
+}
+
+pub fn has_go() -> bool {
+    sh::exists("go")
+}
+
+/// Whether the cache holds a kubectl already.
+pub fn has_kubectl() -> bool {
+    directory().is_ok_and(|directory| directory.join("kubectl").is_file())
+}
+
+fn directory() -> Outcome<PathBuf> {
+    Ok(sh::cache_directory()?.join(format!("kubernetes-v{KUBERNETES}")))
+}
+
+fn program(name: &str, package: &str) -> Outcome<PathBuf> {
+    let directory = directory()?;
+    let binary = directory.join(name);
+    if binary.is_file() {
+        return Ok(binary);
+    }
+    if !has_go() {
+        return Err(format!("no Go toolchain: cannot build {name}"));
+    }
+    eprintln!(
+        "building {name} v{KUBERNETES} from its Go module, once, into {}",
+        directory.display()
+    );
+    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    write_module(&directory)?;
+    // Two runs at once may both build: each writes a file of its own, the last rename wins.
+    let partial = directory.join(format!("{name}.{}", std::process::id()));
+    sh::run(
+        go(&directory)
+            .args(["build", "-trimpath", "-ldflags", &linker_flags(), "-o"])
+            .arg(&partial)
+            .arg(package),
+    )?;
+    fs::rename(&partial, &binary).map_err(|error| format!("{}: {error}", binary.display()))?;
+    Ok(binary)
+}
+
+/// A module of our own that only names what is to be built.
+fn write_module(directory: &Path) -> Outcome {
+    let module = format!("k8s.io/kubernetes@v{KUBERNETES}");
+    let report = sh::capture(
+        Command::new("go").current_dir(directory).args(["mod", "download", "-json", &module]),
+    )?;
+    let go_mod = json_string(&report, "GoMod").ok_or("go mod download named no go.mod")?;
+    let upstream = fs::read_to_string(&go_mod).map_err(|error| format!("{go_mod}: {error}"))?;
+    let staging = KUBERNETES.replacen('1', "0", 1);
+    let mut text = format!("module decapod.invalid/foreign\n\n{}\n\n", go_line(&upstream));
+    text.push_str(&format!("require k8s.io/kubernetes v{KUBERNETES}\n\n"));
+    for name in staging_modules(&upstream) {
+        text.push_str(&format!("replace {name} => {name} v{staging}\n"));
+    }
+    let path = directory.join("go.mod");
+    if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn go(directory: &Path) -> Command {
+    // The machine may be busy with our own build: the foreign one gives way.
+    let mut command = Command::new("nice");
+    command.args(["-n", "10", "go"]).current_dir(directory);
+    command.env("GOFLAGS", "-mod=mod").env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "auto");
+    command
+}
+
+fn linker_flags() -> String {
+    let mut parts = KUBERNETES.split('.');
+    let (major, minor) = (parts.next().unwrap_or("1"), parts.next().unwrap_or("0"));
+    let set = |name: &str, value: &str| format!(" -X k8s.io/component-base/version.{name}={value}");
+    [
+        "-s -w".to_owned(),
+        set("gitVersion", &format!("v{KUBERNETES}")),
+        set("gitMajor", major),
+        set("gitMinor", minor),
+        set("gitTreeState", "clean"),
+    ]
+    .concat()
+}
+
+fn go_line(go_mod: &str) -> &str {
+    go_mod.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.26.0")
+}
+
+/// Names on the left of `NAME => ./staging/src/NAME`.
+fn staging_modules(go_mod: &str) -> Vec<&str> {
+    let replaced = go_mod.lines().filter_map(|line| line.split_once(" => ./staging/"));
+    replaced.filter_map(|(left, _)| left.split_whitespace().last()).collect()
+}
+
+/// The value of a plain string member; enough for what the go command prints.
+fn json_string(text: &str, key: &str) -> Option<String> {
+    let rest = text.split_once(&format!("\"{key}\": \""))?.1;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_upstreams_module_file() {
+        let text =
+            "go 1.26.0\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n\tx/y => x/z v1\n)\n";
+        assert_eq!(staging_modules(text), ["k8s.io/api"]);
+        assert_eq!(go_line(text), "go 1.26.0");
+        assert_eq!(
+            json_string("{\n\t\"GoMod\": \"/a/b.mod\",\n}", "GoMod").as_deref(),
+            Some("/a/b.mod")
+        );
+    }
+}

@@ -1,0 +1,48 @@
+//! The project's own commands: `cargo xtask COMMAND`.
+//!
+//! In: the work tree and what the machine has. Out: a running cluster, a test verdict, figures.
+//! It uses the standard library only, so that the first answer comes seconds after the clone.
+//! Invariant: nothing is installed without a line that says so, and nothing outside the target
+//! directory and the cache directory is left behind.
+
+mod foreign;
+mod measure;
+mod packages;
+mod sh;
+mod test;
+mod tidy;
+mod up;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  up [ARGS…]   build the release binary and run a single-node cluster (as root);
+               ARGS go to `decapod server`
+  test         install what the tests need, then run all of them: format, lints, tidy,
+               unit and integration tests, the end-to-end story
+  tidy         check the house rules that the compiler does not know
+  kubectl      build the foreign kubectl that the tests use, once, and print its path
+  measure      print the figures of docs/performance.md";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let command = args.next().unwrap_or_default();
+    let rest: Vec<String> = args.collect();
+    let outcome = match command.as_str() {
+        "up" => up::run(&rest),
+        "test" => test::run(),
+        "tidy" => tidy::run(),
+        "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
+        "measure" => measure::run(&rest),
+        _ => Err(USAGE.to_owned()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! `cargo xtask measure`: the figures of docs/performance.md, from the release binary.
+//!
+//! In: the release build. Out: markdown on standard output. The measuring itself is a program of
+//! the test kit, because it needs namespaces and a TLS client; this is the door to it.
+
+use crate::packages;
+use crate::sh::{self, Outcome};
+
+pub fn run(arguments: &[String]) -> Outcome {
+    if !sh::is_root() {
+        return Err("measuring starts a node: it needs root".to_owned());
+    }
+    packages::ensure(&[packages::BUILD, packages::TEST])?;
+    packages::ensure_lists()?;
+    sh::run(sh::cargo().args(["build", "--release", "--package", "decapod"]))?;
+    let binary = sh::target_directory().join("release/decapod");
+    let mut command = sh::cargo();
+    command.args(["run", "--quiet", "--package", "decapod-testkit", "--", "measure"]);
+    sh::run(command.arg(binary).args(arguments))
+}

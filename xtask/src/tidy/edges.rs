@@ -1,0 +1,170 @@
+//! Which crate may use which.
+//!
+//! In: the manifests under `crates/`. Out: breaches. The table is the street plan of
+//! ARCHITECTURE.md; a row's neighbours may be used, and what they may use, and `base` by all.
+//! A crate without a row is a breach: a new room needs a place on the plan first.
+
+use std::fs;
+use std::path::Path;
+
+use super::Breach;
+use crate::sh::Outcome;
+
+/// A crate and what it may use directly.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("base", &[]),
+    ("machinery", &["base"]),
+    ("transport", &["base"]),
+    ("pki", &["base"]),
+    ("cel", &["machinery"]),
+    ("net", &["base"]),
+    ("store", &["base"]),
+    ("etcd", &["store", "transport"]),
+    ("api", &["machinery"]),
+    ("cri", &["base"]),
+    ("client", &["machinery", "api", "transport"]),
+    ("apiserver", &["machinery", "store", "cel", "transport"]),
+    ("extensions", &["apiserver", "api", "cel"]),
+    ("resources", &["apiserver", "api", "cel"]),
+    ("admission", &["apiserver", "api", "cel"]),
+    ("auth", &["apiserver", "api", "pki"]),
+    ("controllers", &["client", "pki"]),
+    ("scheduler", &["client"]),
+    ("runtime", &["cri", "net", "transport"]),
+    // pki: the kubelet requests, keeps and serves certificates of its own.
+    ("kubelet", &["client", "cri", "pki"]),
+    ("proxy", &["client", "net"]),
+    ("dns", &["client"]),
+    ("cli", &["client", "store", "cri", "pki"]),
+    ("testkit", &["base", "transport", "pki"]),
+];
+
+/// The crate that wires all others.
+const WIRING: &str = "binary";
+/// Only tests may use it.
+const TEST_ONLY: &str = "testkit";
+/// Where an opaque error is enough, because a person reads it.
+const MAY_USE_ANYHOW: &[&str] = &["binary", "cli", "testkit"];
+
+pub fn check(crates: &Path) -> Outcome<Vec<Breach>> {
+    let entries = fs::read_dir(crates).map_err(|error| format!("{}: {error}", crates.display()))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| crates.join(name).join("Cargo.toml").is_file())
+        .collect();
+    names.sort();
+    let mut breaches = Vec::new();
+    for name in &names {
+        let path = crates.join(name).join("Cargo.toml");
+        let text =
+            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        breaches.extend(manifest(name, &text, &names));
+    }
+    Ok(breaches)
+}
+
+/// `ours` is the list of our own crates: others are not this rule's business.
+fn manifest(name: &str, text: &str, ours: &[String]) -> Vec<Breach> {
+    let breach = |line: usize, text: String| Breach {
+        file: format!("crates/{name}/Cargo.toml"),
+        line: line + 1,
+        rule: "edges",
+        text,
+    };
+    let Some(allowed) = reachable(name) else {
+        return vec![breach(0, format!("{name} has no row in the table of rooms"))];
+    };
+    let mut breaches = Vec::new();
+    let mut section = "";
+    for (number, line) in text.lines().enumerate() {
+        if line.starts_with('[') {
+            section = line.trim();
+            continue;
+        }
+        let Some(used) = dependency(section, line) else { continue };
+        let for_tests = section == "[dev-dependencies]";
+        if used == "anyhow" && !for_tests && !MAY_USE_ANYHOW.contains(&name) {
+            breaches.push(breach(
+                number,
+                "anyhow: callers of a library need errors they can match".to_owned(),
+            ));
+        }
+        // Tests may cross the street: they see the whole from outside.
+        if !ours.iter().any(|own| own == used) || for_tests {
+            continue;
+        }
+        if used == TEST_ONLY || (name != WIRING && !allowed.contains(&used)) {
+            breaches.push(breach(number, format!("{name} must not use {used}")));
+        }
+    }
+    breaches
+}
+
+/// The name on a dependency line; `None` elsewhere.
+fn dependency<'a>(section: &str, line: &'a str) -> Option<&'a str> {
+    if !section.trim_end_matches(']').ends_with("dependencies") {
+        return None;
+    }
+    let end = line.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '-')?;
+    (end > 0).then(|| &line[..end])
+}
+
+/// What a crate may use, through others included. `None` without a row.
+fn reachable(name: &str) -> Option<Vec<&'static str>> {
+    if name == WIRING {
+        return Some(Vec::new());
+    }
+    let row = |name: &str| ROOMS.iter().find(|(room, _)| *room == name).map(|(_, uses)| *uses);
+    let mut found = vec!["base"];
+    let mut open: Vec<&'static str> = row(name)?.to_vec();
+    while let Some(next) = open.pop() {
+        if !found.contains(&next) {
+            found.push(next);
+            open.extend(row(next).unwrap_or_default());
+        }
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_manifest(name: &str, text: &str, expected: &[&str]) {
+        let ours: Vec<String> = ROOMS.iter().map(|(room, _)| (*room).to_owned()).collect();
+        let found: Vec<String> = manifest(name, text, &ours).into_iter().map(|b| b.text).collect();
+        assert_eq!(found, expected, "{name}: {text}");
+    }
+
+    #[test]
+    fn judges_edges() {
+        check_manifest(
+            "scheduler",
+            "[dependencies]\nclient.workspace = true\nserde.workspace = true\n",
+            &[],
+        );
+        check_manifest("scheduler", "[dependencies]\nmachinery.workspace = true\n", &[]);
+        check_manifest(
+            "scheduler",
+            "[dependencies]\nstore.workspace = true\n",
+            &["scheduler must not use store"],
+        );
+        check_manifest("scheduler", "[package]\nstore = 1\n", &[]);
+        check_manifest("store", "[dev-dependencies]\ntestkit.workspace = true\n", &[]);
+        check_manifest(
+            "store",
+            "[dependencies]\ntestkit.workspace = true\n",
+            &["store must not use testkit"],
+        );
+        check_manifest("binary", "[dependencies]\nstore.workspace = true\n", &[]);
+        check_manifest("shed", "", &["shed has no row in the table of rooms"]);
+    }
+
+    #[test]
+    fn the_plan_has_no_circle() {
+        for (room, _) in ROOMS {
+            let uses = reachable(room).expect("a room of the table has a row");
+            assert!(*room == "base" || !uses.contains(room), "{room} reaches itself");
+        }
+    }
+}

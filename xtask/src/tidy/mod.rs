@@ -1,0 +1,117 @@
+//! House rules that the compiler does not know.
+//!
+//! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. Three
+//! sets of rules: which crate may use which ([`edges`]), how long things may be and how a module
+//! opens ([`shape`]), and what may not be called ([`banned`]). A breach with a good reason says so
+//! in place: `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
+
+mod banned;
+mod edges;
+mod mask;
+mod shape;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::sh::{self, Outcome};
+use mask::Masked;
+
+/// One broken rule.
+pub struct Breach {
+    pub file: String,
+    pub line: usize,
+    pub rule: &'static str,
+    pub text: String,
+}
+
+/// A source file, as the rules see it.
+pub struct Source {
+    pub name: String,
+    pub raw: Vec<String>,
+    pub masked: Masked,
+    /// Lies in a `tests`, `benches` or `examples` directory.
+    pub is_test: bool,
+}
+
+pub fn run() -> Outcome {
+    let breaches = check(&sh::root())?;
+    if breaches.is_empty() {
+        println!("tidy");
+        return Ok(());
+    }
+    for breach in &breaches {
+        println!("{}:{}: {}: {}", breach.file, breach.line, breach.rule, breach.text);
+    }
+    Err(format!("{} breaches of the house rules", breaches.len()))
+}
+
+fn check(root: &Path) -> Outcome<Vec<Breach>> {
+    let mut breaches = edges::check(&root.join("crates"))?;
+    for path in sources(root)? {
+        let text =
+            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        let source = Source::new(name, &text);
+        let found = shape::check(&source).into_iter().chain(banned::check(&source));
+        breaches.extend(found.filter(|breach| !source.allows(breach)));
+    }
+    Ok(breaches)
+}
+
+impl Source {
+    pub fn new(name: String, text: &str) -> Self {
+        let is_test = ["/tests/", "/benches/", "/examples/"].iter().any(|part| name.contains(part));
+        let raw = text.lines().map(str::to_owned).collect();
+        Self { name, raw, masked: Masked::new(text), is_test }
+    }
+
+    pub fn breach(&self, line: usize, rule: &'static str, text: impl Into<String>) -> Breach {
+        Breach { file: self.name.clone(), line: line + 1, rule, text: text.into() }
+    }
+
+    /// Whether the place itself, or a line shortly before it, states an exception.
+    fn allows(&self, breach: &Breach) -> bool {
+        let at = breach.line - 1;
+        let marker = format!("tidy: allow({}): ", breach.rule);
+        self.raw[at.saturating_sub(REACH)..=at.min(self.raw.len() - 1)]
+            .iter()
+            .any(|line| line.contains(&marker))
+    }
+}
+
+/// How many lines above a breach its exception may stand (attributes may lie between).
+const REACH: usize = 4;
+
+fn sources(root: &Path) -> Outcome<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut open = vec![root.join("crates"), root.join("xtask")];
+    while let Some(directory) = open.pop() {
+        let entries = fs::read_dir(&directory)
+            .map_err(|error| format!("{}: {error}", directory.display()))?;
+        for entry in entries {
+            let path = entry.map_err(|error| error.to_string())?.path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_tidy() {
+        let breaches = check(&sh::root()).expect("the tree can be read");
+        let lines: Vec<String> = breaches
+            .iter()
+            .map(|b| format!("{}:{}: {}: {}", b.file, b.line, b.rule, b.text))
+            .collect();
+        assert!(lines.is_empty(), "{}", lines.join("\n"));
+    }
+}
