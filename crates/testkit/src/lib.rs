@@ -1,1 +1,15 @@
-//! To be written.
+//! What tests of whole nodes and clusters share.
+//!
+//! In: the built binary and a root shell. Out: hosts of their own ([`host`]: namespaces on this
+//! machine), joined by a [`switch`], with a running [`cluster`] on them, [`images`] made on the spot,
+//! and the real kubectl to talk with. Invariant: a test touches nothing of the real host's network,
+//! mounts or cgroups, and when its process ends, however it ends, its hosts end with it.
+
+pub mod cgroups;
+pub mod cluster;
+pub mod host;
+pub mod http;
+pub mod images;
+pub mod places;
+pub mod switch;
+pub mod wait;

@@ -1,0 +1,229 @@
+//! A running cluster on test hosts, and the real kubectl to talk with.
+//!
+//! In: the built binary and a host. Out: a server process, kubectl, and the logs when something
+//! went wrong.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::host::Host;
+use crate::{places, wait};
+
+/// How long a server may take to answer, on a machine that is busy with a build.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// `decapod server` on a host.
+pub struct Server {
+    host: Host,
+    binary: PathBuf,
+    arguments: Vec<String>,
+    kubectl: PathBuf,
+    process: Option<Child>,
+}
+
+impl Server {
+    /// Prepares a server; [`Server::start`] runs it.
+    pub fn new(host: Host, binary: &Path, arguments: &[&str]) -> Result<Self> {
+        let kubectl = places::kubectl()?;
+        let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+        fs::create_dir(host.directory().join("home"))?;
+        Ok(Self { host, binary: binary.to_owned(), arguments, kubectl, process: None })
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub fn data_directory(&self) -> PathBuf {
+        self.host.directory().join("data")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.data_directory().join("kubeconfig")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.host.directory().join("server.log")
+    }
+
+    /// Starts the process and returns when `/readyz` says so.
+    pub fn start(&mut self) -> Result<()> {
+        self.launch()?;
+        wait::until(START_LIMIT, "the server is ready", || {
+            if let Some(status) = self.exit_status()? {
+                bail!("the server ended: {status}");
+            }
+            self.kubectl(&["get", "--raw", "/readyz"])
+        })?;
+        Ok(())
+    }
+
+    /// Starts the process and returns at once. Its output is appended to one log over restarts.
+    pub fn launch(&mut self) -> Result<()> {
+        let log = File::options().create(true).append(true).open(self.log())?;
+        let mut command = self.host.command(&self.binary);
+        command.arg("server").arg("--data-dir").arg(self.data_directory()).args(&self.arguments);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.process = Some(self.host.spawn(&mut command)?);
+        Ok(())
+    }
+
+    /// The id of the server's process, seen from outside.
+    pub fn process_id(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+
+    fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        match &mut self.process {
+            Some(process) => Ok(process.try_wait()?),
+            None => bail!("the server was not started"),
+        }
+    }
+
+    /// Ends the process without warning.
+    pub fn kill(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            process.kill()?;
+            process.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Asks the process to end, as Ctrl-C does, and waits for it.
+    pub fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let process = self.process.as_mut().context("the server was not started")?;
+        let id = nix::unistd::Pid::from_raw(process.id().cast_signed());
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT)?;
+        wait::until(limit, "the server has stopped", || {
+            process.try_wait()?.context("it still runs")
+        })
+    }
+
+    /// Runs one of the binary's offline commands against this server's data.
+    pub fn decapod(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.host.command(&self.binary);
+        command.args(arguments).arg("--data-dir").arg(self.data_directory());
+        finished(&self.host, &mut command, arguments)
+    }
+
+    /// Runs kubectl and returns what it printed; its complaint is the error.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        finished(&self.host, &mut self.kubectl_command(arguments), arguments)
+    }
+
+    /// The same, with text on standard input.
+    pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let mut command = self.kubectl_command(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.host.spawn(&mut command)?;
+        // What kubectl reads is small: it fits into the pipe, nobody waits for the other.
+        child.stdin.take().context("a pipe was asked for")?.write_all(input.as_bytes())?;
+        judge(&child.wait_with_output()?, arguments)
+    }
+
+    /// Runs kubectl in a terminal of its own, as `exec -it` wants.
+    pub fn kubectl_in_terminal(&self, arguments: &[&str]) -> Result<String> {
+        let quoted: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
+        let line = format!("'{}' {}", self.kubectl.display(), quoted.join(" "));
+        let mut command = self.host.command("script");
+        command.args(["-qec", &line, "/dev/null"]);
+        self.environment(&mut command);
+        finished(&self.host, &mut command, arguments)
+    }
+
+    /// Starts kubectl and leaves it running; its output goes to a file.
+    pub fn kubectl_in_background(&self, name: &str, arguments: &[&str]) -> Result<Background> {
+        let path = self.host.directory().join(format!("{name}.out"));
+        let file = File::create(&path)?;
+        let mut command = self.kubectl_command(arguments);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        Ok(Background { child: self.host.spawn(&mut command)?, path })
+    }
+
+    pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.host.command(&self.kubectl);
+        command.args(arguments);
+        self.environment(&mut command);
+        command
+    }
+
+    fn environment(&self, command: &mut Command) {
+        let home = self.host.directory().join("home");
+        command.env("KUBECONFIG", self.kubeconfig()).env("HOME", home).env("TZ", "UTC");
+        command.env_remove("POD_NAMESPACE").env("TERM", "dumb");
+    }
+
+    /// What a person would look at first after a failure.
+    pub fn report(&self) -> String {
+        let mut text = String::new();
+        for arguments in [
+            &[
+                "get",
+                "nodes,pods,services,endpointslices,deployments,replicasets",
+                "-A",
+                "-o",
+                "wide",
+            ][..],
+            &["get", "events", "-A", "--sort-by=.metadata.creationTimestamp"],
+            &["describe", "pods"],
+        ] {
+            let shown = self.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}\n"));
+            text.push_str(&format!("--- kubectl {}\n{}", arguments.join(" "), tail(&shown, 80)));
+        }
+        let log = fs::read_to_string(self.log()).unwrap_or_else(|error| error.to_string());
+        text.push_str(&format!("--- the server's log, its end\n{}", tail(&log, 100)));
+        text
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The host's end waits for every process inside that someone else must reap: this one.
+        let _ = self.kill();
+    }
+}
+
+/// A kubectl that runs until dropped.
+pub struct Background {
+    child: Child,
+    path: PathBuf,
+}
+
+impl Background {
+    /// What it has printed so far.
+    pub fn output(&self) -> Result<String> {
+        Ok(fs::read_to_string(&self.path)?)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn finished(host: &Host, command: &mut Command, arguments: &[&str]) -> Result<String> {
+    judge(&host.output(command)?, arguments)
+}
+
+fn judge(output: &std::process::Output, arguments: &[&str]) -> Result<String> {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{}: {}\n{}{}", arguments.join(" "), output.status, text, stderr.trim_end());
+    }
+    Ok(text)
+}
+
+fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    let mut end = all[all.len().saturating_sub(lines)..].join("\n");
+    end.push('\n');
+    end
+}

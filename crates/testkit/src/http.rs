@@ -1,0 +1,204 @@
+//! Small blocking HTTP/1.1 requests, plain or over TLS.
+//!
+//! In: an address and a path. Out: status and body, or the lines of a stream as they come. A real
+//! client would do more than a test wants to depend on: here every failure is visible, nothing is
+//! retried, and no connection is kept.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::host::enter_network;
+
+/// A status and a body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Response {
+    pub status: u16,
+    pub body: String,
+}
+
+/// One plain GET on a connection of its own, from inside a network.
+pub fn get_from(network: &File, address: &str, path: &str, limit: Duration) -> Result<Response> {
+    let work = || {
+        enter_network(network)?;
+        get(address, path, limit)
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().expect("requests do not panic"))
+}
+
+/// One plain GET from the calling thread's network.
+pub fn get(address: &str, path: &str, limit: Duration) -> Result<Response> {
+    let mut reader = BufReader::new(connect(address, limit)?);
+    request(reader.get_mut(), path, address)?;
+    response(&mut reader)
+}
+
+fn connect(address: &str, limit: Duration) -> Result<TcpStream> {
+    let socket: SocketAddr = address.parse().with_context(|| address.to_owned())?;
+    let stream = TcpStream::connect_timeout(&socket, limit).with_context(|| address.to_owned())?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn request(stream: &mut impl Write, path: &str, host: &str) -> io::Result<()> {
+    let text = format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(text.as_bytes())?;
+    stream.flush()
+}
+
+fn response(reader: &mut impl BufRead) -> Result<Response> {
+    let head = Head::read(reader)?;
+    let mut body = Vec::new();
+    if head.chunked {
+        while let Some(chunk) = chunk(reader)? {
+            body.extend(chunk);
+        }
+    } else if let Some(length) = head.length {
+        body.resize(length, 0);
+        reader.read_exact(&mut body).context("body")?;
+    } else {
+        reader.read_to_end(&mut body)?;
+    }
+    Ok(Response { status: head.status, body: String::from_utf8_lossy(&body).into_owned() })
+}
+
+struct Head {
+    status: u16,
+    length: Option<usize>,
+    chunked: bool,
+}
+
+impl Head {
+    fn read(reader: &mut impl BufRead) -> Result<Self> {
+        let first = line(reader)?;
+        let status = first.split(' ').nth(1).and_then(|word| word.parse().ok());
+        let mut head =
+            Self { status: status.with_context(|| first.clone())?, length: None, chunked: false };
+        loop {
+            let text = line(reader)?.to_ascii_lowercase();
+            match text.split_once(':') {
+                None => return Ok(head),
+                Some(("content-length", value)) => head.length = value.trim().parse().ok(),
+                Some(("transfer-encoding", value)) => head.chunked = value.trim() == "chunked",
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+fn line(reader: &mut impl BufRead) -> Result<String> {
+    let mut text = String::new();
+    if reader.read_line(&mut text)? == 0 {
+        bail!("the connection ended early");
+    }
+    Ok(text.trim_end().to_owned())
+}
+
+fn chunk(reader: &mut impl BufRead) -> Result<Option<Vec<u8>>> {
+    let size = line(reader)?;
+    let size = usize::from_str_radix(&size, 16).with_context(|| format!("chunk size {size:?}"))?;
+    let mut bytes = vec![0; size];
+    reader.read_exact(&mut bytes)?;
+    line(reader)?;
+    Ok((size > 0).then_some(bytes))
+}
+
+/// Talks to an API server with the identity of a kubeconfig.
+#[derive(Clone)]
+pub struct ApiClient {
+    address: String,
+    config: Arc<ClientConfig>,
+}
+
+impl ApiClient {
+    /// `authority`, `certificate` and `key` are PEM texts; `address` is an IP address and a port.
+    pub fn new(address: &str, authority: &str, certificate: &str, key: &str) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(authority.as_bytes()) {
+            roots.add(root?)?;
+        }
+        let chain = CertificateDer::pem_slice_iter(certificate.as_bytes());
+        let chain = chain.collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)?;
+        Ok(Self { address: address.to_owned(), config: Arc::new(config) })
+    }
+
+    pub fn get(&self, path: &str, limit: Duration) -> Result<Response> {
+        response(&mut self.send(path, limit)?)
+    }
+
+    /// Calls `each` with every line of a streamed answer, until it says to stop.
+    pub fn stream(
+        &self,
+        path: &str,
+        limit: Duration,
+        mut each: impl FnMut(&str) -> bool,
+    ) -> Result<()> {
+        let mut reader = self.send(path, limit)?;
+        let head = Head::read(&mut reader)?;
+        if head.status != 200 || !head.chunked {
+            bail!("{path}: status {}, chunked: {}", head.status, head.chunked);
+        }
+        let mut rest = Vec::new();
+        while let Some(bytes) = chunk(&mut reader)? {
+            rest.extend(bytes);
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let text: Vec<u8> = rest.drain(..=end).collect();
+                if !each(String::from_utf8_lossy(&text).trim_end()) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(
+        &self,
+        path: &str,
+        limit: Duration,
+    ) -> Result<BufReader<StreamOwned<ClientConnection, TcpStream>>> {
+        let socket = connect(&self.address, limit)?;
+        let name = ServerName::IpAddress(socket.peer_addr()?.ip().into());
+        let connection = ClientConnection::new(Arc::clone(&self.config), name)?;
+        let mut stream = StreamOwned::new(connection, socket);
+        request(&mut stream, path, &self.address)?;
+        Ok(BufReader::new(stream))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: Result<(u16, &str), ()>) {
+        let found = response(&mut text.as_bytes());
+        let found = found.map(|response| (response.status, response.body)).map_err(|_| ());
+        assert_eq!(found, expected.map(|(status, body)| (status, body.to_owned())), "{text}");
+    }
+
+    #[test]
+    fn reads_responses() {
+        check("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokay", Ok((200, "ok")));
+        check("HTTP/1.1 503 No\r\n\r\nuntil the end", Ok((503, "until the end")));
+        let chunked =
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n";
+        check(chunked, Ok((200, "abc")));
+        check("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut", Err(()));
+        check("", Err(()));
+    }
+}

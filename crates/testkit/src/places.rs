@@ -1,0 +1,41 @@
+//! Where things are: the cache, the foreign kubectl.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// Where things that are dear to make survive between runs.
+pub fn cache() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("DECAPOD_CACHE") {
+        return Ok(path.into());
+    }
+    let home = std::env::var_os("HOME").context("neither DECAPOD_CACHE nor HOME is set")?;
+    Ok(PathBuf::from(home).join(".cache/decapod"))
+}
+
+/// The newest kubectl that `cargo xtask kubectl` has built.
+pub fn kubectl() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("DECAPOD_KUBECTL") {
+        return Ok(path.into());
+    }
+    let cache = cache()?;
+    let mut found: Vec<PathBuf> = std::fs::read_dir(&cache)
+        .with_context(|| format!("{}", cache.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path().join("kubectl")))
+        .filter(|path| path.is_file())
+        .collect();
+    found.sort();
+    match found.pop() {
+        Some(path) => Ok(path),
+        None => bail!("no kubectl in {}: run `cargo xtask kubectl`", cache.display()),
+    }
+}
+
+/// Whether this process may make namespaces and containers; says so when not.
+pub fn is_root_or_says_skipped() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("skipped: needs root");
+    }
+    root
+}

@@ -1,0 +1,71 @@
+//! Hosts of one's own, from outside: what is inside, what is not, and that nothing is left.
+
+use std::path::Path;
+use std::time::Duration;
+
+use decapod_testkit::host::Host;
+use decapod_testkit::switch::Switch;
+use decapod_testkit::{http, places, wait};
+
+#[test]
+fn a_host_has_its_own_everything() {
+    if !places::is_root_or_says_skipped() {
+        return;
+    }
+    let host = Host::new("alone").expect("a host can be made");
+    let run = |line: &str| host.run("sh", &["-c", line]).expect(line);
+    assert_eq!(run("hostname"), "alone\n");
+    assert_eq!(run("ip -o link | wc -l"), "1\n", "only lo");
+    assert_eq!(run("ls -A /run /var/log | tr -d '\\n'"), "/run:/var/log:");
+    assert_eq!(run("findmnt -no PROPAGATION /"), "shared\n");
+    assert_eq!(
+        run("cat /proc/self/cgroup | cut -d: -f3 | grep -vx / | grep -vx /host | wc -l"),
+        "0\n"
+    );
+    assert_eq!(run("cat /proc/1/comm | wc -l"), "1\n");
+    // A grandchild that nobody waits for is the host's: it ends with it.
+    run("sleep 4711 >/dev/null 2>&1 & mkdir /sys/fs/cgroup/*/made; mkdir -p /run/netns");
+    let directory = host.directory().to_owned();
+    let cgroups = host.cgroups();
+    assert!(!cgroups.is_empty());
+    drop(host);
+    assert!(!directory.exists());
+    assert!(cgroups.iter().all(|path| !path.exists()), "{cgroups:?}");
+    assert!(!Path::new("/run/netns/made").exists());
+}
+
+#[test]
+fn hosts_on_a_switch_reach_each_other() {
+    if !places::is_root_or_says_skipped() {
+        return;
+    }
+    let mut switch = Switch::new().expect("a switch can be made");
+    let one = Host::new("one").expect("a host can be made");
+    let two = Host::new("two").expect("a host can be made");
+    let address = switch.connect(&one).expect("a host can be connected");
+    switch.connect(&two).expect("a host can be connected");
+    let listener = one.in_network(|| std::net::TcpListener::bind((address.as_str(), 80)));
+    let listener = listener.expect("the network can be entered").expect("the port is free");
+    let server = std::thread::spawn(move || answer_once(&listener));
+    let network = two.network().expect("a file can be cloned");
+    let limit = Duration::from_secs(5);
+    let response = wait::until(limit, "an answer", || {
+        http::get_from(&network, &format!("{address}:80"), "/", limit)
+    });
+    assert_eq!(response.expect("the other host answers").body, "hi");
+    server.join().expect("the server does not panic");
+}
+
+fn answer_once(listener: &std::net::TcpListener) {
+    use std::io::{BufRead, BufReader, Write};
+    let (stream, _) = listener.accept().expect("a connection comes");
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    while reader.read_line(&mut line).expect("a request comes") > 2 {
+        line.clear();
+    }
+    reader
+        .get_mut()
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        .expect("it takes the answer");
+}
