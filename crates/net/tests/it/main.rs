@@ -5,3 +5,4 @@ extern crate decapod_net as net;
 
 mod lab;
 mod links;
+mod nft;
