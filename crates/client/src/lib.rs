@@ -1,1 +1,36 @@
-//! To be written.
+//! How components talk to the API: a typed client over any transport, informers shared per
+//! process, work queues, leader election, events.
+//!
+//! In: a tower service that answers HTTP requests: the API server's own stack entered with the
+//! component's identity, or HTTPS with its certificate. The code above cannot tell.
+//! Out: typed requests ([`Client::api`]), caches ([`Informers`]), wake-ups ([`WorkQueue`]).
+//!
+//! Invariants: one watch per kind and scope in a process; an informer's cache holds encoded bytes
+//! and small headers, typed objects are decoded on demand; a queue never runs one key twice at
+//! once.
+
+mod cache;
+mod client;
+mod controller;
+pub mod discovery;
+pub mod election;
+pub mod events;
+mod informer;
+mod queue;
+mod reflector;
+mod resource;
+
+pub use cache::{Entry, Header, ObjectKey};
+pub use client::{Client, Error, ErrorExt, Result, retry_on_conflict};
+pub use controller::{Outcome, spawn_workers};
+pub use election::Election;
+pub use events::{EventRecorder, EventType};
+pub use informer::{Event, Informer, Informers, Lister, RawEvent, RawInformer, Scope};
+pub use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
+};
+pub use queue::WorkQueue;
+pub use resource::{Gvr, Kind};
+
+#[cfg(test)]
+mod fake;

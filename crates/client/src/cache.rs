@@ -1,0 +1,260 @@
+//! What an informer remembers: encoded objects under small headers.
+//!
+//! In: whole objects as JSON. Out: headers for selection, bytes for decoding.
+//! Invariants: keyed by (namespace, name) in order; every index agrees with the entries.
+//! A typed pod of 5.8 KB is 42 KB in memory, so typed objects live only in a bounded LRU.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use lru::LruCache;
+use machinery::OwnerReference;
+use serde::Deserialize;
+
+/// Typed objects kept decoded, per kind.
+const DECODED: NonZeroUsize = NonZeroUsize::new(256).expect("positive");
+
+/// Namespace (empty for cluster scope) and name. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl ObjectKey {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key of an object in hand.
+    pub fn of(meta: &machinery::ObjectMeta) -> Self {
+        Self::new(
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.namespace.is_empty() {
+            write!(f, "{}/", self.namespace)?;
+        }
+        f.write_str(&self.name)
+    }
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The metadata that controllers select by.
+#[derive(Clone, Debug)]
+pub struct Header {
+    pub key: ObjectKey,
+    pub uid: Arc<str>,
+    pub resource_version: String,
+    pub generation: i64,
+    pub labels: BTreeMap<String, String>,
+    pub owners: Vec<OwnerReference>,
+    pub finalizers: Vec<String>,
+    /// Has a deletion timestamp.
+    pub deleting: bool,
+}
+
+impl Header {
+    /// The owner that controls the object.
+    pub fn controller(&self) -> Option<&OwnerReference> {
+        self.owners.iter().find(|owner| owner.controller == Some(true))
+    }
+}
+
+/// One object: its header and its encoded form (empty in metadata-only informers).
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub header: Header,
+    pub bytes: Bytes,
+}
+
+impl Entry {
+    pub fn parse(json: &[u8], metadata_only: bool) -> Result<Self, serde_json::Error> {
+        let Partial { metadata } = serde_json::from_slice(json)?;
+        let bytes = if metadata_only { Bytes::new() } else { Bytes::copy_from_slice(json) };
+        let header = Header {
+            key: ObjectKey { namespace: metadata.namespace.into(), name: metadata.name.into() },
+            uid: metadata.uid.into(),
+            resource_version: metadata.resource_version,
+            generation: metadata.generation,
+            labels: metadata.labels.unwrap_or_default(),
+            owners: metadata.owner_references.unwrap_or_default(),
+            finalizers: metadata.finalizers.unwrap_or_default(),
+            deleting: metadata.deletion_timestamp.is_some(),
+        };
+        Ok(Self { header, bytes })
+    }
+}
+
+#[derive(Deserialize)]
+struct Partial {
+    metadata: PartialMeta,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct PartialMeta {
+    name: String,
+    namespace: String,
+    uid: String,
+    resource_version: String,
+    generation: i64,
+    labels: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    finalizers: Option<Vec<String>>,
+    deletion_timestamp: Option<String>,
+}
+
+/// Values of one object under which an index finds it.
+pub(crate) type Extract = Arc<dyn Fn(&Entry) -> Vec<String> + Send + Sync>;
+
+struct Index {
+    extract: Extract,
+    keys: HashMap<String, BTreeSet<ObjectKey>>,
+}
+
+impl Index {
+    fn add(&mut self, entry: &Entry) {
+        for value in (self.extract)(entry) {
+            self.keys.entry(value).or_default().insert(entry.header.key.clone());
+        }
+    }
+
+    fn remove(&mut self, entry: &Entry) {
+        for value in (self.extract)(entry) {
+            if let Some(set) = self.keys.get_mut(&value) {
+                set.remove(&entry.header.key);
+                if set.is_empty() {
+                    self.keys.remove(&value);
+                }
+            }
+        }
+    }
+}
+
+/// Entries and indexes. One writer: the reflector's task.
+#[derive(Default)]
+pub(crate) struct Cache {
+    entries: BTreeMap<ObjectKey, Arc<Entry>>,
+    by_owner: HashMap<Arc<str>, BTreeSet<ObjectKey>>,
+    indexes: BTreeMap<&'static str, Index>,
+}
+
+impl Cache {
+    pub(crate) fn get(&self, key: &ObjectKey) -> Option<&Arc<Entry>> {
+        self.entries.get(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.entries.values()
+    }
+
+    pub(crate) fn in_namespace<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
+        self.entries
+            .range(ObjectKey::new(namespace, "")..)
+            .map(|(_, entry)| entry)
+            .take_while(move |entry| &*entry.header.key.namespace == namespace)
+    }
+
+    pub(crate) fn by_owner<'a>(&'a self, uid: &str) -> impl Iterator<Item = &'a Arc<Entry>> {
+        self.by_owner.get(uid).into_iter().flatten().filter_map(|key| self.entries.get(key))
+    }
+
+    pub(crate) fn by_index<'a>(&'a self, name: &str, value: &str) -> impl Iterator<Item = &'a Arc<Entry>> {
+        let keys = self.indexes.get(name).and_then(|index| index.keys.get(value));
+        keys.into_iter().flatten().filter_map(|key| self.entries.get(key))
+    }
+
+    /// Idempotent by name.
+    pub(crate) fn add_index(&mut self, name: &'static str, extract: Extract) {
+        if self.indexes.contains_key(name) {
+            return;
+        }
+        let mut index = Index { extract, keys: HashMap::new() };
+        for entry in self.entries.values() {
+            index.add(entry);
+        }
+        self.indexes.insert(name, index);
+    }
+
+    /// Puts an entry; returns the one that it replaces.
+    pub(crate) fn put(&mut self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
+        let old = self.remove(&entry.header.key);
+        for owner in &entry.header.owners {
+            let set = self.by_owner.entry(owner.uid.as_str().into()).or_default();
+            set.insert(entry.header.key.clone());
+        }
+        for index in self.indexes.values_mut() {
+            index.add(&entry);
+        }
+        self.entries.insert(entry.header.key.clone(), entry);
+        old
+    }
+
+    pub(crate) fn remove(&mut self, key: &ObjectKey) -> Option<Arc<Entry>> {
+        let old = self.entries.remove(key)?;
+        for owner in &old.header.owners {
+            if let Some(set) = self.by_owner.get_mut(owner.uid.as_str()) {
+                set.remove(key);
+                if set.is_empty() {
+                    self.by_owner.remove(owner.uid.as_str());
+                }
+            }
+        }
+        for index in self.indexes.values_mut() {
+            index.remove(&old);
+        }
+        Some(old)
+    }
+}
+
+/// Recently decoded objects, by key, valid for one resourceVersion.
+pub(crate) struct Decoded(
+    /// Guards the LRU order; held for a lookup or an insert, never while decoding.
+    Mutex<LruCache<ObjectKey, (String, Arc<dyn Any + Send + Sync>)>>,
+);
+
+impl Decoded {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(LruCache::new(DECODED)))
+    }
+
+    /// The typed object of an entry; `None` (logged) if it is not of that shape.
+    pub(crate) fn get<T: crate::Kind>(&self, entry: &Entry) -> Option<Arc<T>> {
+        let Header { key, resource_version, .. } = &entry.header;
+        if let Some((version, object)) = self.0.lock().expect("no panic while held").get(key)
+            && version == resource_version
+            && let Ok(object) = object.clone().downcast::<T>()
+        {
+            return Some(object);
+        }
+        let object: Arc<T> = match serde_json::from_slice(&entry.bytes) {
+            Ok(object) => Arc::new(object),
+            Err(error) => {
+                tracing::error!(kind = T::KIND, %key, %error, "an object could not be decoded");
+                return None;
+            }
+        };
+        let value = (resource_version.clone(), object.clone() as Arc<dyn Any + Send + Sync>);
+        self.0.lock().expect("no panic while held").put(key.clone(), value);
+        Some(object)
+    }
+}

@@ -1,0 +1,320 @@
+//! Keeps a cache equal to a collection of the API.
+//!
+//! ```text
+//!            ┌───────── page ─────────┐
+//!            ▼                        │
+//!  Empty ► Listing ── last page ► Listed ── open ► Watching ── event ► (itself)
+//!    ▲                              ▲                  │
+//!    │                              └── ended, broken ─┤
+//!    └───────────────── 410, unreadable ───────────────┘
+//! ```
+//!
+//! In: a path and a client. Out: [`Change`]s, in the server's order.
+//! Invariants: a watch starts at the revision of the list or of the last event or bookmark, so no
+//! change is lost; an error never loses the place unless the server says that it is gone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::Stop;
+use bytes::{Buf, Bytes, BytesMut};
+use http::Method;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::cache::Entry;
+use crate::client::{self, Client, Error, ErrorExt};
+use crate::resource::percent_encode;
+
+/// Objects per page of a list.
+const PAGE: usize = 500;
+/// Upstream: a watch is asked to last 5 to 10 minutes, at random.
+const WATCH_AT_LEAST: u64 = 300;
+/// A watch that outlives its own limit by this much is dead.
+const WATCH_GRACE: Duration = Duration::from_secs(30);
+/// After this long without trouble, trouble is new.
+const CALM: Duration = Duration::from_secs(60);
+/// The longest event accepted; the API's limit for one object is far below.
+const LINE_LIMIT: usize = 64 << 20;
+const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const PARTIAL_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+
+/// What to mirror.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    /// The collection.
+    pub(crate) path: String,
+    pub(crate) fields: String,
+    pub(crate) labels: String,
+    pub(crate) metadata_only: bool,
+}
+
+/// A step's effect on the cache.
+pub(crate) enum Change {
+    None,
+    /// The whole collection, after a list.
+    Replaced(Vec<Arc<Entry>>),
+    Applied(Arc<Entry>),
+    Deleted(Arc<Entry>),
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Empty,
+    Listing {
+        token: String,
+        seen: Vec<Arc<Entry>>,
+    },
+    Listed {
+        revision: String,
+    },
+    Watching {
+        revision: String,
+        lines: Lines,
+        deadline: tokio::time::Instant,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{}", .0.text())]
+    Request(#[from] Error),
+    #[error("unreadable: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    #[error("the server ended the watch: {0}")]
+    Ended(String),
+    #[error("the watch is silent beyond its limit")]
+    Silent,
+}
+
+pub(crate) struct Reflector {
+    client: Client,
+    source: Source,
+    state: State,
+}
+
+impl Reflector {
+    pub(crate) fn new(client: Client, source: Source) -> Self {
+        Self { client, source, state: State::Empty }
+    }
+
+    /// Mirrors until told to stop.
+    pub(crate) async fn run(mut self, stop: Stop, mut apply: impl FnMut(Change)) {
+        let mut backoff =
+            Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
+        let mut prompt = true;
+        let mut troubled = tokio::time::Instant::now();
+        while let Some(result) = stop.or(self.step()).await {
+            if result.is_err() {
+                if troubled.elapsed() > CALM {
+                    backoff.reset();
+                    prompt = true;
+                }
+                troubled = tokio::time::Instant::now();
+            }
+            match result {
+                Ok(change) => {
+                    if !matches!(change, Change::None) {
+                        backoff.reset();
+                        prompt = true;
+                    }
+                    apply(change);
+                }
+                // A watch that worked and ended is resumed at once; only repeated trouble waits.
+                Err(trouble) if prompt && matches!(trouble, Trouble::Ended(_)) => {
+                    prompt = false;
+                    tracing::debug!(path = self.source.path, %trouble, "watching again");
+                }
+                Err(trouble) => {
+                    tracing::warn!(path = self.source.path, %trouble, "cannot list or watch, trying again");
+                    if stop.or(tokio::time::sleep(backoff.step())).await.is_none() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One request or one event. Invariant: after an error the state is the one to continue from.
+    async fn step(&mut self) -> Result<Change, Trouble> {
+        match std::mem::take(&mut self.state) {
+            State::Empty => self.page(String::new(), vec![]).await,
+            State::Listing { token, seen } => self.page(token, seen).await,
+            State::Listed { revision } => self.open(revision).await,
+            State::Watching { revision, lines, deadline } => {
+                self.next(revision, lines, deadline).await
+            }
+        }
+    }
+
+    async fn page(&mut self, token: String, mut seen: Vec<Arc<Entry>>) -> Result<Change, Trouble> {
+        let mut path = format!("{}?limit={PAGE}", self.source.path);
+        self.select(&mut path);
+        if !token.is_empty() {
+            path.push_str(&format!("&continue={}", percent_encode(&token)));
+        }
+        let accept = if self.source.metadata_only { PARTIAL_LIST } else { client::JSON };
+        let body = self.client.get_raw(&path, accept).await?;
+        let list: RawList = serde_json::from_slice(&body)?;
+        for item in list.items.unwrap_or_default() {
+            seen.push(Arc::new(Entry::parse(item.get().as_bytes(), self.source.metadata_only)?));
+        }
+        match list.metadata.r#continue {
+            Some(token) if !token.is_empty() => {
+                self.state = State::Listing { token, seen };
+                Ok(Change::None)
+            }
+            _ => {
+                self.state = State::Listed { revision: list.metadata.resource_version };
+                Ok(Change::Replaced(seen))
+            }
+        }
+    }
+
+    async fn open(&mut self, revision: String) -> Result<Change, Trouble> {
+        let seconds = WATCH_AT_LEAST + base::rng::below(WATCH_AT_LEAST);
+        let mut path = format!(
+            "{}?watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={seconds}",
+            self.source.path
+        );
+        self.select(&mut path);
+        let accept = if self.source.metadata_only { PARTIAL } else { client::JSON };
+        let request = client::request(Method::GET, &path, accept, Bytes::new())?;
+        match self.client.send(request).await {
+            Ok(response) => {
+                let lines = Lines::new(response.into_body());
+                let deadline =
+                    tokio::time::Instant::now() + Duration::from_secs(seconds) + WATCH_GRACE;
+                self.state = State::Watching { revision, lines, deadline };
+                Ok(Change::None)
+            }
+            Err(error) if error.is_expired() => Err(error.into()), // state: Empty, list anew
+            Err(error) => {
+                self.state = State::Listed { revision };
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn next(
+        &mut self,
+        revision: String,
+        mut lines: Lines,
+        deadline: tokio::time::Instant,
+    ) -> Result<Change, Trouble> {
+        let line = match tokio::time::timeout_at(deadline, lines.next()).await {
+            Err(_) => {
+                self.state = State::Listed { revision };
+                return Err(Trouble::Silent);
+            }
+            Ok(Err(why)) => {
+                self.state = State::Listed { revision };
+                return Err(Trouble::Ended(why));
+            }
+            Ok(Ok(line)) => line,
+        };
+        let event: RawWatchEvent = serde_json::from_slice(&line)?;
+        let json = event.object.get().as_bytes();
+        if event.r#type == "ERROR" {
+            let status: kube::core::Status = serde_json::from_slice(json)?;
+            let error = Error::Api(Box::new(status));
+            if !error.is_expired() {
+                self.state = State::Listed { revision };
+            }
+            return Err(error.into());
+        }
+        let entry = Arc::new(Entry::parse(json, self.source.metadata_only)?);
+        let revision = entry.header.resource_version.clone();
+        self.state = State::Watching { revision, lines, deadline };
+        Ok(match &*event.r#type {
+            "ADDED" | "MODIFIED" => Change::Applied(entry),
+            "DELETED" => Change::Deleted(entry),
+            _ => Change::None, // BOOKMARK, or a type from the future
+        })
+    }
+
+    fn select(&self, path: &mut String) {
+        for (name, value) in [("fieldSelector", &self.source.fields), ("labelSelector", &self.source.labels)] {
+            if !value.is_empty() {
+                path.push_str(&format!("&{name}={}", percent_encode(value)));
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RawList<'a> {
+    #[serde(default)]
+    metadata: RawListMeta,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawListMeta {
+    resource_version: String,
+    r#continue: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawWatchEvent<'a> {
+    #[serde(borrow)]
+    r#type: std::borrow::Cow<'a, str>,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+/// A body cut at newlines.
+struct Lines {
+    body: Body,
+    /// Bytes after the last newline.
+    rest: BytesMut,
+    ready: VecDeque<Bytes>,
+}
+
+impl Lines {
+    fn new(body: Body) -> Self {
+        Self { body, rest: BytesMut::new(), ready: VecDeque::new() }
+    }
+
+    /// The next line that is not blank; why there is none otherwise.
+    async fn next(&mut self) -> Result<Bytes, String> {
+        loop {
+            if let Some(line) = self.ready.pop_front() {
+                return Ok(line);
+            }
+            match self.body.frame().await {
+                None => return Err("end of stream".into()),
+                Some(Err(error)) => return Err(error.to_string()),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.push(&data);
+                    }
+                }
+            }
+            if self.rest.len() > LINE_LIMIT {
+                return Err("an event is too long".into());
+            }
+        }
+    }
+
+    fn push(&mut self, data: &[u8]) {
+        let mut from = self.rest.len();
+        self.rest.extend_from_slice(data);
+        while let Some(at) = self.rest[from..].iter().position(|byte| *byte == b'\n') {
+            let line = self.rest.split_to(from + at).freeze();
+            self.rest.advance(1);
+            from = 0;
+            if !line.trim_ascii().is_empty() {
+                self.ready.push_back(line);
+            }
+        }
+    }
+}
