@@ -1,1 +1,47 @@
-//! To be written.
+//! HTTP over TLS, both ends, and the streams that Kubernetes tunnels through it.
+//!
+//! In: listeners, services, PEM texts. Out: requests with a [`ConnectionInfo`] extension, responses,
+//! and upgraded byte streams with WebSocket or SPDY on them. Knows no API object (but the one
+//! `Status` that ends an exec, which it passes on as bytes) and no other crate of ours than `base`.
+//!
+//! Invariants: no task outlives the call that owns it ([`serve()`] drains or aborts its connections;
+//! upgrades and sessions are driven by futures the caller owns); every queue, header and handshake
+//! has a limit; TLS settings are read anew for each connection, so certificates rotate without a
+//! restart.
+
+pub mod channels;
+mod client;
+mod serve;
+pub mod tls;
+mod upgrade;
+pub mod ws;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+
+pub use client::{ClientError, ClientOptions, HttpClient, Token};
+pub use serve::{ConnectionInfo, Limits, Listener, serve};
+pub use upgrade::{Upgrade, UpgradedIo, forward, server_io};
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A body of any origin.
+pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
+
+/// A body that is complete.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    http_body_util::Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn empty() -> Body {
+    http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+/// Any body as [`Body`].
+pub fn boxed<B>(body: B) -> Body
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    body.map_err(Into::into).boxed_unsync()
+}

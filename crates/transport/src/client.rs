@@ -1,0 +1,358 @@
+//! The HTTP client: pooled, HTTP/2 where the server speaks it, over TLS, TCP or a Unix socket.
+//!
+//! In: requests of any body type, with a path only (then [`ClientOptions::server`] is put in front)
+//! or with a whole URI. Out: responses as they stream. It is a `tower::Service`, the bottom of a
+//! `kube::Client`.
+//!
+//! Invariant: after [`HttpClient::replace_tls`] no new request uses a connection that was opened
+//! with the old settings; requests that run finish on theirs.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::FusedFuture;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Request, Response, Uri, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+
+use crate::tls::{self, Identity, TlsError, Trust};
+use crate::upgrade::Upgrade;
+use crate::{Body, BoxError};
+
+mod connector;
+use connector::{Connector, Target};
+
+/// A refused upgrade explains itself in a Status: anything longer is cut.
+const REFUSAL_BYTES: usize = 1 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("server URL {0:?}: {1}")]
+    Server(String, String),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("{target}: {source}")]
+    Connect { target: String, source: std::io::Error },
+    #[error("{}", chain(.0))]
+    Pooled(#[from] legacy::Error),
+    #[error("{}", chain(.0))]
+    Http(#[from] hyper::Error),
+    #[error("{0}")]
+    Body(BoxError),
+    #[error("request: {0}")]
+    Request(#[from] http::Error),
+}
+
+impl ClientError {
+    /// Whether no connection came about: the request was not seen by the server.
+    pub fn is_connect(&self) -> bool {
+        match self {
+            Self::Connect { .. } => true,
+            Self::Pooled(error) => error.is_connect(),
+            _ => false,
+        }
+    }
+}
+
+/// An error with its causes: hyper's own text says only "client error (Connect)".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Where to, whom to trust, and as whom. The fields of a resolved kubeconfig fit.
+#[derive(Clone, Default)]
+pub struct ClientOptions {
+    /// `https://host:port/prefix`, `http://…` or `unix:/path`. Empty: every request brings its own.
+    pub server: String,
+    /// PEM. `None`: the machine's authorities.
+    pub ca_pem: Option<String>,
+    pub cert_pem: Option<String>,
+    pub key_pem: Option<String>,
+    /// Accept any server certificate.
+    pub insecure: bool,
+    /// Check the server's certificate against this name instead of the URL's host.
+    pub server_name: Option<String>,
+    pub token: Option<Token>,
+    pub user_agent: Option<String>,
+}
+
+/// Yields the bearer token of the moment, so that rotated tokens are used at once.
+#[derive(Clone)]
+pub struct Token(Arc<dyn Fn() -> Option<String> + Send + Sync>);
+
+impl Token {
+    pub fn new(source: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(source))
+    }
+
+    pub fn fixed(token: impl Into<String>) -> Self {
+        let token = token.into();
+        Self::new(move || Some(token.clone()))
+    }
+}
+
+/// What is put in front of a request's path.
+#[derive(Clone)]
+struct Base {
+    scheme: Scheme,
+    authority: Authority,
+    /// Without the slash at the end.
+    prefix: String,
+}
+
+struct Pool {
+    tls: Arc<ClientConfig>,
+    client: legacy::Client<Connector, Body>,
+}
+
+struct Shared {
+    base: Option<Base>,
+    target: Target,
+    /// Replaced as a whole when certificates change: the old pool's connections end with it.
+    pool: ArcSwap<Pool>,
+    token: Option<Token>,
+    user_agent: HeaderValue,
+}
+
+/// Cheap to clone; clones share connections.
+#[derive(Clone)]
+pub struct HttpClient(Arc<Shared>);
+
+impl HttpClient {
+    pub fn new(options: &ClientOptions) -> Result<Self, ClientError> {
+        let (base, unix) = parse_server(&options.server)?;
+        let server_name = options
+            .server_name
+            .as_ref()
+            .map(|name| {
+                ServerName::try_from(name.clone())
+                    .map_err(|error| ClientError::Server(name.clone(), error.to_string()))
+            })
+            .transpose()?;
+        let target = Target { unix, server_name };
+        let user_agent = options.user_agent.as_deref().unwrap_or("decapod");
+        let shared = Shared {
+            pool: ArcSwap::from_pointee(pool(tls_of(options)?, &target)),
+            base,
+            target,
+            token: options.token.clone(),
+            user_agent: HeaderValue::from_str(user_agent).map_err(http::Error::from)?,
+        };
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// New authorities or a new certificate (`options.server` and the token are not looked at).
+    pub fn replace_tls(&self, options: &ClientOptions) -> Result<(), ClientError> {
+        self.0.pool.store(Arc::new(pool(tls_of(options)?, &self.0.target)));
+        Ok(())
+    }
+
+    /// Sends a request; the response's body streams.
+    pub async fn request<B>(&self, request: Request<B>) -> Result<Response<Incoming>, ClientError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let request = self.prepare(request)?;
+        let client = self.0.pool.load().client.clone();
+        Ok(client.request(request).await?)
+    }
+
+    /// Sends a request that asks for another protocol (`Connection: Upgrade` and `Upgrade: …` are
+    /// the caller's) on a connection of its own, always HTTP/1.1.
+    pub async fn upgrade<B>(&self, request: Request<B>) -> Result<Upgrade, ClientError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let mut request = self.prepare(request)?;
+        let tls = self.0.pool.load().tls.clone();
+        let io = Connector::new(tls, self.0.target.clone(), false).open(request.uri()).await?;
+        if let Some(authority) = request.uri().authority() {
+            let host = HeaderValue::from_str(authority.as_str()).map_err(http::Error::from)?;
+            request.headers_mut().entry(header::HOST).or_insert(host);
+        }
+        let path = request.uri().path_and_query().cloned();
+        *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
+        // The connection is driven here, not in a task: it ends with the upgrade or the body.
+        let mut connection = std::pin::pin!(connection.with_upgrades().fuse());
+        let exchange = async move {
+            let mut response = sender.send_request(request).await?;
+            if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
+                let upgrade = hyper::upgrade::on(&mut response);
+                return Ok(Ok((response.into_parts().0, upgrade)));
+            }
+            let (parts, body) = response.into_parts();
+            let body =
+                Limited::new(body, REFUSAL_BYTES).collect().await.map_err(ClientError::Body)?;
+            Ok::<_, ClientError>(Err(Response::from_parts(parts, body.to_bytes())))
+        };
+        let mut exchange = std::pin::pin!(exchange);
+        let outcome = tokio::select! {
+            outcome = exchange.as_mut() => outcome?,
+            // The connection ended first: its answer, or its error, is with the exchange.
+            _ = connection.as_mut() => exchange.await?,
+        };
+        match outcome {
+            Err(refused) => Ok(Upgrade::Refused(refused)),
+            Ok((parts, mut upgrade)) => {
+                let io = tokio::select! {
+                    io = &mut upgrade => io?,
+                    _ = connection.as_mut(), if !connection.is_terminated() => upgrade.await?,
+                };
+                Ok(Upgrade::Switched(parts, TokioIo::new(io)))
+            }
+        }
+    }
+
+    /// The absolute URI, the credentials, the one body type.
+    fn prepare<B>(&self, request: Request<B>) -> Result<Request<Body>, ClientError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (mut parts, body) = request.into_parts();
+        if parts.uri.authority().is_none() {
+            let base = self.0.base.as_ref().ok_or_else(|| {
+                ClientError::Server(parts.uri.to_string(), "no server was configured".to_owned())
+            })?;
+            let rest = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+            parts.uri = Uri::builder()
+                .scheme(base.scheme.clone())
+                .authority(base.authority.clone())
+                .path_and_query(format!("{}{rest}", base.prefix))
+                .build()?;
+        }
+        if let Some(Token(source)) = &self.0.token
+            && !parts.headers.contains_key(header::AUTHORIZATION)
+            && let Some(token) = source()
+        {
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {token}")).map_err(http::Error::from)?;
+            value.set_sensitive(true);
+            parts.headers.insert(header::AUTHORIZATION, value);
+        }
+        parts.headers.entry(header::USER_AGENT).or_insert_with(|| self.0.user_agent.clone());
+        Ok(Request::from_parts(parts, crate::boxed(body)))
+    }
+}
+
+impl<B> tower::Service<Request<B>> for HttpClient
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Incoming>;
+    type Error = ClientError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ClientError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ClientError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let request = self.prepare(request);
+        let client = self.0.pool.load().client.clone();
+        Box::pin(async move { Ok(client.request(request?).await?) })
+    }
+}
+
+fn tls_of(options: &ClientOptions) -> Result<Arc<ClientConfig>, ClientError> {
+    let identity = match (&options.cert_pem, &options.key_pem) {
+        (Some(cert), Some(key)) => Some(Identity::from_pem(cert, key)?),
+        _ => None,
+    };
+    let trust = match &options.ca_pem {
+        _ if options.insecure => Trust::Anyone,
+        Some(pem) => Trust::Authorities(pem.clone()),
+        None => Trust::System,
+    };
+    Ok(Arc::new(tls::client_config(&trust, identity.as_ref())?))
+}
+
+fn pool(tls: Arc<ClientConfig>, target: &Target) -> Pool {
+    let connector = Connector::new(tls.clone(), target.clone(), true);
+    let client = legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(Duration::from_secs(80))
+        // A server that vanished without a word is noticed, as Go's client does.
+        .http2_keep_alive_interval(Duration::from_secs(30))
+        .http2_keep_alive_timeout(Duration::from_secs(15))
+        .http2_initial_stream_window_size(4 << 20)
+        .http2_initial_connection_window_size(16 << 20)
+        .build(connector);
+    Pool { tls, client }
+}
+
+fn parse_server(server: &str) -> Result<(Option<Base>, Option<std::path::PathBuf>), ClientError> {
+    let bad = |why: &str| ClientError::Server(server.to_owned(), why.to_owned());
+    if server.is_empty() {
+        return Ok((None, None));
+    }
+    if let Some(path) = server.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        let base = Base {
+            scheme: Scheme::HTTP,
+            authority: Authority::from_static("localhost"),
+            prefix: String::new(),
+        };
+        return Ok((Some(base), Some(path.into())));
+    }
+    // Upstream: a server without a scheme is plain HTTP.
+    let uri: Uri =
+        if server.contains("://") { server.parse() } else { format!("http://{server}").parse() }
+            .map_err(|_| bad("not a URL"))?;
+    let scheme = uri.scheme().cloned().ok_or_else(|| bad("no scheme"))?;
+    if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
+        return Err(bad("the scheme must be http, https or unix"));
+    }
+    let authority = uri.authority().cloned().ok_or_else(|| bad("no host"))?;
+    let prefix = uri.path().trim_end_matches('/').to_owned();
+    Ok((Some(Base { scheme, authority, prefix }), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_parsed() {
+        let check = |server: &str, expected: Option<(&str, &str, &str)>| {
+            let got = parse_server(server).ok().and_then(|(base, _)| base);
+            let got = got
+                .as_ref()
+                .map(|base| (base.scheme.as_str(), base.authority.as_str(), base.prefix.as_str()));
+            assert_eq!(got, expected, "{server}");
+        };
+        check("https://[::1]:6443", Some(("https", "[::1]:6443", "")));
+        check("https://host/clusters/a/", Some(("https", "host", "/clusters/a")));
+        check("localhost:8080", Some(("http", "localhost:8080", "")));
+        check("unix:///run/x.sock", Some(("http", "localhost", "")));
+        check("ftp://host", None);
+        check("", None);
+    }
+}
