@@ -82,6 +82,8 @@ pub struct Inner {
     pub uid: String,
     pub causes: Vec<Cause>,
     pub retry_after_seconds: Option<u32>,
+    /// Where an expired list may go on, in `metadata.continue`.
+    pub continue_token: Option<String>,
 }
 
 impl std::ops::Deref for StatusError {
@@ -112,6 +114,7 @@ impl StatusError {
             uid: String::new(),
             causes: vec![],
             retry_after_seconds: None,
+            continue_token: None,
         }))
     }
 
@@ -206,6 +209,11 @@ impl StatusError {
         self
     }
 
+    pub fn continue_with(mut self, token: String) -> Self {
+        self.0.continue_token = Some(token);
+        self
+    }
+
     /// With another HTTP code than the reason's own.
     pub fn with_code(mut self, code: u16) -> Self {
         self.0.code = code;
@@ -240,6 +248,9 @@ impl StatusError {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": inner.message,
         });
+        if let Some(token) = &inner.continue_token {
+            status["metadata"]["continue"] = token.clone().into();
+        }
         if inner.reason != Reason::Unknown {
             status["reason"] = format!("{:?}", inner.reason).into();
         }

@@ -1,3 +1,87 @@
 //! The four patch formats: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge, and
-//! server-side apply. All work on value trees; the schema facts come from the caller as a
-//! [`Schema`].
+//! server-side apply. All work on value trees; what a kind's lists and maps mean comes from the
+//! caller as a [`Schema`].
+
+mod strategic;
+
+use serde_json::Value;
+
+pub use strategic::strategic;
+
+/// How a client changes an object that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PatchKind {
+    Json,
+    Merge,
+    Strategic,
+    /// Server-side apply; `force` takes fields from other managers.
+    Apply { force: bool },
+}
+
+/// What a list or map means to server-side apply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Topology {
+    /// Replaced as a whole: the default of lists.
+    #[default]
+    Atomic,
+    /// A list of scalars, each owned by itself.
+    Set,
+    /// A list of objects known by their keys.
+    Map,
+    /// A map or struct, each field owned by itself: the default of maps.
+    Granular,
+}
+
+/// What patches need to know of one field of a definition. Strategic merge and apply have columns of
+/// their own, because they differ: container ports merge by `containerPort`, but are known to apply
+/// by `containerPort` and `protocol`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldFacts {
+    /// Strategic merge: the key that names an element of the list.
+    pub merge_key: Option<String>,
+    /// Strategic merge: `merge` on lists.
+    pub merges: bool,
+    /// Strategic merge: `retainKeys` on maps.
+    pub retain_keys: bool,
+    /// Apply: what the list or map means.
+    pub topology: Option<Topology>,
+    /// Apply: the keys of a [`Topology::Map`], and their defaults.
+    pub map_keys: Vec<(String, Option<Value>)>,
+    /// The definition of the field, or of its elements.
+    pub definition: Option<String>,
+}
+
+/// The patch facts of kinds, by definition name (`io.k8s.api.core.v1.PodSpec`).
+pub trait Schema: Send + Sync {
+    /// `None`: the definition has no such field.
+    fn field(&self, definition: &str, field: &str) -> Option<FieldFacts>;
+}
+
+/// Why a patch cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatchError {
+    /// The patch is no patch of its format.
+    #[error("{0}")]
+    Malformed(String),
+    /// It is one, but does not fit the object (a failed `test`, a missing path).
+    #[error("{0}")]
+    Unfit(String),
+}
+
+/// RFC 6902. A failing operation leaves nothing changed.
+pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
+    let patch: json_patch::Patch =
+        serde_json::from_slice(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
+    let mut document = document.clone();
+    json_patch::patch(&mut document, &patch).map_err(|error| PatchError::Unfit(error.to_string()))?;
+    Ok(document)
+}
+
+/// RFC 7386.
+pub fn merge(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
+    let patch: Value =
+        serde_json::from_slice(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
+    let mut document = document.clone();
+    json_patch::merge(&mut document, &patch);
+    Ok(document)
+}

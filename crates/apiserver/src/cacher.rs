@@ -1,0 +1,449 @@
+//! The watch cache of one resource: what the store holds, as bytes with small headers, and the
+//! latest events.
+//!
+//! In: the store's events, and nothing else. Out: lists at the newest revision, and watches.
+//!
+//! Invariants:
+//! - a watcher sees every event of its scope above its start revision, in revision order, once;
+//! - events are shared, a watcher is a cursor: a slow one costs nobody anything. One that falls off
+//!   the ring goes on with the store's history, and ends with `Expired` where that is compacted;
+//! - the state at `revision` is complete: every store event up to it has been applied.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use machinery::StatusError;
+use machinery::selector::Selector;
+use machinery::status::Reason;
+use serde::Deserialize;
+use store::{EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, WatchItem, WatchRequest};
+use tokio::sync::{mpsc, watch};
+
+use crate::registry::Stored;
+use crate::request::Key;
+use crate::resource::Resource;
+
+/// Events kept in memory for watchers that come back; older ones are read from the store.
+const RING_EVENTS: usize = 1024;
+/// And no more of their bytes than this.
+const RING_BYTES: usize = 4 << 20;
+/// How long a read waits for the cache to reach a revision. Upstream: 3 s.
+const FRESHNESS_LIMIT: Duration = Duration::from_secs(3);
+
+/// One object at one revision: its stored bytes and what selectors look at.
+pub struct Entry {
+    pub key: Key,
+    pub revision: Revision,
+    /// JSON of the stored version, without resourceVersion.
+    pub value: Bytes,
+    labels: BTreeMap<String, String>,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Entry {
+    /// Reads the header from the bytes. The kind's own fields cost a decode, so only kinds that
+    /// have selectable fields pay it.
+    pub(crate) fn parse(row: &Resource, key: Key, kv: &KeyValue) -> Result<Self, StatusError> {
+        #[derive(Deserialize)]
+        struct Head {
+            metadata: Labels,
+        }
+        #[derive(Deserialize)]
+        struct Labels {
+            #[serde(default)]
+            labels: BTreeMap<String, String>,
+        }
+        let head: Head = serde_json::from_slice(&kv.value).map_err(StatusError::internal)?;
+        let fields = if row.strategy.selectable_names().is_empty() {
+            vec![]
+        } else {
+            let object = row.stored_codec().decode(&kv.value).map_err(StatusError::internal)?.object;
+            row.strategy.selectable_fields(&*object)
+        };
+        let (revision, value) = (kv.mod_revision, kv.value.clone());
+        Ok(Self { key, revision, value, labels: head.metadata.labels, fields })
+    }
+
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.get(name).map(String::as_str)
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        match name {
+            "metadata.name" => Some(&self.key.name),
+            "metadata.namespace" => Some(&self.key.namespace),
+            _ => self.fields.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str()),
+        }
+    }
+}
+
+/// What a list or watch is about.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    /// Empty for all.
+    pub namespace: String,
+    pub labels: Selector,
+    pub fields: Selector,
+}
+
+impl Scope {
+    pub fn matches(&self, entry: &Entry) -> bool {
+        (self.namespace.is_empty() || entry.key.namespace == self.namespace)
+            && self.labels.matches_with(|name| entry.label(name))
+            && self.fields.matches_with(|name| entry.field(name).or(Some("")))
+    }
+
+    pub fn selects_all(&self) -> bool {
+        self.labels.is_everything() && self.fields.is_everything()
+    }
+}
+
+/// A change of one object.
+pub struct CacheEvent {
+    pub revision: Revision,
+    /// The state after; `None` for a delete.
+    pub entry: Option<Arc<Entry>>,
+    /// The state before; `None` for a create.
+    pub previous: Option<Arc<Entry>>,
+}
+
+impl CacheEvent {
+    fn size(&self) -> usize {
+        let size = |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |entry| entry.value.len());
+        size(&self.entry) + size(&self.previous)
+    }
+}
+
+struct State {
+    entries: BTreeMap<Key, Arc<Entry>>,
+    ring: VecDeque<Arc<CacheEvent>>,
+    ring_bytes: usize,
+    /// All events above this revision (up to `revision`) are in the ring.
+    floor: Revision,
+    revision: Revision,
+}
+
+/// See the module.
+pub struct Cacher {
+    row: Arc<Resource>,
+    prefix: String,
+    store: Arc<dyn Store>,
+    /// Written by the feeding task alone, under short locks; read by lists and watchers.
+    state: RwLock<State>,
+    /// The revision that `state` has reached; tells waiters and watchers that there is news.
+    reached: watch::Sender<Revision>,
+    /// Asks the running store watch for its progress; replaced when the watch is.
+    progress: Mutex<Option<mpsc::Sender<()>>>,
+}
+
+/// Where a resource's objects are kept.
+pub fn storage_prefix(storage: &str) -> String {
+    format!("/registry/{storage}/")
+}
+
+impl Cacher {
+    pub fn new(row: Arc<Resource>, store: Arc<dyn Store>) -> Arc<Self> {
+        let storage = row.storage.as_deref().expect("only stored resources have a cacher");
+        let state = State {
+            entries: BTreeMap::new(),
+            ring: VecDeque::new(),
+            ring_bytes: 0,
+            floor: Revision(0),
+            revision: Revision(0),
+        };
+        Arc::new(Self {
+            prefix: storage_prefix(storage),
+            row,
+            store,
+            state: RwLock::new(state),
+            reached: watch::Sender::new(Revision(0)),
+            progress: Mutex::default(),
+        })
+    }
+
+    /// Feeds the cache until the store is closed. Runs as one task.
+    pub async fn feed(self: Arc<Self>) {
+        let mut backoff = base::backoff::Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        loop {
+            match self.follow().await {
+                Ok(()) => backoff.reset(),
+                Err(store::Error::Unavailable(why)) if &*why == "closed" => return,
+                Err(error) => tracing::warn!(prefix = self.prefix, %error, "watch cache lost the store"),
+            }
+            tokio::time::sleep(backoff.step()).await;
+        }
+    }
+
+    /// Lists once, then applies events until the watch ends.
+    async fn follow(&self) -> store::Result<()> {
+        let range = KeyRange::prefix(self.prefix.clone());
+        let listed = self.store.range(RangeRequest::new(range.clone())).await?;
+        let start = Some(Revision(listed.revision.0 + 1));
+        self.replace(listed.kvs, listed.revision);
+        let mut running = self.store.watch(WatchRequest { range, start }).await?;
+        *self.progress.lock().expect("short locks") = Some(running.progress.clone());
+        while let Some(item) = running.items.recv().await {
+            match item {
+                WatchItem::Events(revision, events) => self.apply(revision, &events),
+                WatchItem::Progress(revision) => self.advance(revision),
+                WatchItem::Compacted(_) => return Ok(()),
+            }
+        }
+        Err(store::Error::Unavailable("closed".into()))
+    }
+
+    fn replace(&self, kvs: Vec<KeyValue>, revision: Revision) {
+        let entries = kvs.iter().filter_map(|kv| self.entry(kv)).map(|e| (e.key.clone(), e)).collect();
+        let mut state = self.state.write().expect("no panic under the lock");
+        let ring = VecDeque::new();
+        *state = State { entries, ring, ring_bytes: 0, floor: revision, revision };
+        drop(state);
+        self.reached.send_replace(revision);
+    }
+
+    fn entry(&self, kv: &KeyValue) -> Option<Arc<Entry>> {
+        let key = parse_key(&self.prefix, self.row.namespaced, &kv.key)?;
+        match Entry::parse(&self.row, key, kv) {
+            Ok(entry) => Some(Arc::new(entry)),
+            Err(error) => {
+                tracing::error!(key = %String::from_utf8_lossy(&kv.key), %error, "unreadable object in the store");
+                None
+            }
+        }
+    }
+
+    fn apply(&self, revision: Revision, events: &[store::Event]) {
+        // Decode outside the lock.
+        let parsed: Vec<(Key, Option<Arc<Entry>>)> = events
+            .iter()
+            .filter_map(|event| match event.kind {
+                EventKind::Put => self.entry(&event.kv).map(|entry| (entry.key.clone(), Some(entry))),
+                EventKind::Delete => {
+                    parse_key(&self.prefix, self.row.namespaced, &event.kv.key).map(|key| (key, None))
+                }
+            })
+            .collect();
+        let mut state = self.state.write().expect("no panic under the lock");
+        for (key, entry) in parsed {
+            let previous = match &entry {
+                Some(entry) => state.entries.insert(key, entry.clone()),
+                None => state.entries.remove(&key),
+            };
+            if entry.is_some() || previous.is_some() {
+                state.remember(Arc::new(CacheEvent { revision, entry, previous }));
+            }
+        }
+        state.revision = revision;
+        drop(state);
+        self.reached.send_replace(revision);
+    }
+
+    fn advance(&self, revision: Revision) {
+        let mut state = self.state.write().expect("no panic under the lock");
+        if revision > state.revision {
+            state.revision = revision;
+        }
+        drop(state);
+        self.reached.send_replace(revision);
+    }
+
+    /// The revision the cache has reached.
+    pub fn revision(&self) -> Revision {
+        self.state.read().expect("no panic under the lock").revision
+    }
+
+    /// Waits until the cache has its first list.
+    pub async fn ready(&self) {
+        let mut reached = self.reached.subscribe();
+        let _ = reached.wait_for(|revision| revision.0 > 0).await;
+    }
+
+    /// Waits until the cache has reached `revision`; an error as upstream's when it does not come.
+    pub async fn wait_for(&self, revision: Revision) -> Result<(), StatusError> {
+        self.ready().await;
+        if self.revision() >= revision {
+            return Ok(());
+        }
+        self.ask_progress();
+        let mut reached = self.reached.subscribe();
+        let wait = reached.wait_for(|at| *at >= revision);
+        if tokio::time::timeout(FRESHNESS_LIMIT, wait).await.is_ok() {
+            return Ok(());
+        }
+        let message = format!("Too large resource version: {revision}, current: {}", self.revision());
+        Err(StatusError::new(Reason::Timeout, message)
+            .cause("ResourceVersionTooLarge", "", "Too large resource version")
+            .retry_after(1))
+    }
+
+    /// Has the store watch report where it is, so that quiet resources advance too.
+    pub fn ask_progress(&self) {
+        if let Some(progress) = &*self.progress.lock().expect("short locks") {
+            // A full channel has a question in it already.
+            let _ = progress.try_send(());
+        }
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.state.read().expect("no panic under the lock").entries.get(key).cloned()
+    }
+
+    /// What matches, in key order, from `after` (exclusive) on, at most `limit` (0: all), with the
+    /// revision; and how many of the scope's objects are left, when the list was cut.
+    pub fn list(&self, scope: &Scope, limit: usize) -> (Vec<Arc<Entry>>, Revision, usize) {
+        let state = self.state.read().expect("no panic under the lock");
+        let start = Bound::Included(Key::new(scope.namespace.clone(), ""));
+        let mut found = vec![];
+        let mut left = 0;
+        let in_scope = |entry: &&Arc<Entry>| scope.namespace.is_empty() || entry.key.namespace == scope.namespace;
+        for entry in state.entries.range((start, Bound::Unbounded)).map(|(_, e)| e).take_while(in_scope) {
+            if !scope.matches(entry) {
+                continue;
+            }
+            if limit > 0 && found.len() >= limit {
+                left += 1;
+                continue;
+            }
+            found.push(entry.clone());
+        }
+        (found, state.revision, left)
+    }
+
+    /// A cursor that yields the events above `after`.
+    pub fn cursor(self: &Arc<Self>, after: Revision) -> Cursor {
+        Cursor { cacher: self.clone(), at: after, reached: self.reached.subscribe(), history: None }
+    }
+
+    pub(crate) fn stored(&self, entry: &Entry) -> Stored {
+        Stored::new(self.row.clone(), entry.value.clone(), entry.revision)
+    }
+}
+
+impl State {
+    fn remember(&mut self, event: Arc<CacheEvent>) {
+        self.ring_bytes += event.size();
+        self.ring.push_back(event);
+        while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES {
+            let Some(oldest) = self.ring.pop_front() else { break };
+            self.ring_bytes -= oldest.size();
+            // Events of one transaction share their revision: the floor may cut between them only
+            // when all of them are gone.
+            self.floor = oldest.revision;
+            while self.ring.front().is_some_and(|next| next.revision == oldest.revision) {
+                let next = self.ring.pop_front().expect("seen in front");
+                self.ring_bytes -= next.size();
+            }
+        }
+    }
+}
+
+/// A watcher's place in the stream of events.
+pub struct Cursor {
+    cacher: Arc<Cacher>,
+    at: Revision,
+    reached: watch::Receiver<Revision>,
+    /// The store's own watch, for a cursor that is older than the ring.
+    history: Option<store::Watch>,
+}
+
+impl Cursor {
+    /// The revision up to which everything was delivered.
+    pub fn revision(&self) -> Revision {
+        self.at
+    }
+
+    /// The next events, at least one (or none, when only the revision advanced). Cancel-safe.
+    pub async fn next(&mut self) -> Result<Vec<Arc<CacheEvent>>, StatusError> {
+        loop {
+            if self.history.is_some() {
+                return self.next_of_history().await;
+            }
+            self.reached.borrow_and_update();
+            match self.read_ring() {
+                Some(events) if !events.is_empty() => return Ok(events),
+                Some(_) => {}
+                None => {
+                    self.open_history().await?;
+                    continue;
+                }
+            }
+            if self.reached.changed().await.is_err() {
+                return Err(StatusError::internal("the watch cache is closed"));
+            }
+        }
+    }
+
+    /// `None`: the ring no longer has what this cursor needs.
+    fn read_ring(&mut self) -> Option<Vec<Arc<CacheEvent>>> {
+        let state = self.cacher.state.read().expect("no panic under the lock");
+        if self.at < state.floor {
+            return None;
+        }
+        let first = state.ring.partition_point(|event| event.revision <= self.at);
+        let events: Vec<_> = state.ring.range(first..).cloned().collect();
+        if self.at < state.revision {
+            self.at = state.revision;
+        }
+        Some(events)
+    }
+
+    async fn open_history(&mut self) -> Result<(), StatusError> {
+        let range = KeyRange::prefix(self.cacher.prefix.clone());
+        let start = Some(Revision(self.at.0 + 1));
+        match self.cacher.store.watch(WatchRequest { range, start }).await {
+            Ok(watch) => {
+                self.history = Some(watch);
+                Ok(())
+            }
+            Err(store::Error::Compacted { requested, floor }) => Err(too_old(Revision(requested.0 - 1), floor)),
+            Err(error) => Err(StatusError::internal(error)),
+        }
+    }
+
+    async fn next_of_history(&mut self) -> Result<Vec<Arc<CacheEvent>>, StatusError> {
+        let history = self.history.as_mut().expect("checked by the caller");
+        match history.items.recv().await {
+            Some(WatchItem::Events(revision, events)) => {
+                self.at = revision;
+                Ok(events.iter().filter_map(|event| self.from_store(revision, event)).map(Arc::new).collect())
+            }
+            Some(WatchItem::Progress(revision)) => {
+                self.at = revision;
+                // Caught up: back to the shared events, unless the ring is past us again.
+                if self.cacher.state.read().expect("no panic under the lock").floor <= self.at {
+                    self.history = None;
+                }
+                Ok(vec![])
+            }
+            Some(WatchItem::Compacted(floor)) => Err(too_old(self.at, floor)),
+            None => Err(StatusError::internal("the store closed the watch")),
+        }
+    }
+
+    fn from_store(&self, revision: Revision, event: &store::Event) -> Option<CacheEvent> {
+        let entry = match event.kind {
+            EventKind::Put => Some(self.cacher.entry(&event.kv)?),
+            EventKind::Delete => None,
+        };
+        let previous = event.previous.as_ref().and_then(|kv| self.cacher.entry(kv));
+        (entry.is_some() || previous.is_some()).then_some(CacheEvent { revision, entry, previous })
+    }
+}
+
+/// 410 as upstream words it.
+pub fn too_old(requested: Revision, floor: Revision) -> StatusError {
+    StatusError::expired(format!("too old resource version: {requested} ({floor})"))
+}
+
+/// `/registry/pods/default/web` → default, web.
+pub fn parse_key(prefix: &str, namespaced: bool, key: &[u8]) -> Option<Key> {
+    let rest = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
+    match rest.split_once('/') {
+        Some((namespace, name)) if namespaced && !name.contains('/') => Some(Key::new(namespace, name)),
+        None if !namespaced => Some(Key::new("", rest)),
+        _ => None,
+    }
+}

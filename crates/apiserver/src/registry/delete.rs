@@ -1,0 +1,203 @@
+//! Deletes: preconditions, grace, finalizers, propagation.
+//! Upstream: `k8s.io/apiserver/pkg/registry/{rest/delete.go, generic/registry/store.go}`.
+
+use std::time::Duration;
+
+use machinery::{Object, Time};
+use serde_json::{Value, json};
+use store::{Compare, KeyRange, Op, Txn};
+
+use super::write::Attempt;
+use super::{DeleteOptions, List, ListOptions, Outcome, Registry, Stored, Written, store_error, store_key};
+use crate::StatusError;
+use crate::admission::{Attributes, Operation};
+use crate::request::{Key, RequestContext};
+use crate::resource::Grace;
+
+const ORPHAN: &str = "orphan";
+const FOREGROUND: &str = "foregroundDeletion";
+
+impl Registry {
+    pub(super) async fn delete(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        options: &DeleteOptions,
+    ) -> Result<Attempt, StatusError> {
+        let row = &ctx.resource;
+        let Some(current) = self.current(row, key).await? else {
+            return Err(StatusError::not_found(&row.group, &row.plural, &key.name));
+        };
+        let old = current.stored_object()?;
+        check_preconditions(ctx, &*old, options)?;
+        let shown = options_value(ctx, options);
+        let mut attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Delete,
+            key,
+            object: None,
+            old: Some(&*old),
+            options: &shown,
+        };
+        self.0.chain.admit(&mut attributes).await?;
+        self.0.chain.validate(&attributes).await?;
+        let mut object = old.boxed_clone();
+        set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
+        let waits = self.begin(ctx, &mut *object, options);
+        if !waits {
+            return self.remove(ctx, key, &current, object).await;
+        }
+        object.meta_mut().resource_version = None;
+        let mut before = old.boxed_clone();
+        before.meta_mut().resource_version = None;
+        if object.encode() == before.encode() {
+            return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Deleting }));
+        }
+        Ok(match self.put(ctx, key, &mut *object, current.revision()).await? {
+            Some(object) => Attempt::Done(Written { object, outcome: Outcome::Deleting }),
+            None => Attempt::Raced,
+        })
+    }
+
+    /// Marks the object as being deleted where something keeps it: a grace period, finalizers.
+    /// `false`: nothing does, it may go at once.
+    fn begin(&self, ctx: &RequestContext, object: &mut dyn Object, options: &DeleteOptions) -> bool {
+        let strategy = &*ctx.resource.strategy;
+        let grace = match strategy.grace(object, options.grace_period_seconds) {
+            Grace::None => 0,
+            Grace::Seconds(seconds) => seconds.max(0),
+        };
+        let already = object.meta().deletion_timestamp.is_some();
+        let running = object.meta().deletion_grace_period_seconds.unwrap_or_default();
+        if !already {
+            let now = base::clock::now_seconds();
+            let meta = object.meta_mut();
+            meta.deletion_timestamp = Some(Time(now + Duration::from_secs(grace as u64)));
+            meta.deletion_grace_period_seconds = Some(grace);
+            if let Some(generation) = meta.generation.as_mut().filter(|generation| **generation > 0) {
+                *generation += 1;
+            }
+            strategy.starts_deleting(object);
+        } else if grace < running {
+            // A shorter grace period counts from when the deletion began.
+            let meta = object.meta_mut();
+            if let Some(Time(at)) = meta.deletion_timestamp {
+                let begun = at - Duration::from_secs(running as u64);
+                meta.deletion_timestamp = Some(Time(begun + Duration::from_secs(grace as u64)));
+            }
+            meta.deletion_grace_period_seconds = Some(grace);
+        }
+        let grace = if already { grace.min(running) } else { grace };
+        let finalized = object.meta().finalizers.as_ref().is_none_or(Vec::is_empty);
+        grace > 0 || !finalized || strategy.holds_back_removal(object)
+    }
+
+    /// Takes the object out of the store, if it still is at the revision that was judged.
+    pub(super) async fn remove(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        current: &Stored,
+        object: Box<dyn Object>,
+    ) -> Result<Attempt, StatusError> {
+        let row = &ctx.resource;
+        let written = |object| Attempt::Done(Written { object, outcome: Outcome::Deleted });
+        if ctx.dry_run {
+            return Ok(written(current.clone()));
+        }
+        let path = bytes::Bytes::from(store_key(row, key));
+        let txn = Txn {
+            compare: vec![Compare::ModRevision(path.clone(), current.revision())],
+            success: vec![Op::DeleteRange { range: KeyRange::one(path) }],
+            failure: vec![],
+        };
+        let answer = self.0.store.txn(txn).await.map_err(store_error)?;
+        if !answer.succeeded {
+            return Ok(Attempt::Raced);
+        }
+        row.strategy.deleted(self, &*object).await;
+        let mut last = object;
+        last.meta_mut().resource_version = None;
+        Ok(written(Stored::new(row.clone(), last.encode().into(), answer.revision)))
+    }
+
+    /// Deletes what the options select; answers what was selected.
+    pub async fn delete_collection(
+        &self,
+        ctx: &RequestContext,
+        namespace: &str,
+        options: &ListOptions,
+        delete: &DeleteOptions,
+    ) -> Result<List, StatusError> {
+        let list = self.list(&ctx.resource, namespace, options).await?;
+        for item in &list.items {
+            let object = item.object()?;
+            let key = Key::new(object.namespace(), object.name());
+            let intent = super::Intent::Delete { options: delete.clone() };
+            match self.write(ctx, &key, intent).await {
+                Err(error) if !error.is(machinery::status::Reason::NotFound) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(list)
+    }
+}
+
+fn check_preconditions(
+    ctx: &RequestContext,
+    old: &dyn Object,
+    options: &DeleteOptions,
+) -> Result<(), StatusError> {
+    let row = &ctx.resource;
+    let conflict = |why: String| Err(StatusError::conflict(&row.group, &row.plural, old.name(), why));
+    if let Some(uid) = options.precondition_uid.as_deref().filter(|uid| *uid != old.uid()) {
+        return conflict(format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            old.uid()
+        ));
+    }
+    let version = old.meta().resource_version.as_deref().unwrap_or_default();
+    if let Some(wanted) = options.precondition_resource_version.as_deref().filter(|wanted| *wanted != version) {
+        return conflict(format!(
+            "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
+        ));
+    }
+    Ok(())
+}
+
+/// The garbage collector's finalizers, as the propagation policy wants them.
+fn set_finalizers(object: &mut dyn Object, options: &DeleteOptions, orphans_by_default: bool) {
+    let has = |name: &str| object.meta().finalizers.iter().flatten().any(|one| one == name);
+    let (had_orphan, had_foreground) = (has(ORPHAN), has(FOREGROUND));
+    let (orphan, foreground) = match (options.orphan_dependents, options.propagation_policy.as_deref()) {
+        (Some(orphan), _) => (orphan, !orphan && had_foreground),
+        (None, Some("Orphan")) => (true, false),
+        (None, Some("Foreground")) => (false, true),
+        (None, Some(_)) => (false, false),
+        (None, None) => (had_orphan || (orphans_by_default && !had_foreground), had_foreground),
+    };
+    let finalizers = object.meta_mut().finalizers.get_or_insert_default();
+    finalizers.retain(|one| one != ORPHAN && one != FOREGROUND);
+    for (wanted, name) in [(orphan, ORPHAN), (foreground, FOREGROUND)] {
+        if wanted {
+            finalizers.push(name.into());
+        }
+    }
+    let meta = object.meta_mut();
+    meta.finalizers.take_if(|finalizers| finalizers.is_empty());
+}
+
+fn options_value(ctx: &RequestContext, options: &DeleteOptions) -> Value {
+    let mut value = json!({ "kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1" });
+    if let Some(seconds) = options.grace_period_seconds {
+        value["gracePeriodSeconds"] = seconds.into();
+    }
+    if let Some(policy) = &options.propagation_policy {
+        value["propagationPolicy"] = policy.clone().into();
+    }
+    if ctx.dry_run {
+        value["dryRun"] = json!(["All"]);
+    }
+    value
+}

@@ -1,0 +1,229 @@
+//! The metadata of every kind: what the server fills in, carries over, and refuses.
+//! Upstream: `k8s.io/apimachinery/pkg/api/validation`, `k8s.io/apiserver/pkg/registry/rest`.
+
+use machinery::field::{FieldErrors, Path};
+use machinery::names;
+use machinery::status::Reason;
+use machinery::{Object, ObjectMeta, Time};
+
+use crate::StatusError;
+use crate::request::Key;
+use crate::resource::Resource;
+
+/// All annotations of an object together. Upstream: 256 KiB.
+const ANNOTATIONS_LIMIT: usize = 256 << 10;
+/// `generateName` leaves room for five random characters.
+const GENERATED_PREFIX_LIMIT: usize = 58;
+
+/// What a new object gets, whatever its creator wrote.
+pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
+    let generation = row.strategy.has_generation().then_some(1);
+    let meta = object.meta_mut();
+    if row.namespaced {
+        meta.namespace = Some(key.namespace.clone());
+    } else {
+        meta.namespace = None;
+    }
+    if meta.name.as_deref().unwrap_or_default().is_empty() {
+        meta.name = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()).map(generated_name);
+    }
+    meta.uid = Some(base::rng::uuid());
+    meta.creation_timestamp = Some(Time(base::clock::now_seconds()));
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    meta.self_link = None;
+    meta.generation = generation;
+    tidy(meta);
+}
+
+fn generated_name(prefix: &str) -> String {
+    let end = prefix.char_indices().map(|(at, _)| at).nth(GENERATED_PREFIX_LIMIT).unwrap_or(prefix.len());
+    format!("{}{}", &prefix[..end], base::rng::alphanumeric(5))
+}
+
+/// Go leaves out empty maps and lists; so do we, or equal objects would look different.
+fn tidy(meta: &mut ObjectMeta) {
+    meta.labels.take_if(|labels| labels.is_empty());
+    meta.annotations.take_if(|annotations| annotations.is_empty());
+    meta.finalizers.take_if(|finalizers| finalizers.is_empty());
+    meta.owner_references.take_if(|owners| owners.is_empty());
+    meta.generate_name.take_if(|prefix| prefix.is_empty());
+    meta.managed_fields.take_if(|fields| fields.is_empty());
+}
+
+/// What an update cannot change, taken from the state before.
+pub(super) fn carry_over(object: &mut dyn Object, old: &dyn Object) {
+    let (meta, before) = (object.meta_mut(), old.meta());
+    meta.uid = before.uid.clone();
+    meta.creation_timestamp = before.creation_timestamp.clone();
+    meta.deletion_timestamp = before.deletion_timestamp.clone();
+    meta.deletion_grace_period_seconds = before.deletion_grace_period_seconds;
+    meta.generation = before.generation;
+    meta.self_link = None;
+    if meta.generate_name.is_none() {
+        meta.generate_name = before.generate_name.clone();
+    }
+    tidy(meta);
+}
+
+/// uid and resourceVersion that an update brings are preconditions.
+pub(super) fn check_preconditions(
+    row: &Resource,
+    object: &dyn Object,
+    old: &dyn Object,
+) -> Result<(), StatusError> {
+    let (meta, before) = (object.meta(), old.meta());
+    let name = old.name();
+    match meta.resource_version.as_deref() {
+        None | Some("") if row.strategy.unconditional_update() => {}
+        None | Some("") => {
+            let mut errors = FieldErrors::default();
+            errors.invalid(&Path::new("metadata").child("resourceVersion"), 0, "must be specified for an update");
+            return Err(StatusError::invalid(&row.group, &row.kind, name, errors));
+        }
+        version if version == before.resource_version.as_deref() => {}
+        Some(_) => return Err(modified(row, name)),
+    }
+    if let Some(uid) = meta.uid.as_deref().filter(|uid| !uid.is_empty() && Some(*uid) != before.uid.as_deref()) {
+        let why = format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            before.uid.as_deref().unwrap_or_default()
+        );
+        return Err(StatusError::conflict(&row.group, &row.plural, name, why));
+    }
+    Ok(())
+}
+
+/// The conflict of optimistic locking.
+pub(super) fn modified(row: &Resource, name: &str) -> StatusError {
+    let why = "the object has been modified; please apply your changes to the latest version and try again";
+    StatusError::conflict(&row.group, &row.plural, name, why)
+}
+
+/// What is wrong with the metadata of a new object.
+pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let path = Path::new("metadata");
+    let meta = object.meta();
+    match object.name() {
+        "" => errors.required(&path.child("name"), "name or generateName is required"),
+        name => {
+            for why in row.strategy.name_errors(name) {
+                errors.invalid(&path.child("name"), name, &why);
+            }
+        }
+    }
+    if row.namespaced && object.namespace().is_empty() {
+        errors.required(&path.child("namespace"), "");
+    }
+    validate_maps(meta, &path, &mut errors);
+    validate_owners(meta, &path, &mut errors);
+    errors
+}
+
+/// What is wrong with the metadata after an update.
+pub(super) fn validate_update(object: &dyn Object, old: &dyn Object) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let path = Path::new("metadata");
+    let (meta, before) = (object.meta(), old.meta());
+    if before.deletion_timestamp.is_some() {
+        let had = before.finalizers.as_deref().unwrap_or_default();
+        let has = meta.finalizers.as_deref().unwrap_or_default();
+        let added: Vec<&String> = has.iter().filter(|one| !had.contains(one)).collect();
+        if !added.is_empty() {
+            let detail = format!(
+                "no new finalizers can be added if the object is being deleted, found new finalizers {}",
+                go_strings(&added)
+            );
+            errors.forbidden(&path.child("finalizers"), &detail);
+        }
+    }
+    for (name, now, then) in [
+        ("name", &meta.name, &before.name),
+        ("namespace", &meta.namespace, &before.namespace),
+    ] {
+        if now != then {
+            errors.invalid(&path.child(name), now, "field is immutable");
+        }
+    }
+    validate_maps(meta, &path, &mut errors);
+    validate_owners(meta, &path, &mut errors);
+    errors
+}
+
+/// `[]string{"a", "b"}`, as upstream prints lists.
+fn go_strings(texts: &[&String]) -> String {
+    let quoted: Vec<String> = texts.iter().map(|text| format!("{text:?}")).collect();
+    format!("[]string{{{}}}", quoted.join(", "))
+}
+
+fn validate_maps(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
+    for (key, value) in meta.labels.iter().flatten() {
+        let path = path.child("labels");
+        for why in names::qualified_name(key) {
+            errors.invalid(&path, key, &why);
+        }
+        for why in names::label_value(value) {
+            errors.invalid(&path, value, &why);
+        }
+    }
+    let mut size = 0;
+    for (key, value) in meta.annotations.iter().flatten() {
+        for why in names::qualified_name(&key.to_lowercase()) {
+            errors.invalid(&path.child("annotations"), key, &why);
+        }
+        size += key.len() + value.len();
+    }
+    if size > ANNOTATIONS_LIMIT {
+        errors.too_long(&path.child("annotations"), ANNOTATIONS_LIMIT);
+    }
+    for finalizer in meta.finalizers.iter().flatten() {
+        for why in names::qualified_name(finalizer) {
+            errors.invalid(&path.child("finalizers"), finalizer, &why);
+        }
+    }
+    let has = |name: &str| meta.finalizers.iter().flatten().any(|one| one == name);
+    if has("orphan") && has("foregroundDeletion") {
+        errors.invalid(
+            &path.child("finalizers"),
+            &meta.finalizers,
+            "finalizer orphan and foregroundDeletion cannot be both set",
+        );
+    }
+}
+
+fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
+    let mut controller: Option<&str> = None;
+    for (index, owner) in meta.owner_references.iter().flatten().enumerate() {
+        let at = path.child("ownerReferences").index(index);
+        if owner.api_version.is_empty() {
+            errors.invalid(&at.child("apiVersion"), &owner.api_version, "version must not be empty");
+        }
+        for (name, value) in [("kind", &owner.kind), ("name", &owner.name), ("uid", &owner.uid)] {
+            if value.is_empty() {
+                errors.invalid(&at.child(name), value, &format!("{name} must not be empty"));
+            }
+        }
+        if owner.controller == Some(true) {
+            if let Some(first) = controller {
+                let detail = format!(
+                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {}",
+                    owner.name
+                );
+                errors.invalid(&path.child("ownerReferences"), &meta.owner_references, &detail);
+            }
+            controller = Some(&owner.name);
+        }
+    }
+}
+
+/// A new object must not say which revision it is.
+pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> {
+    match object.meta().resource_version.as_deref() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(StatusError::new(
+            Reason::BadRequest,
+            "resourceVersion should not be set on objects to be created",
+        )),
+    }
+}

@@ -1,0 +1,255 @@
+//! The registry: reads and the one write path of every resource.
+//!
+//! In: typed requests from `verbs` and from the server's own parts. Out: bytes at revisions.
+//! Only this module writes to the store.
+
+mod delete;
+mod metadata;
+mod options;
+mod read;
+mod stored;
+mod write;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use base::task::Tasks;
+use machinery::{Object, ObjectMeta};
+use store::{RangeRequest, Revision, Store};
+
+pub use options::{
+    DeleteOptions, EventStream, Intent, List, ListOptions, Modify, Outcome, WatchEvent, Written,
+};
+pub use stored::Stored;
+
+use crate::StatusError;
+use crate::admission::{Attributes, Chain, Operation};
+use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
+use crate::request::{Key, RequestContext, UserInfo};
+use crate::resource::{Created, CreateHandler, Resource, ResourceTable};
+
+/// See the module. Clones are the same registry.
+#[derive(Clone)]
+pub struct Registry(Arc<Inner>);
+
+struct Inner {
+    store: Arc<dyn Store>,
+    chain: Chain,
+    table: ArcSwap<ResourceTable>,
+    /// Counts the replacements of `table`.
+    generation: AtomicU64,
+    /// One per storage prefix, made on first use. A plain mutex: never held across an await.
+    cachers: Mutex<HashMap<String, Arc<Cacher>>>,
+    /// Leases of expiring objects, shared by those that expire about the same time.
+    leases: write::Leases,
+    tasks: Tasks,
+}
+
+impl Registry {
+    pub fn new(store: Arc<dyn Store>, table: ResourceTable, chain: Chain, tasks: Tasks) -> Self {
+        Self(Arc::new(Inner {
+            store,
+            chain,
+            table: ArcSwap::from_pointee(table),
+            generation: AtomicU64::new(1),
+            cachers: Mutex::default(),
+            leases: write::Leases::default(),
+            tasks,
+        }))
+    }
+
+    pub fn resources(&self) -> Arc<ResourceTable> {
+        self.0.table.load_full()
+    }
+
+    /// Replaces the rows; discovery and OpenAPI notice by the generation.
+    pub fn set_resources(&self, table: ResourceTable) {
+        self.0.table.store(Arc::new(table));
+        self.0.generation.fetch_add(1, Ordering::Release);
+    }
+
+    pub fn resources_generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.store
+    }
+
+    /// The row of a built-in kind, in the version of its Rust type.
+    pub fn row_of<T: k8s_openapi::Resource>(&self) -> Arc<Resource> {
+        let row = self.0.table.load().by_kind(T::GROUP, T::VERSION, T::KIND).cloned();
+        row.unwrap_or_else(|| panic!("no row serves {} {}", T::API_VERSION, T::KIND))
+    }
+
+    pub(crate) fn cacher(&self, row: &Arc<Resource>) -> Arc<Cacher> {
+        let storage = row.storage.clone().expect("only stored resources are read");
+        let mut cachers = self.0.cachers.lock().expect("no panic under the lock");
+        let make = || {
+            let cacher = Cacher::new(row.clone(), self.0.store.clone());
+            self.0.tasks.spawn("cacher", cacher.clone().feed());
+            cacher
+        };
+        cachers.entry(storage).or_insert_with(make).clone()
+    }
+
+    /// One object, as the server's own parts read it: from the store, always current.
+    pub async fn find<T>(&self, namespace: &str, name: &str) -> Result<Option<T>, StatusError>
+    where
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+    {
+        let row = self.row_of::<T>();
+        let key = Key::new(namespace, name);
+        let Some(stored) = self.current(&row, &key).await? else { return Ok(None) };
+        let object = stored.object()?;
+        Ok(object.downcast::<T>().cloned())
+    }
+
+    /// All objects of a kind (in one namespace, or everywhere when it is empty), from the watch
+    /// cache as it is now.
+    pub async fn cached<T>(&self, namespace: &str) -> Result<Vec<T>, StatusError>
+    where
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+    {
+        let row = self.row_of::<T>();
+        let cacher = self.cacher(&row);
+        cacher.ready().await;
+        let scope = Scope { namespace: namespace.into(), ..Scope::default() };
+        let (entries, _, _) = cacher.list(&scope, 0);
+        let mut all = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let object = cacher.stored(&entry).object()?;
+            all.extend(object.downcast::<T>().cloned());
+        }
+        Ok(all)
+    }
+
+    /// The present state of a kind and a cursor over what follows: for indexes such as RBAC's.
+    pub async fn follow<T>(&self) -> (Vec<Stored>, Cursor)
+    where
+        T: k8s_openapi::Resource,
+    {
+        let cacher = self.cacher(&self.row_of::<T>());
+        cacher.ready().await;
+        let (entries, revision, _) = cacher.list(&Scope::default(), 0);
+        (entries.iter().map(|entry| cacher.stored(entry)).collect(), cacher.cursor(revision))
+    }
+
+    /// The object of a cache event that [`follow`](Self::follow)'s cursor gave.
+    pub fn stored_of<T: k8s_openapi::Resource>(&self, event: &CacheEvent) -> Option<Stored> {
+        let cacher = self.cacher(&self.row_of::<T>());
+        event.entry.as_ref().or(event.previous.as_ref()).map(|entry| cacher.stored(entry))
+    }
+
+    /// A context for the server's own writes to a built-in kind.
+    pub fn own_context<T: k8s_openapi::Resource>(&self) -> RequestContext {
+        let mut ctx = RequestContext::new(UserInfo::apiserver(), self.row_of::<T>(), "");
+        ctx.field_manager = "kube-apiserver".into();
+        ctx
+    }
+
+    /// The answer of a resource that is not stored (the review kinds), after admission.
+    pub async fn review(
+        &self,
+        ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        ctx.resource.strategy.default(&mut *object);
+        let key = Key::new(object.namespace(), object.name());
+        let options = serde_json::Value::Null;
+        let mut attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Create,
+            key: &key,
+            object: Some(&mut object),
+            old: None,
+            options: &options,
+        };
+        self.0.chain.admit(&mut attributes).await?;
+        self.0.chain.validate(&attributes).await?;
+        let errors = ctx.resource.strategy.validate(&*object);
+        if !errors.is_empty() {
+            return Err(StatusError::invalid(&ctx.resource.group, &ctx.resource.kind, &key.name, errors));
+        }
+        ctx.resource.strategy.review(self, ctx, object).await
+    }
+
+    /// A POST to a subresource of another kind, after admission.
+    pub async fn create_subresource(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        handler: &dyn CreateHandler,
+        mut body: Box<dyn Object>,
+    ) -> Result<Created, StatusError> {
+        let options = serde_json::Value::Null;
+        let mut attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Create,
+            key,
+            object: Some(&mut body),
+            old: None,
+            options: &options,
+        };
+        self.0.chain.admit(&mut attributes).await?;
+        self.0.chain.validate(&attributes).await?;
+        handler.create(self, ctx, key, body).await
+    }
+
+    /// Admission for exec, attach, portforward and proxy.
+    pub async fn admit_connect(&self, ctx: &RequestContext, key: &Key) -> Result<(), StatusError> {
+        let options = serde_json::Value::Null;
+        let mut attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Connect,
+            key,
+            object: None,
+            old: None,
+            options: &options,
+        };
+        self.0.chain.admit(&mut attributes).await?;
+        self.0.chain.validate(&attributes).await
+    }
+
+    pub(crate) async fn current(
+        &self,
+        row: &Arc<Resource>,
+        key: &Key,
+    ) -> Result<Option<Stored>, StatusError> {
+        let range = store::KeyRange::one(store_key(row, key));
+        let found = self.0.store.range(RangeRequest::new(range)).await.map_err(store_error)?;
+        let kv = found.kvs.into_iter().next();
+        Ok(kv.map(|kv| Stored::new(row.clone(), kv.value, kv.mod_revision)))
+    }
+
+    /// The store's newest revision.
+    pub async fn revision(&self) -> Result<Revision, StatusError> {
+        self.0.store.revision().await.map_err(store_error)
+    }
+}
+
+/// Where an object is kept: `/registry/pods/default/web`.
+pub(crate) fn store_key(row: &Resource, key: &Key) -> String {
+    let storage = row.storage.as_deref().expect("only stored resources have keys");
+    match key.namespace.as_str() {
+        "" => format!("/registry/{storage}/{}", key.name),
+        namespace => format!("/registry/{storage}/{namespace}/{}", key.name),
+    }
+}
+
+pub(crate) fn store_error(error: store::Error) -> StatusError {
+    use machinery::status::Reason;
+    match error {
+        store::Error::Compacted { requested, floor } => crate::cacher::too_old(requested, floor),
+        store::Error::TooLarge { .. } => {
+            StatusError::new(Reason::RequestEntityTooLarge, format!("etcdserver: request is too large ({error})"))
+        }
+        store::Error::Unavailable(why) => StatusError::new(Reason::ServiceUnavailable, format!("the state store refuses: {why}")),
+        other => StatusError::internal(other),
+    }
+}

@@ -1,0 +1,102 @@
+//! What a caller asks of the registry: reads, writes, and what comes back.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::Stream;
+use machinery::Object;
+use machinery::patch::PatchKind;
+use machinery::selector::Selector;
+use store::Revision;
+
+use super::Stored;
+use crate::StatusError;
+
+/// The options of list and watch. Upstream: `metainternalversion.ListOptions`.
+#[derive(Clone, Debug, Default)]
+pub struct ListOptions {
+    pub labels: Selector,
+    pub fields: Selector,
+    pub resource_version: Option<String>,
+    pub resource_version_match: Option<String>,
+    /// 0 for all.
+    pub limit: usize,
+    pub continue_token: Option<String>,
+    pub timeout: Option<Duration>,
+    pub allow_bookmarks: bool,
+    pub send_initial_events: Option<bool>,
+}
+
+pub struct List {
+    pub items: Vec<Stored>,
+    /// Of the store at the read.
+    pub revision: Revision,
+    pub continue_token: Option<String>,
+    /// How many follow; only known for lists without selectors.
+    pub remaining: Option<u64>,
+}
+
+pub enum WatchEvent {
+    Added(Stored),
+    Modified(Stored),
+    /// The last state, at the deleting revision.
+    Deleted(Stored),
+    Bookmark { revision: Revision, initial_events_end: bool },
+    /// The watch ends with this.
+    Error(StatusError),
+}
+
+pub type EventStream = Pin<Box<dyn Stream<Item = WatchEvent> + Send>>;
+
+/// What a write is to do. create, update, patch, apply, delete, status, scale, bind and evict
+/// differ in nothing else.
+pub enum Intent {
+    Create {
+        object: Box<dyn Object>,
+    },
+    /// The whole object, or the whole view of a subresource.
+    Update {
+        object: Box<dyn Object>,
+    },
+    /// `body` is JSON.
+    Patch {
+        kind: PatchKind,
+        body: Bytes,
+    },
+    /// A change that the server itself computes, in the stored version: binding, eviction,
+    /// allocation. It may run several times, on fresh state each time.
+    Modify(Modify),
+    Delete {
+        options: DeleteOptions,
+    },
+}
+
+pub type Modify = Box<dyn Fn(&mut dyn Object) -> Result<(), StatusError> + Send + Sync>;
+
+#[derive(Clone, Debug, Default)]
+pub struct DeleteOptions {
+    pub grace_period_seconds: Option<i64>,
+    /// Orphan, Background or Foreground.
+    pub propagation_policy: Option<String>,
+    pub orphan_dependents: Option<bool>,
+    pub precondition_uid: Option<String>,
+    pub precondition_resource_version: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Created,
+    Updated,
+    /// Nothing changed, nothing was written.
+    Unchanged,
+    /// Gone; the object is its last state.
+    Deleted,
+    /// Marked: finalizers or a grace period keep it for now.
+    Deleting,
+}
+
+pub struct Written {
+    pub object: Stored,
+    pub outcome: Outcome,
+}

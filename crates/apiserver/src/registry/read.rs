@@ -1,0 +1,317 @@
+//! get, list and watch: which state a resourceVersion asks for, pages, and the frames of a watch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use store::{KeyRange, RangeRequest, Revision};
+use tokio::time::Instant;
+
+use super::{EventStream, List, ListOptions, Registry, Stored, WatchEvent, store_error};
+use crate::StatusError;
+use crate::cacher::{CacheEvent, Cacher, Cursor, Entry, Scope, parse_key, storage_prefix};
+use crate::request::Key;
+use crate::resource::Resource;
+
+/// How often a quiet watch tells where it is. Upstream: about a minute.
+const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
+/// Keys read from the store at once when a page must be found in history.
+const PAGE: usize = 1000;
+
+/// A page's end: where the next begins, and in which state.
+#[derive(Serialize, Deserialize)]
+struct ContinueToken {
+    v: String,
+    rv: i64,
+    start: String,
+}
+
+impl Registry {
+    pub async fn get(
+        &self,
+        row: &Arc<Resource>,
+        key: &Key,
+        resource_version: Option<&str>,
+    ) -> Result<Stored, StatusError> {
+        let wanted = parse_version(resource_version)?;
+        if wanted.is_some_and(|wanted| wanted.0 > 0) {
+            self.cacher(row).wait_for(wanted.unwrap_or_default()).await?;
+        }
+        let found = self.current(row, key).await?;
+        found.ok_or_else(|| StatusError::not_found(&row.group, &row.plural, &key.name))
+    }
+
+    pub async fn list(
+        &self,
+        row: &Arc<Resource>,
+        namespace: &str,
+        options: &ListOptions,
+    ) -> Result<List, StatusError> {
+        let scope = self.scope(row, namespace, options)?;
+        if let Some(token) = options.continue_token.as_deref().filter(|token| !token.is_empty()) {
+            return self.list_page(row, &scope, options, token).await;
+        }
+        let wanted = parse_version(options.resource_version.as_deref())?;
+        if options.resource_version_match.as_deref() == Some("Exact") {
+            let at = wanted.unwrap_or_default();
+            let start = storage_scope(row, namespace);
+            return self.list_history(row, &scope, options.limit, at, &start).await;
+        }
+        let cacher = self.cacher(row);
+        match wanted {
+            Some(Revision(0)) => cacher.ready().await,
+            Some(revision) => cacher.wait_for(revision).await?,
+            None => cacher.wait_for(self.revision().await?).await?,
+        }
+        let (entries, revision, left) = cacher.list(&scope, options.limit);
+        let continue_token = match (left, entries.last()) {
+            (1.., Some(last)) => Some(encode_token(&relative(&last.key, &scope), revision)),
+            _ => None,
+        };
+        let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
+        let items = entries.iter().map(|entry| stored(row, entry)).collect();
+        Ok(List { items, revision, continue_token, remaining })
+    }
+
+    async fn list_page(
+        &self,
+        row: &Arc<Resource>,
+        scope: &Scope,
+        options: &ListOptions,
+        token: &str,
+    ) -> Result<List, StatusError> {
+        let bad = |why: &str| StatusError::bad_request(format!("continue key is not valid: {why}"));
+        let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|error| bad(&error.to_string()))?;
+        let token: ContinueToken = serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
+        if token.v != "meta.k8s.io/v1" {
+            return Err(bad(&format!("server does not recognize this encoded version {:?}", token.v)));
+        }
+        let prefix = storage_scope(row, &scope.namespace);
+        let start = format!("{prefix}{}", token.start.trim_start_matches('/'));
+        let current = self.revision().await?;
+        // A negative revision asks for the newest state: the inconsistent continuation of a page
+        // whose state is compacted.
+        let at = if token.rv > 0 { Revision(token.rv as u64) } else { current };
+        match self.list_history(row, scope, options.limit, at, &start).await {
+            Err(error) if error.is(machinery::status::Reason::Expired) => {
+                Err(expired_page(token.start))
+            }
+            other => other,
+        }
+    }
+
+    /// Reads the state at a revision from the store, from `start` on.
+    async fn list_history(
+        &self,
+        row: &Arc<Resource>,
+        scope: &Scope,
+        limit: usize,
+        at: Revision,
+        start: &str,
+    ) -> Result<List, StatusError> {
+        let prefix = storage_prefix(row.storage.as_deref().unwrap_or_default());
+        let end = KeyRange::prefix(storage_scope(row, &scope.namespace)).end;
+        let mut start = Bytes::from(start.to_owned());
+        let mut items = vec![];
+        loop {
+            let range = KeyRange { start: start.clone(), end: end.clone() };
+            let request = RangeRequest { range, limit: PAGE, revision: Some(at), count_only: false };
+            let page = self.0.store.range(request).await.map_err(store_error)?;
+            let mut left = page.count;
+            for kv in &page.kvs {
+                left -= 1;
+                let Some(key) = parse_key(&prefix, row.namespaced, &kv.key) else { continue };
+                let entry = Entry::parse(row, key, kv)?;
+                if !scope.matches(&entry) {
+                    continue;
+                }
+                items.push(stored(row, &entry));
+                if limit > 0 && items.len() == limit && left > 0 {
+                    let remaining = scope.selects_all().then_some(left as u64);
+                    let continue_token = Some(encode_token(&relative(&entry.key, scope), at));
+                    return Ok(List { items, revision: at, continue_token, remaining });
+                }
+            }
+            match page.kvs.last() {
+                Some(last) if page.more => start = [&last.key[..], b"\0"].concat().into(),
+                _ => return Ok(List { items, revision: at, continue_token: None, remaining: None }),
+            }
+        }
+    }
+
+    pub async fn watch(
+        &self,
+        row: &Arc<Resource>,
+        namespace: &str,
+        options: &ListOptions,
+    ) -> Result<EventStream, StatusError> {
+        let scope = self.scope(row, namespace, options)?;
+        let wanted = parse_version(options.resource_version.as_deref())?;
+        let cacher = self.cacher(row);
+        cacher.ready().await;
+        let mut pending = VecDeque::new();
+        let start = match (wanted, options.send_initial_events) {
+            (Some(revision), None | Some(false)) if revision.0 > 0 => revision,
+            (None, Some(false)) => {
+                let now = self.revision().await?;
+                cacher.wait_for(now).await?;
+                now
+            }
+            (wanted, initial) => {
+                match wanted {
+                    Some(Revision(0)) => {}
+                    Some(revision) => cacher.wait_for(revision).await?,
+                    None => cacher.wait_for(self.revision().await?).await?,
+                }
+                let (entries, revision, _) = cacher.list(&scope, 0);
+                pending.extend(entries.iter().map(|entry| WatchEvent::Added(stored(row, entry))));
+                if initial == Some(true) {
+                    pending.push_back(WatchEvent::Bookmark { revision, initial_events_end: true });
+                }
+                revision
+            }
+        };
+        let watcher = Watcher {
+            row: row.clone(),
+            scope,
+            cursor: cacher.cursor(start),
+            cacher,
+            pending,
+            bookmarks: options.allow_bookmarks,
+            next_bookmark: Instant::now() + BOOKMARK_PERIOD,
+            deadline: options.timeout.map(|timeout| Instant::now() + timeout),
+            over: false,
+        };
+        Ok(Box::pin(futures::stream::unfold(watcher, Watcher::step)))
+    }
+
+    fn scope(&self, row: &Resource, namespace: &str, options: &ListOptions) -> Result<Scope, StatusError> {
+        let known = row.strategy.selectable_names();
+        for requirement in &options.fields.requirements {
+            let name = requirement.key.as_str();
+            let generic = name == "metadata.name" || (name == "metadata.namespace" && row.namespaced);
+            if !generic && !known.contains(&name) {
+                let message = format!(
+                    "Unable to find {:?} that match label selector {:?}, field selector {:?}: field label not supported: {name}",
+                    format!("{}, Resource={}", group_version(row), row.plural),
+                    options.labels.to_string(),
+                    options.fields.to_string(),
+                );
+                return Err(StatusError::bad_request(message));
+            }
+        }
+        let fields = options.fields.clone();
+        Ok(Scope { namespace: namespace.into(), labels: options.labels.clone(), fields })
+    }
+}
+
+fn group_version(row: &Resource) -> String {
+    format!("{}/{}", row.group, row.version)
+}
+
+/// One running watch: what is still to be said, and the cursor for what comes.
+struct Watcher {
+    row: Arc<Resource>,
+    scope: Scope,
+    cacher: Arc<Cacher>,
+    cursor: Cursor,
+    pending: VecDeque<WatchEvent>,
+    bookmarks: bool,
+    next_bookmark: Instant,
+    deadline: Option<Instant>,
+    over: bool,
+}
+
+impl Watcher {
+    async fn step(mut self) -> Option<(WatchEvent, Self)> {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                self.over = matches!(event, WatchEvent::Error(_));
+                return Some((event, self));
+            }
+            if self.over {
+                return None;
+            }
+            let wake = self.next_bookmark.min(self.deadline.unwrap_or(self.next_bookmark));
+            match tokio::time::timeout_at(wake, self.cursor.next()).await {
+                Ok(Ok(events)) => {
+                    for event in events {
+                        self.pending.extend(self.translate(&event));
+                    }
+                }
+                Ok(Err(error)) => self.pending.push_back(WatchEvent::Error(error)),
+                Err(_) => self.tick(),
+            }
+        }
+    }
+
+    /// A timer fired: time for a bookmark, or the end.
+    fn tick(&mut self) {
+        let now = Instant::now();
+        let ends = self.deadline.is_some_and(|deadline| deadline <= now);
+        if self.bookmarks {
+            let revision = self.cursor.revision();
+            self.pending.push_back(WatchEvent::Bookmark { revision, initial_events_end: false });
+        }
+        self.cacher.ask_progress();
+        self.next_bookmark = now + BOOKMARK_PERIOD;
+        self.over = ends;
+    }
+
+    /// What an event means to this watcher: an object that starts to match is added, one that
+    /// ceases to is deleted.
+    fn translate(&self, event: &CacheEvent) -> Option<WatchEvent> {
+        let matches = |entry: &&Arc<Entry>| self.scope.matches(entry);
+        let now = event.entry.as_ref().filter(matches);
+        let before = event.previous.as_ref().filter(matches);
+        let show = |entry: &Arc<Entry>| stored(&self.row, entry).at(event.revision);
+        match (before, now) {
+            (None, None) => None,
+            (None, Some(now)) => Some(WatchEvent::Added(show(now))),
+            (Some(_), Some(now)) => Some(WatchEvent::Modified(show(now))),
+            (Some(before), None) => Some(WatchEvent::Deleted(show(before))),
+        }
+    }
+}
+
+fn stored(row: &Arc<Resource>, entry: &Entry) -> Stored {
+    Stored::new(row.clone(), entry.value.clone(), entry.revision)
+}
+
+/// Absent and empty are the same: no wish.
+fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
+    match text {
+        None | Some("") => Ok(None),
+        Some(text) => text.parse().map(|number| Some(Revision(number))).map_err(|_| {
+            StatusError::bad_request(format!("Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
+        }),
+    }
+}
+
+fn storage_scope(row: &Resource, namespace: &str) -> String {
+    let prefix = storage_prefix(row.storage.as_deref().unwrap_or_default());
+    if namespace.is_empty() { prefix } else { format!("{prefix}{namespace}/") }
+}
+
+/// The key as a token of a namespaced list names it.
+fn relative(key: &Key, scope: &Scope) -> Key {
+    if scope.namespace.is_empty() { key.clone() } else { Key::new("", key.name.clone()) }
+}
+
+fn encode_token(last: &Key, revision: Revision) -> String {
+    let path = if last.namespace.is_empty() { last.name.clone() } else { format!("{}/{}", last.namespace, last.name) };
+    let token = ContinueToken { v: "meta.k8s.io/v1".into(), rv: revision.0 as i64, start: format!("{path}\0") };
+    URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"))
+}
+
+/// 410 with a token that goes on in the newest state, as upstream offers.
+fn expired_page(start: String) -> StatusError {
+    let token = ContinueToken { v: "meta.k8s.io/v1".into(), rv: -1, start };
+    let token = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"));
+    StatusError::expired("The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.")
+        .continue_with(token)
+}

@@ -1,0 +1,131 @@
+//! An object at rest, on its way out: bytes, revision, and where the one goes into the other.
+//!
+//! Stored values carry no resourceVersion: it is the store's mod revision, and is spliced in right
+//! behind `"metadata":{`. For `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},…}` at
+//! revision 7, [`Stored::json`] copies the prefix, `"resourceVersion":"7",` and the rest.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use machinery::Object;
+use machinery::object::DecodeError;
+use store::Revision;
+
+use crate::StatusError;
+use crate::resource::Resource;
+
+const METADATA: &[u8] = br#""metadata":{"#;
+
+/// An object as one row serves it. Clones share the bytes.
+#[derive(Clone)]
+pub struct Stored {
+    row: Arc<Resource>,
+    /// JSON in the row's version, without resourceVersion.
+    value: Bytes,
+    revision: Revision,
+    /// Just behind `"metadata":{`.
+    splice: usize,
+}
+
+impl Stored {
+    /// `value` is as the store has it; it is converted when the row serves another version.
+    pub(crate) fn new(row: Arc<Resource>, value: Bytes, revision: Revision) -> Self {
+        let value = match convert(&row, &value) {
+            Some(converted) => converted.into(),
+            None => value,
+        };
+        let splice = splice_offset(&value);
+        Self { row, value, revision, splice }
+    }
+
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    pub fn row(&self) -> &Arc<Resource> {
+        &self.row
+    }
+
+    /// The same state, as if at another revision: a DELETED event carries the deleting one.
+    pub(crate) fn at(mut self, revision: Revision) -> Self {
+        self.revision = revision;
+        self
+    }
+
+    /// Appends the whole object.
+    pub fn write_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.value[..self.splice]);
+        self.write_behind_splice(out);
+    }
+
+    fn write_behind_splice(&self, out: &mut Vec<u8>) {
+        let rest = &self.value[self.splice..];
+        out.extend_from_slice(br#""resourceVersion":""#);
+        out.extend_from_slice(self.revision.to_string().as_bytes());
+        out.push(b'"');
+        if rest.first() != Some(&b'}') {
+            out.push(b',');
+        }
+        out.extend_from_slice(rest);
+    }
+
+    /// Appends the object as lists have it: built-in kinds without kind and version, as Go's typed
+    /// lists, custom ones whole.
+    pub fn write_item_to(&self, out: &mut Vec<u8>) {
+        if self.row.custom {
+            return self.write_to(out);
+        }
+        out.push(b'{');
+        out.extend_from_slice(METADATA);
+        self.write_behind_splice(out);
+    }
+
+    pub fn json(&self) -> Bytes {
+        let mut out = Vec::with_capacity(self.value.len() + 40);
+        self.write_to(&mut out);
+        out.into()
+    }
+
+    pub fn list_item(&self) -> Bytes {
+        let mut out = Vec::with_capacity(self.value.len() + 40);
+        self.write_item_to(&mut out);
+        out.into()
+    }
+
+    /// The object in the row's version, with its resourceVersion.
+    pub fn object(&self) -> Result<Box<dyn Object>, StatusError> {
+        let mut object = self.row.codec.decode(&self.value).map_err(StatusError::internal)?.object;
+        object.meta_mut().resource_version = Some(self.revision.to_string());
+        Ok(object)
+    }
+
+    /// The object in the stored version, with its resourceVersion: what strategies see.
+    pub(crate) fn stored_object(&self) -> Result<Box<dyn Object>, StatusError> {
+        match &self.row.conversion {
+            None => self.object(),
+            Some(conversion) => conversion.to_stored(self.object()?),
+        }
+    }
+}
+
+/// The value in the row's own version, or `None` where it is that already.
+fn convert(row: &Resource, value: &[u8]) -> Option<Vec<u8>> {
+    let conversion = row.conversion.as_ref()?;
+    let converted = conversion
+        .stored_codec()
+        .decode(value)
+        .map_err(|DecodeError(why)| StatusError::internal(why))
+        .and_then(|decoded| conversion.from_stored(decoded.object));
+    match converted {
+        Ok(object) => Some(object.encode()),
+        Err(error) => {
+            tracing::error!(%error, kind = row.kind, "an object cannot be converted, showing it as stored");
+            None
+        }
+    }
+}
+
+fn splice_offset(value: &[u8]) -> usize {
+    let at = value.windows(METADATA.len()).position(|window| window == METADATA);
+    at.map(|at| at + METADATA.len()).expect("every encoded object has metadata")
+}

@@ -1,0 +1,454 @@
+//! The one write path.
+//!
+//! ```text
+//! old state ─► intent applied ─► default ─► mutating admission ─► default ─► prepare ─► validate
+//!                                    ─► validating admission ─► allocate ─► compare-and-put
+//! ```
+//!
+//! A compare that fails on an intent which does not name its revision runs the lot again on fresh
+//! state, a bounded number of times. A dry run stops before the put.
+
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use machinery::Object;
+use machinery::object::Decoded;
+use machinery::patch::{self, PatchError, PatchKind};
+use machinery::status::Reason;
+use serde_json::Value;
+use store::{Compare, LeaseId, Op, Revision, Txn};
+
+use super::{Intent, Outcome, Registry, Stored, Written, metadata, store_error, store_key};
+use crate::StatusError;
+use crate::admission::{Attributes, Operation};
+use crate::request::{FieldValidation, Key, RequestContext};
+use crate::resource::Behaviour;
+
+/// Runs on fresh state after a lost race. Upstream's patch gives up after 5; single-object updates
+/// by the server itself race with busy status writers, so a few more.
+const ATTEMPTS: usize = 12;
+/// Retries of a generated name that is taken.
+const NAME_ATTEMPTS: usize = 8;
+/// Objects that expire within this many seconds of each other share a lease.
+const LEASE_SLACK_SECONDS: i64 = 60;
+
+/// What one run of the path came to.
+pub(super) enum Attempt {
+    Done(Written),
+    /// Somebody else wrote first.
+    Raced,
+}
+
+/// The lease that new expiring objects share, and until when.
+#[derive(Default)]
+pub(super) struct Leases(Mutex<Option<SharedLease>>);
+
+#[derive(Clone, Copy)]
+struct SharedLease {
+    id: LeaseId,
+    ttl_seconds: i64,
+    reuse_until: jiff::Timestamp,
+}
+
+impl Registry {
+    /// See the module: every write of the server comes through here.
+    pub async fn write(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        intent: Intent,
+    ) -> Result<Written, StatusError> {
+        for _ in 0..ATTEMPTS {
+            let attempt = match &intent {
+                Intent::Create { object } => self.create(ctx, key, &**object).await?,
+                Intent::Delete { options } => self.delete(ctx, key, options).await?,
+                Intent::Update { .. } | Intent::Patch { .. } | Intent::Modify(_) => {
+                    self.update(ctx, key, &intent).await?
+                }
+            };
+            match attempt {
+                Attempt::Done(written) => return Ok(written),
+                Attempt::Raced => {}
+            }
+        }
+        Err(metadata::modified(&ctx.resource, &key.name))
+    }
+
+    async fn create(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        object: &dyn Object,
+    ) -> Result<Attempt, StatusError> {
+        metadata::check_new_version(object)?;
+        let generates = object.name().is_empty();
+        let mut last = None;
+        for _ in 0..NAME_ATTEMPTS {
+            match self.create_once(ctx, key, object.boxed_clone()).await {
+                Err(error) if generates && error.is(Reason::AlreadyExists) => last = Some(error),
+                other => return other.map(Attempt::Done),
+            }
+        }
+        let error = last.expect("the loop ran");
+        Err(StatusError::new(Reason::AlreadyExists, format!("{error}, the server was not able to generate a unique name for the object")))
+    }
+
+    async fn create_once(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        object: Box<dyn Object>,
+    ) -> Result<Written, StatusError> {
+        let row = &ctx.resource;
+        let strategy = &*row.strategy;
+        let mut object = self.to_stored(ctx, object)?;
+        strategy.default(&mut *object);
+        metadata::fill_new(row, key, &mut *object);
+        let key = Key::new(key.namespace.clone(), object.name());
+        let options = write_options("CreateOptions", ctx);
+        let mut attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Create,
+            key: &key,
+            object: Some(&mut object),
+            old: None,
+            options: &options,
+        };
+        self.0.chain.admit(&mut attributes).await?;
+        strategy.default(&mut *object);
+        strategy.prepare_create(ctx, &mut *object);
+        let mut errors = metadata::validate_new(row, &*object);
+        errors.append(strategy.validate(&*object));
+        if !errors.is_empty() {
+            return Err(StatusError::invalid(&row.group, &row.kind, object.name(), errors));
+        }
+        strategy.warnings(&*object, None).into_iter().for_each(|text| ctx.warn(text));
+        let attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Create,
+            key: &key,
+            object: Some(&mut object),
+            old: None,
+            options: &options,
+        };
+        self.0.chain.validate(&attributes).await?;
+        strategy.allocate(self, ctx, &mut *object, None).await?;
+        match self.put(ctx, &key, &mut *object, Revision(0)).await? {
+            Some(object) => Ok(Written { object, outcome: Outcome::Created }),
+            None => {
+                if !ctx.dry_run {
+                    strategy.deleted(self, &*object).await;
+                }
+                Err(StatusError::already_exists(&row.group, &row.plural, &key.name))
+            }
+        }
+    }
+
+    async fn update(&self, ctx: &RequestContext, key: &Key, intent: &Intent) -> Result<Attempt, StatusError> {
+        let row = &ctx.resource;
+        let Some(current) = self.current(row, key).await? else {
+            return self.update_missing(ctx, key, intent).await;
+        };
+        let old = current.stored_object()?;
+        let mut object = self.changed(ctx, intent, &current, &*old)?;
+        metadata::check_preconditions(row, &*object, &*old)?;
+        let pinned = names_its_revision(intent);
+        row.strategy.default(&mut *object);
+        let options = write_options(if matches!(intent, Intent::Patch { .. }) { "PatchOptions" } else { "UpdateOptions" }, ctx);
+        metadata::carry_over(&mut *object, &*old);
+        let mut attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Update,
+            key,
+            object: Some(&mut object),
+            old: Some(&*old),
+            options: &options,
+        };
+        self.0.chain.admit(&mut attributes).await?;
+        self.prepare_update(ctx, &mut *object, &*old)?;
+        let attributes = Attributes {
+            ctx,
+            registry: self,
+            operation: Operation::Update,
+            key,
+            object: Some(&mut object),
+            old: Some(&*old),
+            options: &options,
+        };
+        self.0.chain.validate(&attributes).await?;
+        row.strategy.allocate(self, ctx, &mut *object, Some(&*old)).await?;
+        if self.is_released(ctx, &*object, &*old) {
+            return self.remove(ctx, key, &current, object).await;
+        }
+        object.meta_mut().resource_version = None;
+        if object.encode() == without_version(&*old).encode() {
+            return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Unchanged }));
+        }
+        match self.put(ctx, key, &mut *object, current.revision()).await? {
+            Some(object) => Ok(Attempt::Done(Written { object, outcome: Outcome::Updated })),
+            None if pinned => Err(metadata::modified(row, &key.name)),
+            None => Ok(Attempt::Raced),
+        }
+    }
+
+    /// Everything between mutating and validating admission.
+    fn prepare_update(
+        &self,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: &dyn Object,
+    ) -> Result<(), StatusError> {
+        let row = &ctx.resource;
+        let strategy = &*row.strategy;
+        strategy.default(object);
+        metadata::carry_over(object, old);
+        strategy.prepare_update(ctx, object, old);
+        let main = ctx.subresource.is_empty() || ctx.subresource == "scale";
+        if main && strategy.bumps_generation(object, old) {
+            object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
+        }
+        let mut errors = metadata::validate_update(object, old);
+        errors.append(strategy.validate_update(ctx, object, old));
+        if !errors.is_empty() {
+            return Err(StatusError::invalid(&row.group, &row.kind, old.name(), errors));
+        }
+        strategy.warnings(object, Some(old)).into_iter().for_each(|text| ctx.warn(text));
+        Ok(())
+    }
+
+    /// PUT and apply create what is not there, where the kind allows it.
+    async fn update_missing(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        intent: &Intent,
+    ) -> Result<Attempt, StatusError> {
+        let row = &ctx.resource;
+        let missing = || StatusError::not_found(&row.group, &row.plural, &key.name);
+        if !ctx.subresource.is_empty() {
+            return Err(missing());
+        }
+        let object = match intent {
+            Intent::Update { object } if row.strategy.create_on_update() => object.boxed_clone(),
+            Intent::Patch { kind: PatchKind::Apply { .. }, body } => {
+                let tree: Value = parse_json(body)?;
+                self.decoded(ctx, row.codec.from_value(tree))?
+            }
+            _ => return Err(missing()),
+        };
+        if let Some(uid) = object.meta().uid.as_deref().filter(|uid| !uid.is_empty()) {
+            let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ");
+            return Err(StatusError::conflict(&row.group, &row.plural, &key.name, why));
+        }
+        match self.create_once(ctx, key, object).await {
+            Err(error) if error.is(Reason::AlreadyExists) => Ok(Attempt::Raced),
+            other => other.map(Attempt::Done),
+        }
+    }
+
+    /// The intent applied to the present state; the result is in the stored version.
+    fn changed(
+        &self,
+        ctx: &RequestContext,
+        intent: &Intent,
+        current: &Stored,
+        old: &dyn Object,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let row = &ctx.resource;
+        if let Intent::Modify(modify) = intent {
+            let mut object = old.boxed_clone();
+            modify(&mut *object)?;
+            return Ok(object);
+        }
+        let view = row.subresource(&ctx.subresource).and_then(|sub| match &sub.behaviour {
+            Behaviour::View(view) => Some(view),
+            _ => None,
+        });
+        let Some(view) = view else {
+            let shown = current.object()?;
+            let object = self.apply_intent(ctx, intent, &*shown, &*row.codec)?;
+            return self.to_stored(ctx, object);
+        };
+        let before = view.view(old)?;
+        let mut after = self.apply_intent(ctx, intent, &*before, view.codec())?;
+        let version = after.meta_mut().resource_version.take();
+        let mut object = old.boxed_clone();
+        view.merge(&*after, &mut *object)?;
+        // The view's resourceVersion is a precondition as the object's own would be.
+        if version.as_deref().is_some_and(|version| !version.is_empty()) {
+            object.meta_mut().resource_version = version;
+        }
+        Ok(object)
+    }
+
+    fn apply_intent(
+        &self,
+        ctx: &RequestContext,
+        intent: &Intent,
+        shown: &dyn Object,
+        codec: &dyn machinery::object::Codec,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let row = &ctx.resource;
+        match intent {
+            Intent::Update { object } => Ok(object.boxed_clone()),
+            Intent::Patch { kind, body } => {
+                let before = shown.to_value();
+                let patched = match kind {
+                    PatchKind::Json => patch::json(&before, body),
+                    PatchKind::Merge => patch::merge(&before, body),
+                    PatchKind::Strategic => patch::strategic(&before, body, row.schema.as_deref(), &row.definition),
+                    PatchKind::Apply { force } => {
+                        return self.applied(ctx, &before, body, *force, codec);
+                    }
+                };
+                let patched = patched.map_err(|error| patch_error(ctx, error))?;
+                self.decoded(ctx, codec.from_value(patched))
+            }
+            _ => unreachable!("only updates and patches come here"),
+        }
+    }
+
+    /// Server-side apply: the merge by field ownership.
+    fn applied(
+        &self,
+        ctx: &RequestContext,
+        before: &Value,
+        body: &Bytes,
+        force: bool,
+        codec: &dyn machinery::object::Codec,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let _ = (before, body, force, codec);
+        Err(StatusError::new(
+            Reason::UnsupportedMediaType,
+            format!("server-side apply is not available for {} yet", ctx.resource.plural),
+        ))
+    }
+
+    fn decoded(
+        &self,
+        ctx: &RequestContext,
+        decoded: Result<Decoded, machinery::object::DecodeError>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let Decoded { object, unknown_fields } =
+            decoded.map_err(|error| StatusError::bad_request(error.to_string()))?;
+        match ctx.field_validation {
+            FieldValidation::Ignore => {}
+            FieldValidation::Warn => {
+                unknown_fields.iter().for_each(|field| ctx.warn(format!("unknown field {field:?}")));
+            }
+            FieldValidation::Strict if unknown_fields.is_empty() => {}
+            FieldValidation::Strict => {
+                let listed: Vec<String> =
+                    unknown_fields.iter().map(|field| format!("unknown field {field:?}")).collect();
+                return Err(StatusError::bad_request(format!("strict decoding error: {}", listed.join(", "))));
+            }
+        }
+        Ok(object)
+    }
+
+    fn to_stored(&self, ctx: &RequestContext, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+        match &ctx.resource.conversion {
+            None => Ok(object),
+            Some(conversion) => conversion.to_stored(object),
+        }
+    }
+
+    /// Is this the update that lets a deleted object go?
+    fn is_released(&self, ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> bool {
+        let meta = object.meta();
+        let free = |meta: &machinery::ObjectMeta| meta.finalizers.as_ref().is_none_or(Vec::is_empty);
+        let held_before = !free(old.meta()) || ctx.resource.strategy.holds_back_removal(old);
+        meta.deletion_timestamp.is_some()
+            && meta.deletion_grace_period_seconds.unwrap_or_default() == 0
+            && free(meta)
+            && held_before
+            && !ctx.resource.strategy.holds_back_removal(object)
+    }
+
+    /// Compare-and-put: `None` when the key is no longer at `expected` (0: absent). A dry run only
+    /// says what would be there.
+    pub(super) async fn put(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        object: &mut dyn Object,
+        expected: Revision,
+    ) -> Result<Option<Stored>, StatusError> {
+        let row = &ctx.resource;
+        object.meta_mut().resource_version = None;
+        let value = Bytes::from(object.encode());
+        let path = Bytes::from(store_key(row, key));
+        if ctx.dry_run {
+            let there = self.current(row, key).await?.map_or(Revision(0), |stored| stored.revision());
+            return Ok((there == expected).then(|| Stored::new(row.clone(), value, expected)));
+        }
+        let lease = match row.strategy.ttl_seconds(object) {
+            Some(seconds) => self.lease(seconds).await?,
+            None => 0,
+        };
+        let txn = Txn {
+            compare: vec![Compare::ModRevision(path.clone(), expected)],
+            success: vec![Op::Put { key: path, value: value.clone(), lease }],
+            failure: vec![],
+        };
+        let answer = self.0.store.txn(txn).await.map_err(store_error)?;
+        Ok(answer.succeeded.then(|| Stored::new(row.clone(), value, answer.revision)))
+    }
+
+    /// A lease that lives at least `ttl_seconds` more.
+    async fn lease(&self, ttl_seconds: i64) -> Result<LeaseId, StatusError> {
+        let now = base::clock::now();
+        let shared = *self.0.leases.0.lock().expect("no panic under the lock");
+        if let Some(shared) = shared.filter(|s| s.ttl_seconds == ttl_seconds && now < s.reuse_until) {
+            return Ok(shared.id);
+        }
+        let id = self.0.store.lease_grant(ttl_seconds + LEASE_SLACK_SECONDS).await.map_err(store_error)?;
+        let reuse_until = now + std::time::Duration::from_secs(LEASE_SLACK_SECONDS as u64);
+        let fresh = SharedLease { id, ttl_seconds, reuse_until };
+        *self.0.leases.0.lock().expect("no panic under the lock") = Some(fresh);
+        Ok(id)
+    }
+}
+
+/// Does the intent say which revision it changes? Then a lost race is the caller's to solve.
+fn names_its_revision(intent: &Intent) -> bool {
+    match intent {
+        Intent::Update { object } => object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty()),
+        _ => false,
+    }
+}
+
+fn without_version(object: &dyn Object) -> Box<dyn Object> {
+    let mut object = object.boxed_clone();
+    object.meta_mut().resource_version = None;
+    object
+}
+
+/// The options as admission sees them.
+pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
+    let mut options = serde_json::json!({ "kind": kind, "apiVersion": "meta.k8s.io/v1" });
+    options["fieldManager"] = ctx.field_manager.clone().into();
+    if ctx.dry_run {
+        options["dryRun"] = serde_json::json!(["All"]);
+    }
+    options
+}
+
+fn parse_json(body: &[u8]) -> Result<Value, StatusError> {
+    serde_json::from_slice(body).map_err(|error| StatusError::bad_request(error.to_string()))
+}
+
+fn patch_error(ctx: &RequestContext, error: PatchError) -> StatusError {
+    match error {
+        PatchError::Malformed(why) => StatusError::bad_request(why),
+        PatchError::Unfit(why) => {
+            let row = &ctx.resource;
+            StatusError::new(Reason::Invalid, "the server rejected our request due to an error in our request")
+                .about(&row.group, &row.plural, "")
+                .cause("", "patch", why)
+        }
+    }
+}

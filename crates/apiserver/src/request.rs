@@ -1,0 +1,117 @@
+//! Who asks for what: the facts about a request that every stage behind the filters needs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use crate::resource::Resource;
+
+/// Who a request comes from, as the authenticators found out (or impersonation decided).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UserInfo {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl UserInfo {
+    pub fn new(name: impl Into<String>, groups: &[&str]) -> Self {
+        let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+        Self { name: name.into(), groups, ..Self::default() }
+    }
+
+    /// The server itself, for its own bookkeeping writes.
+    pub fn apiserver() -> Self {
+        Self::new("system:apiserver", &["system:masters", "system:authenticated"])
+    }
+
+    pub fn in_group(&self, group: &str) -> bool {
+        self.groups.iter().any(|one| one == group)
+    }
+}
+
+/// What a request asks for, parsed from method and path.
+/// Upstream: `k8s.io/apiserver/pkg/endpoints/request.RequestInfo`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestInfo {
+    /// False for `/healthz`, `/version`, discovery and the like.
+    pub is_resource: bool,
+    pub path: String,
+    /// get, list, watch, create, update, patch, delete, deletecollection; for other paths the
+    /// lower-case method.
+    pub verb: String,
+    pub group: String,
+    pub version: String,
+    pub namespace: String,
+    pub resource: String,
+    pub subresource: String,
+    pub name: String,
+    /// For `proxy` subresources: what follows, with its leading slash.
+    pub rest: String,
+}
+
+/// One object's place: a resource's name within an (optional) namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Empty for cluster-scoped resources.
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+/// What travels with a request through registry, admission and strategies.
+#[derive(Clone)]
+pub struct RequestContext {
+    pub user: UserInfo,
+    pub resource: Arc<Resource>,
+    /// The part behind the name, as `status`; empty for the object itself.
+    pub subresource: String,
+    /// `fieldManager` of the query, else the User-Agent's first part, else `unknown`.
+    pub field_manager: String,
+    pub dry_run: bool,
+    pub field_validation: FieldValidation,
+    /// Texts for `Warning:` headers, collected on the way. Guards a short list; never held across
+    /// an await.
+    warnings: Arc<Mutex<Vec<String>>>,
+}
+
+/// What to do about fields that a kind does not have, or that are given twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FieldValidation {
+    Ignore,
+    #[default]
+    Warn,
+    Strict,
+}
+
+impl RequestContext {
+    pub fn new(user: UserInfo, resource: Arc<Resource>, subresource: &str) -> Self {
+        Self {
+            user,
+            resource,
+            subresource: subresource.into(),
+            field_manager: "unknown".into(),
+            dry_run: false,
+            field_validation: FieldValidation::default(),
+            warnings: Arc::default(),
+        }
+    }
+
+    pub fn warn(&self, text: impl Into<String>) {
+        let text = text.into();
+        let mut warnings = self.warnings.lock().expect("no panic while the list is held");
+        if !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    }
+
+    /// The collected warnings; the list is empty afterwards.
+    pub fn take_warnings(&self) -> Vec<String> {
+        std::mem::take(&mut *self.warnings.lock().expect("as above"))
+    }
+}

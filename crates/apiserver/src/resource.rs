@@ -1,0 +1,352 @@
+//! What is served: a row per resource and version, and how its kind behaves.
+//!
+//! Routes, discovery, OpenAPI, short names, columns and storage keys derive from the rows. A custom
+//! resource is a row made from a CRD; it takes the same path.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use machinery::field::FieldErrors;
+use machinery::object::Codec;
+use machinery::{Object, StatusError};
+use serde_json::Value;
+
+use crate::Registry;
+use crate::request::{Key, RequestContext};
+
+/// The body of requests and responses inside the server.
+pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Verbs that the objects of a resource have; the usual eight, unless a row says otherwise.
+pub const ALL_VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+
+/// One served resource in one version.
+pub struct Resource {
+    /// Empty for the core group.
+    pub group: String,
+    pub version: String,
+    pub kind: String,
+    /// The name in URLs: `pods`.
+    pub plural: String,
+    pub singular: String,
+    pub short_names: Vec<String>,
+    pub categories: Vec<String>,
+    pub namespaced: bool,
+    pub verbs: Vec<&'static str>,
+    /// Where the objects are kept below `/registry/`, as `pods` or `services/specs`. `None`: nothing
+    /// is stored, and `create` answers by [`Strategy::review`] (SubjectAccessReview and its like).
+    pub storage: Option<String>,
+    /// The kind in this version.
+    pub codec: Arc<dyn Codec>,
+    /// Between this version's kind and the stored one; `None` where they are the same.
+    pub conversion: Option<Arc<dyn Conversion>>,
+    /// Works on the stored version's objects.
+    pub strategy: Arc<dyn Strategy>,
+    pub subresources: Vec<Subresource>,
+    /// Is the kind made from a CRD? Lists of built-in kinds leave out the items' kind and version.
+    pub custom: bool,
+    /// The stored kind's definition, as `io.k8s.api.core.v1.Pod`, and where to look it up: for patches.
+    pub definition: String,
+    pub schema: Option<Arc<dyn machinery::patch::Schema>>,
+}
+
+impl Resource {
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// The codec of the version that is stored.
+    pub fn stored_codec(&self) -> &dyn Codec {
+        self.conversion.as_ref().map_or(&*self.codec, |conversion| conversion.stored_codec())
+    }
+
+    pub fn subresource(&self, name: &str) -> Option<&Subresource> {
+        self.subresources.iter().find(|one| one.name == name)
+    }
+
+    pub fn allows(&self, verb: &str) -> bool {
+        self.verbs.contains(&verb)
+    }
+}
+
+/// Between a served version and the stored one. Both directions keep metadata as it is.
+pub trait Conversion: Send + Sync {
+    fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
+    fn from_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
+    /// The codec of the stored version.
+    fn stored_codec(&self) -> &dyn Codec;
+}
+
+/// Something behind an object's name: `/status`, `/scale`, `/log`.
+pub struct Subresource {
+    pub name: &'static str,
+    /// The kind it shows, where that is not the parent's: `Scale`, `Eviction`, `PodExecOptions`.
+    pub kind: Option<SubresourceKind>,
+    pub verbs: &'static [&'static str],
+    pub behaviour: Behaviour,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct SubresourceKind {
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+}
+
+pub enum Behaviour {
+    /// Another face of the same object: written as the whole object, of which
+    /// [`Strategy::prepare_update`] keeps its part only.
+    Part,
+    /// A small object computed from the parent and merged into it: `scale`.
+    View(Arc<dyn View>),
+    /// POST of another kind that acts on the parent: `binding`, `eviction`, `token`.
+    Create(Arc<dyn CreateHandler>),
+    /// A byte stream: `log`, `exec`, `attach`, `portforward`, `proxy`.
+    Connect(Arc<dyn Connect>),
+}
+
+/// The kind of a [`Behaviour::View`].
+pub trait View: Send + Sync {
+    fn codec(&self) -> &dyn Codec;
+    fn view(&self, parent: &dyn Object) -> Result<Box<dyn Object>, StatusError>;
+    /// Carries a changed view into the parent.
+    fn merge(&self, view: &dyn Object, parent: &mut dyn Object) -> Result<(), StatusError>;
+}
+
+#[async_trait]
+pub trait CreateHandler: Send + Sync {
+    fn codec(&self) -> &dyn Codec;
+    /// What the POST answers: the body for `token` and `eviction`, a Status for `binding`.
+    async fn create(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        key: &Key,
+        body: Box<dyn Object>,
+    ) -> Result<Created, StatusError>;
+}
+
+pub enum Created {
+    Object(Box<dyn Object>),
+    /// `Status` with `status: Success` and code 201.
+    Success,
+}
+
+#[async_trait]
+pub trait Connect: Send + Sync {
+    async fn connect(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        key: &Key,
+        request: http::Request<Body>,
+    ) -> Result<http::Response<Body>, StatusError>;
+}
+
+/// A column of the Table answer and of `kubectl get`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Column {
+    pub name: &'static str,
+    /// string, integer, number, boolean, date
+    pub kind: &'static str,
+    /// `name` for the first column, else empty.
+    pub format: &'static str,
+    pub description: &'static str,
+    /// 0 is always shown, 1 with `-o wide`.
+    pub priority: i32,
+}
+
+/// What makes a delete graceful. Upstream: `RESTGracefulDeleteStrategy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grace {
+    /// Remove at once (finalizers apart).
+    None,
+    /// Set the deletion timestamp and wait for the owner's confirmation with grace 0.
+    Seconds(i64),
+}
+
+/// How a kind behaves where it differs from the rest. Every method has a default: most kinds need
+/// few. Objects are of the stored version's type.
+#[async_trait]
+pub trait Strategy: Send + Sync {
+    /// Fills in defaults. Idempotent.
+    fn default(&self, _object: &mut dyn Object) {}
+
+    /// Clears what a creator may not set (status) and sets what it starts with.
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        let _ = object;
+    }
+
+    /// Carries over from `old` what this write may not change: the spec for `status`, the status
+    /// for the main resource, all but its part for another subresource.
+    fn prepare_update(&self, _ctx: &RequestContext, _object: &mut dyn Object, _old: &dyn Object) {}
+
+    /// Does the change count as a new generation? Asked for the main resource after `prepare_update`;
+    /// kinds without generation keep the default.
+    fn bumps_generation(&self, _object: &dyn Object, _old: &dyn Object) -> bool {
+        false
+    }
+
+    /// Do new objects start with generation 1?
+    fn has_generation(&self) -> bool {
+        false
+    }
+
+    fn validate(&self, _object: &dyn Object) -> FieldErrors {
+        FieldErrors::default()
+    }
+
+    fn validate_update(&self, _ctx: &RequestContext, object: &dyn Object, _old: &dyn Object) -> FieldErrors {
+        self.validate(object)
+    }
+
+    /// The name's syntax; see `machinery::names`.
+    fn name_errors(&self, name: &str) -> Vec<String> {
+        machinery::names::dns1123_subdomain(name)
+    }
+
+    /// Texts for `Warning:` headers.
+    fn warnings(&self, _object: &dyn Object, _old: Option<&dyn Object>) -> Vec<String> {
+        vec![]
+    }
+
+    /// May PUT create?
+    fn create_on_update(&self) -> bool {
+        false
+    }
+
+    /// May PUT come without a resourceVersion?
+    fn unconditional_update(&self) -> bool {
+        true
+    }
+
+    fn grace(&self, _object: &dyn Object, _requested: Option<i64>) -> Grace {
+        Grace::None
+    }
+
+    /// Marks an object whose deletion begins (a namespace's phase).
+    fn starts_deleting(&self, _object: &mut dyn Object) {}
+
+    /// Is there more than `metadata.finalizers` that keeps a deleted object (a namespace's
+    /// `spec.finalizers`)?
+    fn holds_back_removal(&self, _object: &dyn Object) -> bool {
+        false
+    }
+
+    /// Does a delete answer with the object instead of a Status?
+    fn returns_deleted_object(&self) -> bool {
+        false
+    }
+
+    /// The finalizer policy for a delete that names none: `true` leaves dependents alone (orphan).
+    fn orphans_by_default(&self) -> bool {
+        false
+    }
+
+    /// Fields for selectors besides `metadata.name` and `metadata.namespace`.
+    fn selectable_fields(&self, _object: &dyn Object) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    /// Names of all selectable fields besides those two, for refusing others.
+    fn selectable_names(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Seconds that an object lives in the store (Events); `None` for ever.
+    fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
+        None
+    }
+
+    /// Takes what the object needs from elsewhere before it is written (cluster IPs, node ports),
+    /// and may write it into the object. Runs after validation, not for dry runs' side effects.
+    async fn allocate(
+        &self,
+        _registry: &Registry,
+        _ctx: &RequestContext,
+        _object: &mut dyn Object,
+        _old: Option<&dyn Object>,
+    ) -> Result<(), StatusError> {
+        Ok(())
+    }
+
+    /// After the object is gone from the store.
+    async fn deleted(&self, _registry: &Registry, _object: &dyn Object) {}
+
+    /// The answer of a resource that is not stored.
+    async fn review(
+        &self,
+        _registry: &Registry,
+        ctx: &RequestContext,
+        _object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        Err(StatusError::method_not_allowed(&ctx.resource.group, &ctx.resource.plural, "create"))
+    }
+
+    /// Columns of the Table; the default has Name and Created At.
+    fn columns(&self) -> Vec<Column> {
+        vec![NAME_COLUMN, CREATED_AT_COLUMN]
+    }
+
+    /// One cell per column.
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let created = object.meta().creation_timestamp.as_ref().map(|time| time.0.to_string());
+        vec![object.name().into(), created.into()]
+    }
+}
+
+pub const NAME_COLUMN: Column = Column {
+    name: "Name",
+    kind: "string",
+    format: "name",
+    description: "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names",
+    priority: 0,
+};
+
+pub const CREATED_AT_COLUMN: Column = Column {
+    name: "Created At",
+    kind: "date",
+    format: "",
+    description: "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
+    priority: 0,
+};
+
+/// All rows, by group, version and plural. Replaced as a whole when CRDs change.
+#[derive(Default, Clone)]
+pub struct ResourceTable {
+    rows: BTreeMap<(String, String, String), Arc<Resource>>,
+}
+
+impl ResourceTable {
+    pub fn new(rows: impl IntoIterator<Item = Resource>) -> Self {
+        let mut table = Self::default();
+        for row in rows {
+            table.insert(Arc::new(row));
+        }
+        table
+    }
+
+    pub fn insert(&mut self, row: Arc<Resource>) {
+        let key = (row.group.clone(), row.version.clone(), row.plural.clone());
+        self.rows.insert(key, row);
+    }
+
+    pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.rows.get(&(group.to_owned(), version.to_owned(), plural.to_owned()))
+    }
+
+    /// The row of a kind, whatever its version when `version` is empty.
+    pub fn by_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
+        self.rows.values().find(|row| {
+            row.group == group && row.kind == kind && (version.is_empty() || row.version == version)
+        })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        self.rows.values()
+    }
+}

@@ -1,0 +1,291 @@
+//! Strategic merge: a merge patch that knows which lists are keyed.
+//!
+//! Directives: `$patch: replace|delete|merge` in maps and list elements, `$retainKeys`,
+//! `$deleteFromPrimitiveList/FIELD`, `$setElementOrder/FIELD`. Elements of a merged list come in the
+//! patch's order; those that only the object has keep their place relative to the ones that both
+//! have. Upstream: `k8s.io/apimachinery/pkg/util/strategicpatch`.
+
+use serde_json::{Map, Value};
+
+use super::{FieldFacts, PatchError, Schema};
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
+const SET_ORDER: &str = "$setElementOrder/";
+
+/// Applies `patch` to `document`, an object of `definition`.
+pub fn strategic(
+    document: &Value,
+    patch: &[u8],
+    schema: Option<&dyn Schema>,
+    definition: &str,
+) -> Result<Value, PatchError> {
+    let patch: Value =
+        serde_json::from_slice(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
+    let (Value::Object(document), Value::Object(patch)) = (document.clone(), patch) else {
+        return Err(PatchError::Malformed("a strategic merge patch must be a JSON object".into()));
+    };
+    let schema = schema.ok_or_else(|| {
+        PatchError::Malformed("strategic merge patches are not supported for this kind".into())
+    })?;
+    Merger { schema }.map(document, patch, Some(definition)).map(Value::Object)
+}
+
+struct Merger<'a> {
+    schema: &'a dyn Schema,
+}
+
+type Fields = Map<String, Value>;
+
+impl Merger<'_> {
+    fn facts(&self, definition: Option<&str>, field: &str) -> FieldFacts {
+        definition.and_then(|name| self.schema.field(name, field)).unwrap_or_default()
+    }
+
+    fn map(&self, mut original: Fields, mut patch: Fields, definition: Option<&str>) -> Result<Fields, PatchError> {
+        match patch.remove(PATCH) {
+            None => {}
+            Some(Value::String(directive)) => match directive.as_str() {
+                "replace" => return Ok(patch),
+                "delete" => return Ok(Fields::new()),
+                "merge" => {}
+                other => return Err(unknown_directive(other)),
+            },
+            Some(other) => return Err(unknown_directive(&other.to_string())),
+        }
+        if let Some(Value::Array(kept)) = patch.remove(RETAIN_KEYS) {
+            original.retain(|key, _| kept.iter().any(|one| one.as_str() == Some(key)));
+        }
+        let mut orders = vec![];
+        for (key, value) in patch {
+            if let Some(field) = key.strip_prefix(DELETE_FROM) {
+                delete_from(&mut original, field, &value);
+            } else if let Some(field) = key.strip_prefix(SET_ORDER) {
+                orders.push((field.to_owned(), value));
+            } else {
+                self.field(&mut original, key, value, definition)?;
+            }
+        }
+        for (field, order) in orders {
+            self.reorder(&mut original, &field, order, definition);
+        }
+        Ok(original)
+    }
+
+    fn field(
+        &self,
+        original: &mut Fields,
+        key: String,
+        value: Value,
+        definition: Option<&str>,
+    ) -> Result<(), PatchError> {
+        if value.is_null() {
+            original.remove(&key);
+            return Ok(());
+        }
+        let facts = self.facts(definition, &key);
+        let merged = match (original.remove(&key), value) {
+            (Some(Value::Object(old)), Value::Object(new)) => {
+                Value::Object(self.map(old, new, facts.definition.as_deref())?)
+            }
+            (Some(Value::Array(old)), Value::Array(new)) if facts.merges => {
+                Value::Array(self.list(old, new, &facts)?)
+            }
+            (_, Value::Array(new)) if facts.merges => Value::Array(self.list(vec![], new, &facts)?),
+            (_, new) => match without_directives(new) {
+                Some(new) => new,
+                None => return Ok(()),
+            },
+        };
+        original.insert(key, merged);
+        Ok(())
+    }
+
+    fn list(&self, original: Vec<Value>, patch: Vec<Value>, facts: &FieldFacts) -> Result<Vec<Value>, PatchError> {
+        let Some(key) = facts.merge_key.as_deref().filter(|_| patch.iter().chain(&original).all(Value::is_object))
+        else {
+            let mut merged: Vec<Value> = vec![];
+            for one in original.iter().chain(&patch) {
+                if !merged.contains(one) {
+                    merged.push(one.clone());
+                }
+            }
+            return Ok(in_order(merged, &patch, &original, None));
+        };
+        let (mut merged, mut plain) = (original.clone(), vec![]);
+        let mut replaces = false;
+        for element in patch {
+            match element.get(PATCH).and_then(Value::as_str) {
+                None | Some("merge") => plain.push(element),
+                Some("replace") => replaces = true,
+                Some("delete") => {
+                    let wanted = element.get(key).ok_or_else(|| no_key(key))?;
+                    merged.retain(|one| one.get(key) != Some(wanted));
+                }
+                Some(other) => return Err(unknown_directive(other)),
+            }
+        }
+        if replaces {
+            return Ok(plain);
+        }
+        for element in &plain {
+            let wanted = element.get(key).ok_or_else(|| no_key(key))?;
+            let place = merged.iter().position(|one| one.get(key) == Some(wanted));
+            match place {
+                Some(at) => {
+                    let (Value::Object(old), Value::Object(new)) = (merged[at].take(), element.clone()) else {
+                        unreachable!("all elements are objects");
+                    };
+                    merged[at] = Value::Object(self.map(old, new, facts.definition.as_deref())?);
+                }
+                None => merged.extend(without_directives(element.clone())),
+            }
+        }
+        Ok(in_order(merged, &plain, &original, Some(key)))
+    }
+
+    fn reorder(&self, fields: &mut Fields, field: &str, order: Value, definition: Option<&str>) {
+        let key = self.facts(definition, field).merge_key;
+        if let (Some(Value::Array(list)), Value::Array(order)) = (fields.get_mut(field), order) {
+            let before = std::mem::take(list);
+            let key = key.filter(|_| before.iter().all(Value::is_object));
+            *list = in_order(before.clone(), &order, &before, key.as_deref());
+        }
+    }
+}
+
+/// What tells elements apart: the merge key's value, or the element itself.
+fn same(key: Option<&str>, a: &Value, b: &Value) -> bool {
+    match key {
+        Some(key) => a.get(key) == b.get(key),
+        None => a == b,
+    }
+}
+
+fn index(list: &[Value], one: &Value, key: Option<&str>) -> Option<usize> {
+    list.iter().position(|other| same(key, other, one))
+}
+
+/// The elements of the patch in the patch's order, the others woven in where they stood.
+fn in_order(merged: Vec<Value>, patch: &[Value], server: &[Value], key: Option<&str>) -> Vec<Value> {
+    let (mut ours, mut others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|one| index(patch, one, key).is_some());
+    ours.sort_by_key(|one| index(patch, one, key));
+    others.sort_by_key(|one| index(server, one, key));
+    let mut woven = Vec::with_capacity(ours.len() + others.len());
+    let (mut ours, mut others) = (ours.into_iter().peekable(), others.into_iter().peekable());
+    while let (Some(our), Some(other)) = (ours.peek(), others.peek()) {
+        let before = match (index(server, other, key), index(server, our, key)) {
+            (Some(other), Some(our)) => other < our,
+            _ => false,
+        };
+        woven.extend(if before { others.next() } else { ours.next() });
+    }
+    woven.extend(ours);
+    woven.extend(others);
+    woven
+}
+
+fn delete_from(original: &mut Fields, field: &str, values: &Value) {
+    if let (Some(Value::Array(list)), Value::Array(values)) = (original.get_mut(field), values) {
+        list.retain(|one| !values.contains(one));
+    }
+}
+
+/// A new subtree as it is stored: no directives, no nulls. `None`: it deletes itself.
+fn without_directives(value: Value) -> Option<Value> {
+    match value {
+        Value::Object(fields) => {
+            if fields.get(PATCH).and_then(Value::as_str) == Some("delete") {
+                return None;
+            }
+            let keep = |(key, value): (String, Value)| {
+                let directive = key == PATCH
+                    || key == RETAIN_KEYS
+                    || key.starts_with(DELETE_FROM)
+                    || key.starts_with(SET_ORDER);
+                if directive || value.is_null() { None } else { Some((key, without_directives(value)?)) }
+            };
+            Some(Value::Object(fields.into_iter().filter_map(keep).collect()))
+        }
+        Value::Array(list) => Some(Value::Array(list.into_iter().filter_map(without_directives).collect())),
+        other => Some(other),
+    }
+}
+
+fn unknown_directive(directive: &str) -> PatchError {
+    PatchError::Malformed(format!("invalid type of patch directive or unknown directive: {directive}"))
+}
+
+fn no_key(key: &str) -> PatchError {
+    PatchError::Malformed(format!("map: does not contain declared merge key: {key}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// `list` merges by `name`, `set` merges scalars, `plain` is replaced.
+    struct Facts;
+
+    impl Schema for Facts {
+        fn field(&self, _: &str, field: &str) -> Option<FieldFacts> {
+            let facts = match field {
+                "list" => FieldFacts {
+                    merge_key: Some("name".into()),
+                    merges: true,
+                    definition: Some("element".into()),
+                    ..FieldFacts::default()
+                },
+                "set" => FieldFacts { merges: true, ..FieldFacts::default() },
+                _ => FieldFacts { definition: Some("other".into()), ..FieldFacts::default() },
+            };
+            Some(facts)
+        }
+    }
+
+    #[test]
+    fn merges_as_upstream_does() {
+        let n = |name: &str| json!({ "name": name });
+        for (document, patch, expected) in [
+            (json!({"a":1,"b":{"c":2}}), json!({"a":null,"b":{"d":3}}), json!({"b":{"c":2,"d":3}})),
+            (json!({"plain":[1,2]}), json!({"plain":[3]}), json!({"plain":[3]})),
+            (json!({"set":[1,2]}), json!({"set":[3,2]}), json!({"set":[3,1,2]})),
+            (
+                json!({"list":[{"name":"x","v":1},{"name":"y"}]}),
+                json!({"list":[{"name":"x","v":2},{"name":"z"}]}),
+                json!({"list":[{"name":"x","v":2},{"name":"z"},{"name":"y"}]}),
+            ),
+            (
+                json!({"list":[n("x"), n("y")]}),
+                json!({"list":[{"name":"x","$patch":"delete"}]}),
+                json!({"list":[n("y")]}),
+            ),
+            (
+                json!({"list":[n("x"), n("y")]}),
+                json!({"list":[{"$patch":"replace"}, n("z")]}),
+                json!({"list":[n("z")]}),
+            ),
+            (
+                json!({"list":[n("a"), n("b")]}),
+                json!({"$setElementOrder/list":[n("b"), n("a")]}),
+                json!({"list":[n("b"), n("a")]}),
+            ),
+            (json!({"set":[1,2,3]}), json!({"$deleteFromPrimitiveList/set":[2]}), json!({"set":[1,3]})),
+            (
+                json!({"m":{"a":1,"b":2}}),
+                json!({"m":{"$retainKeys":["b","c"],"c":3}}),
+                json!({"m":{"b":2,"c":3}}),
+            ),
+            (json!({"m":{"a":1}}), json!({"m":{"$patch":"replace","b":2}}), json!({"m":{"b":2}})),
+            (json!({}), json!({"m":{"a":null,"b":1}}), json!({"m":{"b":1}})),
+        ] {
+            let text = patch.to_string();
+            let merged = strategic(&document, text.as_bytes(), Some(&Facts), "root");
+            assert_eq!(merged, Ok(expected), "{document} + {text}");
+        }
+    }
+}
