@@ -1,0 +1,269 @@
+//! The default backend: one process, one file, everything live in memory.
+//!
+//! ```text
+//!  txn, leases, compact ─► queue ─► committer ─► durable (redb: the log)
+//!                                      │ after the sync
+//!                                      ├─► state: live values, ring of recent events ─► range
+//!                                      └─► hub of watches ──► synced watchers
+//!                                           a task per watch ─► catches up from ring or disk
+//! ```
+//!
+//! In: the [`Store`] calls, from any runtime. Out: shared bytes. Reads never touch the disk, but
+//! for those of a revision older than the ring.
+//!
+//! Invariants: one writer (the committer's thread); nothing is visible before it is durable; state
+//! is updated before watches are told, and both before the caller is answered; whoever drops or
+//! closes the store gets the file back closed.
+//!
+//! Locks, in the order in which they may be taken: `state`, `hub`, `durable`; none across an await.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::task::Tasks;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use self::committer::{Answer, Committer, Request, Work};
+use self::durable::{Chunk, Durable};
+use self::state::{Overlay, State, Undo};
+use self::watch::{Follower, Hub};
+use super::check_sizes;
+use crate::{
+    Error, KeyRange, LeaseId, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
+    TxnResponse, Watch, WatchRequest,
+};
+
+mod committer;
+mod disk;
+mod durable;
+mod leases;
+mod loading;
+mod pending;
+mod record;
+mod retention;
+mod state;
+mod watch;
+
+/// Requests that may wait for the committer; more wait in their callers.
+const QUEUE: usize = 4096;
+/// How long watches get to see the end.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// History is kept for at least this long…
+    pub history_age: Duration,
+    /// …and at least this many revisions of it.
+    pub history_revisions: u64,
+    /// Recent events in memory, for watches that catch up; older ones come from disk.
+    pub ring_bytes: usize,
+    /// Items that may wait in a watch before it counts as slow.
+    pub watch_queue: usize,
+    /// Off only where a power loss may cost the data (a crash of the process never does).
+    pub sync: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            history_age: Duration::from_secs(300),
+            history_revisions: 10_000,
+            ring_bytes: 4 << 20,
+            watch_queue: 1024,
+            sync: true,
+        }
+    }
+}
+
+/// What the committer, the watches and the readers share.
+struct Shared {
+    durable: Durable,
+    /// Written by the committer only, for as long as it takes to put a batch in.
+    state: RwLock<State>,
+    hub: Mutex<Hub>,
+    closed: AtomicBool,
+}
+
+impl Shared {
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().expect("no panic while the state is held")
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().expect("no panic while the state is held")
+    }
+
+    fn hub(&self) -> MutexGuard<'_, Hub> {
+        self.hub.lock().expect("no panic while the hub is held")
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Reads history on a thread that may block.
+    async fn history(
+        self: &Arc<Self>,
+        from: Revision,
+        upto: Revision,
+        range: &KeyRange,
+    ) -> Result<Chunk> {
+        let (shared, range) = (self.clone(), range.clone());
+        tokio::task::spawn_blocking(move || shared.durable.history(from, upto, &range))
+            .await
+            .unwrap_or_else(|error| Err(Error::unavailable(error)))
+    }
+}
+
+pub struct Embedded {
+    shared: Arc<Shared>,
+    /// Gone when the store is closed. Held for a push that never waits: `places` bounds the queue.
+    queue: Mutex<Option<SyncSender<Request>>>,
+    places: Arc<Semaphore>,
+    committer: Mutex<Option<JoinHandle<()>>>,
+    watches: Tasks,
+    watch_queue: usize,
+}
+
+impl Embedded {
+    /// Opens the store in `dir`, which is created if missing. Blocks while it reads.
+    pub fn open(dir: &Path, options: Options) -> Result<Arc<dyn Store>> {
+        Ok(Self::start(Durable::open(dir, options.sync)?, &options)?)
+    }
+
+    fn start(durable: Durable, options: &Options) -> Result<Arc<Self>> {
+        let (state, loaded) = loading::load(&durable, options.ring_bytes)?;
+        let hub = Mutex::new(Hub::new(state.revision));
+        let state = RwLock::new(state);
+        let shared = Arc::new(Shared { durable, state, hub, closed: AtomicBool::new(false) });
+        let (queue, requests) = sync_channel(QUEUE);
+        let committer = Committer::new(shared.clone(), requests, loaded, options);
+        let thread = std::thread::Builder::new()
+            .name("store".into())
+            .spawn(move || committer.run())
+            .map_err(|e| Error::unusable(format!("cannot start the store's thread: {e}")))?;
+        Ok(Arc::new(Self {
+            shared,
+            queue: Mutex::new(Some(queue)),
+            places: Arc::new(Semaphore::new(QUEUE)),
+            committer: Mutex::new(Some(thread)),
+            watches: Tasks::new("store watches"),
+            watch_queue: options.watch_queue.max(1),
+        }))
+    }
+
+    /// Queues work for the committer and waits for its answer.
+    async fn commit<T>(&self, work: impl FnOnce(Answer<T>) -> Work) -> Result<T> {
+        let place = self.places.clone().acquire_owned().await.map_err(|_| closed())?;
+        let (answer, answered) = oneshot::channel();
+        self.enqueue(Request { work: work(answer), _place: place })?;
+        answered.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn enqueue(&self, request: Request) -> Result<()> {
+        let queue = self.queue.lock().expect("no panic while it is held");
+        queue.as_ref().ok_or_else(closed)?.try_send(request).map_err(|_| closed())
+    }
+
+    /// Lets the committer finish what is queued; returns its thread, the first time.
+    fn stop(&self) -> Option<JoinHandle<()>> {
+        self.shared.closed.store(true, Ordering::Release);
+        self.queue.lock().expect("no panic while it is held").take();
+        self.watches.stop();
+        self.committer.lock().expect("no panic while it is held").take()
+    }
+}
+
+/// Waits for the committer, so that whoever opens the directory next finds it free.
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if let Some(thread) = self.stop() {
+            join(thread);
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("the store's thread had panicked");
+    }
+}
+
+fn closed() -> Error {
+    Error::unavailable("the store is closed")
+}
+
+#[async_trait]
+impl Store for Embedded {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.shared.check_open()?;
+        let Some(at) = request.revision.filter(|at| at.0 != 0) else {
+            return Ok(self.shared.state().range(&request, &Overlay::new()));
+        };
+        let mut undo = Undo::to(at);
+        loop {
+            let (from, upto) = {
+                let state = self.shared.state();
+                state.check_readable(at)?;
+                if undo.add_ring(&state, &request.range) {
+                    return Ok(state.range(&request, &undo.overlay));
+                }
+                (undo.next, Revision(state.ring.start.0 - 1))
+            };
+            let chunk = self.shared.history(from, upto, &request.range).await?;
+            undo.add(chunk.events.iter().flat_map(|(_, events)| events));
+            undo.next = chunk.next;
+        }
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        check_sizes(&txn)?;
+        self.commit(|answer| Work::Txn(txn, answer)).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<Watch> {
+        self.shared.check_open()?;
+        let (sender, items) = mpsc::channel(self.watch_queue);
+        let (progress, asked) = mpsc::channel(1);
+        let start = request.start.filter(|start| start.0 != 0);
+        let follower = Follower::register(self.shared.clone(), request.range, start, sender, asked)
+            .ok_or_else(closed)?;
+        self.watches.spawn("store watch", follower.run());
+        Ok(Watch { items, progress })
+    }
+
+    async fn revision(&self) -> Result<Revision> {
+        self.shared.check_open()?;
+        Ok(self.shared.state().revision)
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.commit(|answer| Work::Compact(revision, answer)).await
+    }
+
+    async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId> {
+        self.commit(|answer| Work::Grant(ttl_seconds, answer)).await
+    }
+
+    async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
+        self.commit(|answer| Work::Revoke(lease, answer)).await
+    }
+
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+        self.commit(|answer| Work::KeepAlive(lease, answer)).await
+    }
+
+    async fn close(&self) {
+        if let Some(thread) = self.stop()
+            && let Err(error) = tokio::task::spawn_blocking(move || join(thread)).await
+        {
+            tracing::error!(%error, "the store's thread was not awaited");
+        }
+        self.watches.shutdown(SHUTDOWN).await;
+    }
+}

@@ -1,0 +1,362 @@
+//! The one writer: a thread that turns queued requests into commits.
+//!
+//! ```text
+//! queue ─► drain ─► expire leases ─► evaluate in order ─► one durable commit ─► state ─► watches ─► answers
+//! ```
+//!
+//! While one batch is being synced the next one gathers in the queue: that is all the grouping there
+//! is, nobody waits on purpose. A thread of its own, because a sync blocks.
+//!
+//! It sleeps until a request, the next lease's end, or history that is due to go; an idle store
+//! does nothing at all.
+//!
+//! After a failed commit nothing of it becomes visible, its callers get `Unavailable`, and before
+//! the next write the file is opened again: what then turns out to be durable after all is made
+//! visible, the rest never was.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::time::Instant;
+
+use super::durable::{Batch, Trim};
+use super::leases::Leases;
+use super::pending::{Changes, Pending};
+use super::retention::Retention;
+use super::{Options, Shared, loading};
+use crate::{Error, LeaseId, Op, Result, Revision, Txn, TxnResponse};
+
+/// Requests per commit, and about how many bytes of values.
+const BATCH_REQUESTS: usize = 1024;
+const BATCH_BYTES: usize = 8 << 20;
+/// Records looked at per commit that also has something else to do, and per one that has not.
+const TRIM_WITH_WRITES: usize = 128;
+const TRIM_ALONE: usize = 1024;
+/// How often a broken disk is tried again, at most.
+const RETRY: Duration = Duration::from_secs(1);
+
+pub(super) struct Request {
+    pub work: Work,
+    /// Its place in the queue, given back when it has been answered.
+    pub _place: OwnedSemaphorePermit,
+}
+
+pub(super) enum Work {
+    Txn(Txn, Answer<TxnResponse>),
+    Grant(i64, Answer<LeaseId>),
+    Revoke(LeaseId, Answer<()>),
+    KeepAlive(LeaseId, Answer<()>),
+    Compact(Revision, Answer<()>),
+}
+
+pub(super) type Answer<T> = oneshot::Sender<Result<T>>;
+
+/// An answer that waits for the disk. The receiver may have gone away meanwhile; that is its right.
+enum Reply {
+    Txn(Answer<TxnResponse>, Result<TxnResponse>),
+    Lease(Answer<LeaseId>, LeaseId),
+    Done(Answer<()>, Result<()>),
+}
+
+impl Reply {
+    fn send(self, commit: &Result<()>) {
+        match self {
+            Self::Txn(to, result) => drop(to.send(commit.clone().and(result))),
+            Self::Lease(to, id) => drop(to.send(commit.clone().map(|()| id))),
+            Self::Done(to, result) => drop(to.send(commit.clone().and(result))),
+        }
+    }
+}
+
+pub(super) struct Committer {
+    shared: Arc<Shared>,
+    queue: Receiver<Request>,
+    leases: Leases,
+    retention: Retention,
+    /// How far the log is clear of what the floor forgot.
+    trimmed: Revision,
+    /// Set while the disk is broken: when to try it again.
+    retry: Option<Instant>,
+}
+
+impl Committer {
+    pub fn new(
+        shared: Arc<Shared>,
+        queue: Receiver<Request>,
+        loaded: loading::Loaded,
+        options: &Options,
+    ) -> Self {
+        let retention = loaded.retention(options, now_millis());
+        Self {
+            shared,
+            queue,
+            leases: loaded.leases,
+            retention,
+            trimmed: loaded.trimmed,
+            retry: None,
+        }
+    }
+
+    /// Runs until the queue is closed and empty, then closes the file.
+    pub fn run(mut self) {
+        while let Some(requests) = self.next_batch() {
+            self.process(requests);
+        }
+        self.shared.hub().close();
+        self.shared.durable.close();
+    }
+
+    /// Waits for work. `None` when there will be none any more; empty when only time has passed.
+    fn next_batch(&mut self) -> Option<Vec<Request>> {
+        let mut requests = vec![];
+        match self.wake_at() {
+            None => requests.push(self.queue.recv().ok()?),
+            Some(at) => {
+                let wait = at.saturating_duration_since(Instant::now());
+                match self.queue.recv_timeout(wait) {
+                    Ok(request) => requests.push(request),
+                    Err(RecvTimeoutError::Timeout) => return Some(requests),
+                    Err(RecvTimeoutError::Disconnected) => return None,
+                }
+            }
+        }
+        let mut bytes = size(&requests[0].work);
+        while requests.len() < BATCH_REQUESTS && bytes < BATCH_BYTES {
+            match self.queue.try_recv() {
+                Ok(request) => {
+                    bytes += size(&request.work);
+                    requests.push(request);
+                }
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+            }
+        }
+        Some(requests)
+    }
+
+    /// When there is something to do without a request.
+    fn wake_at(&self) -> Option<Instant> {
+        let (current, floor) = {
+            let state = self.shared.state();
+            (state.revision, state.floor)
+        };
+        let trim = if self.trimmed < floor {
+            Some(Instant::now())
+        } else {
+            self.retention.next_look(current, floor)
+        };
+        let at = [trim, self.leases.next_deadline()].into_iter().flatten().min()?;
+        Some(self.retry.map_or(at, |retry| at.max(retry)))
+    }
+
+    fn process(&mut self, requests: Vec<Request>) {
+        let now = Instant::now();
+        if let Err(error) = self.mend(now) {
+            let refused = Err(error);
+            let answer = |request: Request| answer_now(request.work, &refused);
+            requests.into_iter().for_each(answer);
+            return;
+        }
+        let mut places = vec![];
+        let mut replies = vec![];
+        let shared = self.shared.clone();
+        let at = now_millis();
+        let changes = {
+            let state = shared.state();
+            let mut pending = Pending::new(&state, &self.leases, at);
+            for lease in self.leases.due(now) {
+                pending.revoke(lease).expect("it was there a moment ago");
+            }
+            let mut later = vec![];
+            for request in requests {
+                places.push(request._place);
+                match request.work {
+                    Work::KeepAlive(..) | Work::Compact(..) => later.push(request.work),
+                    work => replies.push(evaluate(&mut pending, work)),
+                }
+            }
+            let changes = pending.finish();
+            drop(state);
+            for work in later {
+                replies.push(self.administer(work, &changes, now));
+            }
+            changes
+        };
+        self.raise_floor(now);
+        let committed = self.commit(&changes);
+        if committed.is_ok() {
+            self.show(changes, now);
+        }
+        for reply in replies {
+            reply.send(&committed);
+        }
+    }
+
+    /// What changes no values: it takes effect after the batch's transactions.
+    fn administer(&mut self, work: Work, changes: &Changes, now: Instant) -> Reply {
+        match work {
+            Work::KeepAlive(id, to)
+                if changes.granted.iter().any(|(granted, _)| *granted == id) =>
+            {
+                Reply::Done(to, Ok(()))
+            }
+            Work::KeepAlive(id, to) if changes.revoked.contains(&id) => {
+                Reply::Done(to, Err(Error::LeaseNotFound(id)))
+            }
+            Work::KeepAlive(id, to) => Reply::Done(to, self.leases.keep_alive(id, now)),
+            Work::Compact(revision, to) => {
+                let mut state = self.shared.state_mut();
+                let result = if revision <= state.floor {
+                    Err(Error::Compacted { requested: revision, floor: state.floor })
+                } else if revision > state.revision {
+                    Err(Error::Future { requested: revision, current: state.revision })
+                } else {
+                    state.raise_floor(revision);
+                    Ok(())
+                };
+                Reply::Done(to, result)
+            }
+            Work::Txn(..) | Work::Grant(..) | Work::Revoke(..) => {
+                unreachable!("these are evaluated as transactions")
+            }
+        }
+    }
+
+    /// The floor rises before anything below it goes, so that a reader who finds a hole on disk
+    /// sees the reason.
+    fn raise_floor(&mut self, now: Instant) {
+        let (current, floor) = {
+            let state = self.shared.state();
+            (state.revision, state.floor)
+        };
+        if let Some(floor) = self.retention.due(now, current, floor) {
+            self.shared.state_mut().raise_floor(floor);
+        }
+    }
+
+    fn commit(&mut self, changes: &Changes) -> Result<()> {
+        let floor = self.shared.state().floor;
+        let limit = if changes.is_empty() { TRIM_ALONE } else { TRIM_WITH_WRITES };
+        let trim = Trim { from: self.trimmed, floor, limit };
+        let trim = (self.trimmed < floor).then_some(trim);
+        if changes.is_empty() && trim.is_none() {
+            return Ok(());
+        }
+        let batch = Batch {
+            records: &changes.records,
+            granted: &changes.granted,
+            revoked: &changes.revoked,
+            trim,
+        };
+        match self.shared.durable.commit(&batch) {
+            Ok(trimmed) => {
+                self.trimmed = trimmed.unwrap_or(self.trimmed);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, "the store could not write");
+                self.retry = Some(Instant::now() + RETRY);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a durable batch visible: first to reads, then to watches.
+    fn show(&mut self, changes: Changes, now: Instant) {
+        for (id, ttl) in &changes.granted {
+            self.leases.insert(*id, *ttl, now);
+        }
+        for event in changes.groups.iter().flat_map(|group| group.events.iter()) {
+            let from = event.previous.as_ref().map_or(0, |kv| kv.lease);
+            self.leases.attach(&event.kv.key, from, event.kv.lease);
+        }
+        for id in &changes.revoked {
+            self.leases.remove(*id);
+        }
+        let Some(last) = changes.groups.last().map(|group| group.revision) else { return };
+        let mut state = self.shared.state_mut();
+        for (key, after) in changes.after {
+            state.apply(&key, after);
+        }
+        state.revision = last;
+        for group in &changes.groups {
+            state.ring.push(group.clone());
+        }
+        drop(state);
+        self.retention.note(now, last);
+        self.shared.hub().publish(&changes.groups);
+    }
+
+    /// After a failure: opens the file again and takes in what had become durable unnoticed.
+    fn mend(&mut self, now: Instant) -> Result<()> {
+        let Some(retry) = self.retry else { return Ok(()) };
+        if now < retry {
+            return Err(Error::unavailable("the last write failed, the disk will be tried again"));
+        }
+        self.retry = Some(now + RETRY);
+        let mended = self.shared.durable.reopen().and_then(|()| self.catch_up(now));
+        if let Err(error) = mended {
+            tracing::error!(%error, "the store is still out of order");
+            return Err(Error::unavailable(error));
+        }
+        self.retry = None;
+        tracing::info!("the store writes again");
+        Ok(())
+    }
+
+    fn catch_up(&mut self, now: Instant) -> Result<()> {
+        let from = Revision(self.shared.state().revision.0 + 1);
+        let (changes, meta) = loading::missed(&self.shared, from)?;
+        self.trimmed = meta.trimmed;
+        let known: Vec<LeaseId> = self.leases.ids().collect();
+        let granted = meta.leases.iter().filter(|(id, _)| !known.contains(id)).copied().collect();
+        let gone = known.into_iter().filter(|id| !meta.leases.iter().any(|(there, _)| there == id));
+        self.show(Changes { granted, revoked: gone.collect(), ..changes }, now);
+        Ok(())
+    }
+}
+
+fn evaluate(pending: &mut Pending<'_>, work: Work) -> Reply {
+    match work {
+        Work::Txn(txn, to) => Reply::Txn(to, pending.txn(txn)),
+        Work::Grant(ttl, to) => {
+            let id = loop {
+                let id = base::rng::below(i64::MAX as u64) as i64;
+                if id != 0 && !pending.has_lease(id) {
+                    break id;
+                }
+            };
+            pending.grant(id, ttl);
+            Reply::Lease(to, id)
+        }
+        Work::Revoke(id, to) => Reply::Done(to, pending.revoke(id)),
+        Work::KeepAlive(..) | Work::Compact(..) => {
+            unreachable!("these are no transactions")
+        }
+    }
+}
+
+fn answer_now(work: Work, refused: &Result<()>) {
+    let reply = match work {
+        Work::Txn(_, to) => Reply::Txn(to, Err(Error::unavailable("never sent"))),
+        Work::Grant(_, to) => Reply::Lease(to, 0),
+        Work::Revoke(_, to) | Work::KeepAlive(_, to) | Work::Compact(_, to) => {
+            Reply::Done(to, Ok(()))
+        }
+    };
+    reply.send(refused);
+}
+
+fn size(work: &Work) -> usize {
+    let Work::Txn(txn, _) = work else { return 0 };
+    let one = |op: &Op| match op {
+        Op::Put { key, value, .. } => key.len() + value.len(),
+        Op::DeleteRange { .. } | Op::Get { .. } => 0,
+    };
+    txn.success.iter().map(one).sum()
+}
+
+fn now_millis() -> u64 {
+    u64::try_from(base::clock::now().as_millisecond()).unwrap_or(0)
+}

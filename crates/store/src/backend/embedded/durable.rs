@@ -1,0 +1,408 @@
+//! What is on disk, and the few functions that touch it. Only this file knows `redb`.
+//!
+//! ```text
+//! DIR/lock        empty; locked by the one process that has the store open
+//! DIR/store.redb  one redb file with three tables
+//!
+//! meta    name → u64          format    version of this drawing, 1
+//!                             floor     history below is forgotten
+//!                             trimmed   the log below has been cleared of what floor forgot
+//!
+//! leases  id: i64 → ttl: i64  seconds; a lease starts anew when the store is opened
+//!
+//! log     (revision: u64, index: u32) → record, every change once, in the order they happened
+//!
+//! record  0      1    9        17        25      33         41       45         49
+//!         ├──────┼────┼────────┼─────────┼───────┼──────────┼────────┼──────────┼─────┬───────┤
+//!         │ kind │ at │ create │ version │ lease │ previous │ previo.│ key      │ key │ value │
+//!         │ 1, 2 │ ms │ revis. │         │       │ revision │ index  │ length   │     │       │
+//!         └──────┴────┴────────┴─────────┴───────┴──────────┴────────┴──────────┴─────┴───────┘
+//!         little endian; kind 1 put, 2 delete; previous 0 = the change created the key
+//! ```
+//!
+//! There is no table of live values: the live value of a key is its newest record, and the map in
+//! memory knows it. So each value is written once, and always at the right edge of one tree: a
+//! commit copies few pages. The price is that opening reads the whole log, which it would do anyway
+//! to fill the map.
+//!
+//! Worked example. Two keys, written, changed, deleted:
+//!
+//! ```text
+//!  (2,0) put a "1"   prev –         live at 6: nothing under a, b = "2"
+//!  (3,0) put b "1"   prev –
+//!  (4,0) put a "2"   prev (2,0)     compact(5): the records 2..5 are looked at once. (4,0)
+//!  (5,0) del a       prev (4,0)     replaced (2,0), which goes. (5,0) replaced (4,0), but a
+//!  (6,0) put b "2"   prev (3,0)     watch from 5 still needs it; so does 6 need (3,0).
+//! ```
+//!
+//! Invariants: a record goes only when the record that replaced it is below the floor (a delete
+//! replaces itself), so from the floor on every event has its previous value; the newest revision
+//! always has a record, so it needs no field of its own.
+//!
+//! Durability: each commit is one redb transaction, `Durability::Immediate`, one sync. Not quick
+//! repair: it syncs twice and writes the allocator state each time, and all it saves is the walk
+//! over the file after a crash, which costs about as much as the reading that opening does anyway.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, RwLock, RwLockReadGuard};
+
+use bytes::Bytes;
+use redb::{Database, Durability, ReadableDatabase, ReadableTable, Table, TableDefinition};
+
+use super::disk::{self, OpenDisk};
+use super::record::{Address, Record, View};
+use crate::{Error, Event, KeyRange, LeaseId, Result, Revision};
+
+const FORMAT: u64 = 1;
+
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const LEASES: TableDefinition<i64, i64> = TableDefinition::new("leases");
+const LOG: TableDefinition<(u64, u32), &[u8]> = TableDefinition::new("log");
+
+/// Live values are in memory and history is read in order: a small cache is enough.
+const CACHE_BYTES: usize = 2 << 20;
+/// A reading of history stops at the end of the revision that passes this many bytes.
+const CHUNK_BYTES: usize = 1 << 20;
+
+pub(super) struct Durable {
+    path: PathBuf,
+    open_disk: OpenDisk,
+    /// `None` after an error, until [`Durable::reopen`], and after the end. Readers hold it for one
+    /// short transaction; only reopening and closing want it alone.
+    database: RwLock<Option<Database>>,
+    /// Held for as long as the store is open, also between two openings of the database.
+    lock: Mutex<Option<File>>,
+}
+
+/// One commit.
+pub(super) struct Batch<'a> {
+    pub records: &'a [(Address, Record)],
+    pub granted: &'a [(LeaseId, i64)],
+    pub revoked: &'a [LeaseId],
+    pub trim: Option<Trim>,
+}
+
+/// Clears the log from `from` up to `floor` of what is no longer needed, at most about `limit`
+/// records of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trim {
+    pub from: Revision,
+    pub floor: Revision,
+    pub limit: usize,
+}
+
+pub(super) struct Meta {
+    pub floor: Revision,
+    pub trimmed: Revision,
+    pub leases: Vec<(LeaseId, i64)>,
+}
+
+/// Some revisions of history.
+pub(super) struct Chunk {
+    /// Only those with changes in the range that was asked for.
+    pub events: Vec<(Revision, Vec<Event>)>,
+    /// Where to go on.
+    pub next: Revision,
+}
+
+impl Durable {
+    /// Opens or creates the store in `dir`, alone.
+    pub fn open(dir: &Path, sync: bool) -> Result<Self> {
+        make_private_dir(dir, sync)
+            .map_err(|e| Error::unusable(format!("cannot create {}: {e}", dir.display())))?;
+        let path = dir.join("store.redb");
+        let open_disk = disk::file(path.clone(), sync);
+        let durable = Self::open_on(path, open_disk, Some(lock(dir)?))?;
+        if sync {
+            // The new file's name must be as durable as its content.
+            File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::unavailable)?;
+        }
+        Ok(durable)
+    }
+
+    pub fn open_on(path: PathBuf, open_disk: OpenDisk, lock: Option<File>) -> Result<Self> {
+        let database = open_database(&path, &open_disk)?;
+        let durable =
+            Self { path, open_disk, database: RwLock::new(Some(database)), lock: Mutex::new(lock) };
+        durable.check_format()?;
+        Ok(durable)
+    }
+
+    /// After an error: closes the file and opens it again. What had been committed is there.
+    pub fn reopen(&self) -> Result<()> {
+        let mut slot = self.database.write().expect("no panic while it is held");
+        drop(slot.take());
+        *slot = Some(open_database(&self.path, &self.open_disk)?);
+        Ok(())
+    }
+
+    /// Closes cleanly, so that the next opening has nothing to repair.
+    pub fn close(&self) {
+        let database = self.database.write().expect("no panic while it is held").take();
+        if let Some(Err(error)) = database.map(Database::close) {
+            tracing::warn!(path = %self.path.display(), %error, "the store did not close cleanly");
+        }
+        self.lock.lock().expect("no panic while it is held").take();
+    }
+
+    fn database(&self) -> Result<Open<'_>> {
+        let slot = self.database.read().expect("no panic while it is held");
+        if slot.is_none() {
+            return Err(Error::unavailable("the store is closed"));
+        }
+        Ok(Open(slot))
+    }
+
+    fn check_format(&self) -> Result<()> {
+        let database = self.database()?;
+        let format = stored_format(database.get()).map_err(|e| self.unusable(e))?;
+        match format {
+            None => create_tables(database.get()).map_err(|e| self.unusable(e)),
+            Some(FORMAT) => Ok(()),
+            Some(other) => Err(Error::unusable(format!(
+                "{} was written by a newer version of this program: it has format {other}, this \
+                 version reads {FORMAT}",
+                self.path.display()
+            ))),
+        }
+    }
+
+    fn unusable(&self, error: redb::Error) -> Error {
+        unusable(&self.path, error)
+    }
+
+    /// Hands every record from `from` on to `each`, in order, and returns the rest of what is kept.
+    pub fn load(&self, from: Revision, each: &mut dyn FnMut(Address, View<'_>)) -> Result<Meta> {
+        self.load_inner(from, each).map_err(|e| self.unusable(e))
+    }
+
+    fn load_inner(
+        &self,
+        from: Revision,
+        each: &mut dyn FnMut(Address, View<'_>),
+    ) -> std::result::Result<Meta, redb::Error> {
+        let database = self.database().map_err(|_| redb::Error::DatabaseClosed)?;
+        let read = database.get().begin_read()?;
+        let meta = read.open_table(META)?;
+        let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(1, |n| n.value()));
+        let (floor, trimmed) = (Revision(number("floor")?), Revision(number("trimmed")?));
+        let mut leases = vec![];
+        for row in ReadableTable::range::<i64>(&read.open_table(LEASES)?, ..)? {
+            let (id, ttl) = row?;
+            leases.push((id.value(), ttl.value()));
+        }
+        let log = read.open_table(LOG)?;
+        for row in ReadableTable::range(&log, (from.0, 0)..)? {
+            let (at, bytes) = row?;
+            let at = address(at.value());
+            each(at, View::decode(bytes.value()).ok_or_else(|| damaged(at))?);
+        }
+        Ok(Meta { floor, trimmed, leases })
+    }
+
+    /// Makes the batch durable, wholly or not at all; after an error its fate is open until
+    /// [`Durable::reopen`]. Returns how far the log has been trimmed, if that was asked for.
+    pub fn commit(&self, batch: &Batch<'_>) -> Result<Option<Revision>> {
+        let database = self.database()?;
+        commit(database.get(), batch).map_err(Error::unavailable)
+    }
+
+    /// The events of `from..=upto` in `range`, or the first part of them. Blocks on the disk.
+    pub fn history(&self, from: Revision, upto: Revision, range: &KeyRange) -> Result<Chunk> {
+        let database = self.database()?;
+        history(database.get(), from, upto, range).map_err(Error::unavailable)
+    }
+}
+
+/// The open database, while it is being used.
+struct Open<'a>(RwLockReadGuard<'a, Option<Database>>);
+
+impl Open<'_> {
+    fn get(&self) -> &Database {
+        self.0.as_ref().expect("checked when it was made")
+    }
+}
+
+fn make_private_dir(dir: &Path, sync: bool) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    if dir.is_dir() {
+        return Ok(());
+    }
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    match dir.parent() {
+        Some(parent) if sync && !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let cannot = |e: io::Error| Error::unusable(format!("cannot lock {}: {e}", path.display()));
+    let file = disk::open_private(&path).map_err(cannot)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::unusable(format!(
+            "the store in {} is in use by another process",
+            dir.display()
+        ))),
+        Err(TryLockError::Error(error)) => Err(cannot(error)),
+    }
+}
+
+fn unusable(path: &Path, error: redb::Error) -> Error {
+    Error::unusable(format!("cannot use {}: {error}", path.display()))
+}
+
+fn open_database(path: &Path, open_disk: &OpenDisk) -> Result<Database> {
+    let disk =
+        open_disk().map_err(|e| Error::unusable(format!("cannot open {}: {e}", path.display())))?;
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    let name = path.to_owned();
+    builder.set_repair_callback(move |session| {
+        // Called often; the first time is the news.
+        if session.progress() == 0.0 {
+            tracing::info!(path = %name.display(), "checking the store after an unclean end");
+        }
+    });
+    builder.create_with_backend(disk).map_err(|e| unusable(path, e.into()))
+}
+
+fn stored_format(database: &Database) -> std::result::Result<Option<u64>, redb::Error> {
+    match database.begin_read()?.open_table(META) {
+        Ok(meta) => Ok(meta.get("format")?.map(|n| n.value())),
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn create_tables(database: &Database) -> std::result::Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    write.open_table(META)?.insert("format", FORMAT)?;
+    write.open_table(LEASES)?;
+    write.open_table(LOG)?;
+    Ok(write.commit()?)
+}
+
+fn commit(
+    database: &Database,
+    batch: &Batch<'_>,
+) -> std::result::Result<Option<Revision>, redb::Error> {
+    let mut write = database.begin_write()?;
+    write.set_durability(Durability::Immediate)?;
+    let mut trimmed = None;
+    {
+        let mut log = write.open_table(LOG)?;
+        let mut bytes = vec![];
+        for (at, record) in batch.records {
+            record.encode(&mut bytes);
+            log.insert((at.revision, at.index), &bytes[..])?;
+        }
+        if let Some(trim) = batch.trim {
+            let next = clear(&mut log, trim)?;
+            let mut meta = write.open_table(META)?;
+            meta.insert("floor", trim.floor.0)?;
+            meta.insert("trimmed", next.0)?;
+            trimmed = Some(next);
+        }
+        if !batch.granted.is_empty() || !batch.revoked.is_empty() {
+            let mut leases = write.open_table(LEASES)?;
+            for (id, ttl) in batch.granted {
+                leases.insert(id, ttl)?;
+            }
+            for id in batch.revoked {
+                leases.remove(id)?;
+            }
+        }
+    }
+    write.commit()?;
+    Ok(trimmed)
+}
+
+/// Removes what the records of `from..floor` replaced, and those of them that are deletes. Stops
+/// after about `limit` records, at a revision's end; returns where.
+fn clear(
+    log: &mut Table<'_, (u64, u32), &'static [u8]>,
+    trim: Trim,
+) -> std::result::Result<Revision, redb::Error> {
+    let mut doomed = vec![];
+    let mut next = trim.floor;
+    let mut last = 0;
+    for (seen, row) in log.range((trim.from.0, 0)..(trim.floor.0, 0))?.enumerate() {
+        let (at, bytes) = row?;
+        let at = address(at.value());
+        if seen >= trim.limit && at.revision != last {
+            next = Revision(at.revision);
+            break;
+        }
+        last = at.revision;
+        let view = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+        doomed.extend(view.previous);
+        if view.kind == crate::EventKind::Delete {
+            doomed.push(at);
+        }
+    }
+    for at in doomed {
+        log.remove((at.revision, at.index))?;
+    }
+    Ok(next)
+}
+
+fn history(
+    database: &Database,
+    from: Revision,
+    upto: Revision,
+    range: &KeyRange,
+) -> std::result::Result<Chunk, redb::Error> {
+    let read = database.begin_read()?;
+    let log = read.open_table(LOG)?;
+    let mut events: Vec<(Revision, Vec<Event>)> = vec![];
+    let mut bytes_read = 0;
+    let mut last = 0;
+    for row in ReadableTable::range(&log, (from.0, 0)..=(upto.0, u32::MAX))? {
+        let (at, bytes) = row?;
+        let at = address(at.value());
+        if bytes_read >= CHUNK_BYTES && at.revision != last {
+            return Ok(Chunk { events, next: Revision(at.revision) });
+        }
+        last = at.revision;
+        bytes_read += bytes.value().len();
+        let view = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+        if !range.contains(view.key) {
+            continue;
+        }
+        let event = view.event(at, previous(&log, &view)?);
+        match events.last_mut() {
+            Some((revision, group)) if revision.0 == at.revision => group.push(event),
+            _ => events.push((Revision(at.revision), vec![event])),
+        }
+    }
+    Ok(Chunk { events, next: Revision(upto.0 + 1) })
+}
+
+/// The previous state, from its own record. It may be gone if the floor has passed meanwhile; then
+/// whoever reads looks at the floor again and throws the chunk away.
+fn previous(
+    log: &impl ReadableTable<(u64, u32), &'static [u8]>,
+    view: &View<'_>,
+) -> std::result::Result<Option<crate::KeyValue>, redb::Error> {
+    let Some(at) = view.previous else { return Ok(None) };
+    let Some(bytes) = log.get((at.revision, at.index))? else { return Ok(None) };
+    let before = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+    Ok(Some(before.key_value(at)))
+}
+
+fn address((revision, index): (u64, u32)) -> Address {
+    Address { revision, index }
+}
+
+fn damaged(at: Address) -> redb::Error {
+    redb::Error::Corrupted(format!("the record at revision {} is damaged", at.revision))
+}
+
+/// An exact copy: what comes in may be a small part of a big request buffer.
+pub(super) fn exact(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}

@@ -1,0 +1,83 @@
+//! Leases: which there are, when they end, which keys hang on them. Owned by the committer alone.
+//!
+//! Deadlines live in memory only: keeping a lease alive writes nothing, and a restart gives each
+//! lease its whole time again. Upstream: etcd does the same when its leader changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::{Error, LeaseId, Result};
+
+struct Lease {
+    ttl: Duration,
+    deadline: Instant,
+    keys: BTreeSet<Bytes>,
+}
+
+#[derive(Default)]
+pub(super) struct Leases {
+    leases: BTreeMap<LeaseId, Lease>,
+    /// One entry per lease, the next to end first.
+    deadlines: BTreeSet<(Instant, LeaseId)>,
+}
+
+impl Leases {
+    pub fn contains(&self, id: LeaseId) -> bool {
+        self.leases.contains_key(&id)
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = LeaseId> {
+        self.leases.keys().copied()
+    }
+
+    pub fn insert(&mut self, id: LeaseId, ttl_seconds: i64, now: Instant) {
+        let ttl = Duration::from_secs(ttl_seconds.max(1).unsigned_abs());
+        let deadline = now + ttl;
+        self.remove(id);
+        self.leases.insert(id, Lease { ttl, deadline, keys: BTreeSet::new() });
+        self.deadlines.insert((deadline, id));
+    }
+
+    pub fn remove(&mut self, id: LeaseId) {
+        if let Some(lease) = self.leases.remove(&id) {
+            self.deadlines.remove(&(lease.deadline, id));
+        }
+    }
+
+    pub fn keep_alive(&mut self, id: LeaseId, now: Instant) -> Result<()> {
+        let lease = self.leases.get_mut(&id).ok_or(Error::LeaseNotFound(id))?;
+        self.deadlines.remove(&(lease.deadline, id));
+        lease.deadline = now + lease.ttl;
+        self.deadlines.insert((lease.deadline, id));
+        Ok(())
+    }
+
+    /// A key moves from one lease to another; 0 is none.
+    pub fn attach(&mut self, key: &Bytes, from: LeaseId, to: LeaseId) {
+        if from == to {
+            return;
+        }
+        if let Some(lease) = self.leases.get_mut(&from) {
+            lease.keys.remove(key);
+        }
+        if let Some(lease) = self.leases.get_mut(&to) {
+            lease.keys.insert(key.clone());
+        }
+    }
+
+    pub fn keys(&self, id: LeaseId) -> impl Iterator<Item = &Bytes> {
+        self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys)
+    }
+
+    /// The leases that have ended.
+    pub fn due(&self, now: Instant) -> Vec<LeaseId> {
+        self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+}

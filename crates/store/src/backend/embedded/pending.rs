@@ -1,0 +1,235 @@
+//! Transactions on their way to the disk: evaluated one after the other on top of the visible
+//! state, seeing each other, seen by nobody else.
+//!
+//! A transaction that fails changes nothing here; if the commit fails, the whole of this is dropped.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+
+use super::durable::exact;
+use super::leases::Leases;
+use super::record::{Address, Record};
+use super::state::{Group, Overlay, State, Stored, event, merge};
+use crate::{
+    Compare, Error, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, OpResult, Result, Revision,
+    Txn, TxnResponse,
+};
+
+pub(super) struct Pending<'a> {
+    state: &'a State,
+    leases: &'a Leases,
+    at: u64,
+    overlay: Overlay,
+    granted: BTreeMap<LeaseId, i64>,
+    revoked: BTreeSet<LeaseId>,
+    changes: Changes,
+}
+
+/// What a commit writes and then makes visible.
+#[derive(Default)]
+pub(super) struct Changes {
+    pub records: Vec<(Address, Record)>,
+    /// One group per revision, in order; the events match the records.
+    pub groups: Vec<Group>,
+    /// The keys' new state, for the records in order.
+    pub after: Vec<(Bytes, Option<Stored>)>,
+    pub granted: Vec<(LeaseId, i64)>,
+    pub revoked: Vec<LeaseId>,
+}
+
+impl Changes {
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.granted.is_empty() && self.revoked.is_empty()
+    }
+}
+
+impl<'a> Pending<'a> {
+    /// `at` is the time of the commit, in milliseconds.
+    pub fn new(state: &'a State, leases: &'a Leases, at: u64) -> Self {
+        Self {
+            state,
+            leases,
+            at,
+            overlay: Overlay::new(),
+            granted: BTreeMap::new(),
+            revoked: BTreeSet::new(),
+            changes: Changes::default(),
+        }
+    }
+
+    pub fn finish(self) -> Changes {
+        // Granted and revoked in one batch: it never was.
+        let granted = self.granted.iter().filter(|(id, _)| !self.revoked.contains(id));
+        let granted = granted.map(|(id, ttl)| (*id, *ttl)).collect();
+        let revoked = self.revoked.iter().filter(|id| self.leases.contains(**id));
+        let revoked = revoked.copied().collect();
+        Changes { granted, revoked, ..self.changes }
+    }
+
+    pub fn revision(&self) -> Revision {
+        self.changes.groups.last().map_or(self.state.revision, |group| group.revision)
+    }
+
+    pub fn txn(&mut self, txn: Txn) -> Result<TxnResponse> {
+        let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
+        let ops = if succeeded { txn.success } else { txn.failure };
+        for op in &ops {
+            if let Op::Put { lease, .. } = op {
+                self.check_lease(*lease)?;
+            }
+        }
+        let mut step = Step::new(self);
+        let results = ops.into_iter().map(|op| step.run(op)).collect();
+        step.finish();
+        Ok(TxnResponse { succeeded, revision: self.revision(), results })
+    }
+
+    pub fn grant(&mut self, id: LeaseId, ttl_seconds: i64) {
+        self.granted.insert(id, ttl_seconds);
+    }
+
+    pub fn has_lease(&self, id: LeaseId) -> bool {
+        let known = self.leases.contains(id) || self.granted.contains_key(&id);
+        known && !self.revoked.contains(&id)
+    }
+
+    fn check_lease(&self, id: LeaseId) -> Result<()> {
+        if id == 0 || self.has_lease(id) { Ok(()) } else { Err(Error::LeaseNotFound(id)) }
+    }
+
+    /// Ends the lease and deletes its keys, in key order and at one revision.
+    pub fn revoke(&mut self, id: LeaseId) -> Result<()> {
+        if !self.has_lease(id) {
+            return Err(Error::LeaseNotFound(id));
+        }
+        // Keys of before the batch and of the batch; who holds the lease now counts.
+        let mut keys: BTreeSet<Bytes> = self.leases.keys(id).cloned().collect();
+        keys.extend(self.overlay.keys().cloned());
+        keys.retain(|key| self.current(key).is_some_and(|stored| stored.lease == id));
+        let mut step = Step::new(self);
+        for key in keys {
+            step.delete(&key);
+        }
+        step.finish();
+        self.revoked.insert(id);
+        Ok(())
+    }
+
+    fn current(&self, key: &[u8]) -> Option<&Stored> {
+        match self.overlay.get(key) {
+            Some(changed) => changed.as_ref(),
+            None => self.state.live.get(key),
+        }
+    }
+
+    fn holds(&self, compare: &Compare) -> bool {
+        match compare {
+            Compare::ModRevision(key, revision) => {
+                self.current(key).map_or(0, |stored| stored.modified.revision) == revision.0
+            }
+            Compare::Version(key, version) => {
+                self.current(key).map_or(0, |stored| stored.version) == *version
+            }
+        }
+    }
+
+    fn scan(&self, range: &KeyRange) -> Vec<KeyValue> {
+        merge(&self.state.live, &self.overlay, range).map(|(k, s)| s.key_value(k)).collect()
+    }
+}
+
+/// One transaction being applied. All its changes carry the same revision.
+struct Step<'p, 'a> {
+    pending: &'p mut Pending<'a>,
+    revision: Revision,
+    events: Vec<Event>,
+}
+
+impl<'p, 'a> Step<'p, 'a> {
+    fn new(pending: &'p mut Pending<'a>) -> Self {
+        let revision = Revision(pending.revision().0 + 1);
+        Self { pending, revision, events: vec![] }
+    }
+
+    fn run(&mut self, op: Op) -> OpResult {
+        match op {
+            Op::Put { key, value, lease } => {
+                OpResult::Put { previous: self.put(&key, &value, lease) }
+            }
+            Op::DeleteRange { range } => {
+                let keys: Vec<Bytes> =
+                    merge(&self.pending.state.live, &self.pending.overlay, &range)
+                        .map(|(key, _)| key.clone())
+                        .collect();
+                OpResult::Deleted {
+                    previous: keys.iter().filter_map(|key| self.delete(key)).collect(),
+                }
+            }
+            Op::Get { range } => OpResult::Got { kvs: self.pending.scan(&range) },
+        }
+    }
+
+    fn put(&mut self, key: &Bytes, value: &Bytes, lease: LeaseId) -> Option<KeyValue> {
+        let before = self.pending.current(key).cloned();
+        let stored = Stored {
+            value: exact(value),
+            create: before.as_ref().map_or(self.revision, |before| before.create),
+            modified: self.address(),
+            version: before.as_ref().map_or(1, |before| before.version + 1),
+            lease,
+        };
+        self.change(key, before, Some(stored))
+    }
+
+    fn delete(&mut self, key: &Bytes) -> Option<KeyValue> {
+        let before = self.pending.current(key).cloned()?;
+        self.change(key, Some(before), None)
+    }
+
+    fn address(&self) -> Address {
+        // A transaction has far fewer than 2^32 changes: they all are in memory.
+        Address { revision: self.revision.0, index: self.events.len() as u32 }
+    }
+
+    fn change(
+        &mut self,
+        key: &Bytes,
+        before: Option<Stored>,
+        after: Option<Stored>,
+    ) -> Option<KeyValue> {
+        let at = self.address();
+        let key = self.shared_key(key);
+        let previous = before.as_ref().map(|stored| stored.key_value(&key));
+        let record = Record {
+            kind: if after.is_some() { EventKind::Put } else { EventKind::Delete },
+            at: self.pending.at,
+            create: after.as_ref().map_or(0, |stored| stored.create.0),
+            version: after.as_ref().map_or(0, |stored| stored.version),
+            lease: after.as_ref().map_or(0, |stored| stored.lease),
+            previous: before.map(|stored| stored.modified),
+            key: key.clone(),
+            value: after.as_ref().map_or(Bytes::new(), |stored| stored.value.clone()),
+        };
+        self.events.push(event(&key, &after, at, previous.clone()));
+        self.pending.changes.records.push((at, record));
+        self.pending.changes.after.push((key.clone(), after.clone()));
+        self.pending.overlay.insert(key, after);
+        previous
+    }
+
+    /// The key as it is held already, or an exact copy.
+    fn shared_key(&self, key: &Bytes) -> Bytes {
+        let held = self.pending.overlay.get_key_value(&key[..]).map(|(key, _)| key);
+        let held =
+            held.or_else(|| self.pending.state.live.get_key_value(&key[..]).map(|(key, _)| key));
+        held.cloned().unwrap_or_else(|| exact(key))
+    }
+
+    fn finish(self) {
+        if !self.events.is_empty() {
+            let group = Group { revision: self.revision, events: self.events.into() };
+            self.pending.changes.groups.push(group);
+        }
+    }
+}

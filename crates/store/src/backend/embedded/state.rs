@@ -1,0 +1,275 @@
+//! What is visible: the live values, the revision, the floor, and a ring of recent events.
+//!
+//! In: committed batches from the committer, its only writer. Out: reads, now and at past
+//! revisions; recent events for watches that catch up.
+//!
+//! Memory per key is the value once (shared with events, the caller, and the watch cache), the key
+//! once, and about 180 bytes around them. Keys and values are exact copies in buffers of their own,
+//! so that nothing pins a request's buffer, nor a key the value that it came with.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::record::Address;
+use crate::{
+    Error, Event, EventKind, KeyRange, KeyValue, LeaseId, RangeRequest, RangeResponse, Result,
+    Revision,
+};
+
+/// A live value.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub value: Bytes,
+    pub create: Revision,
+    pub modified: Address,
+    pub version: u64,
+    pub lease: LeaseId,
+}
+
+impl Stored {
+    pub fn key_value(&self, key: &Bytes) -> KeyValue {
+        KeyValue {
+            key: key.clone(),
+            value: self.value.clone(),
+            create_revision: self.create,
+            mod_revision: Revision(self.modified.revision),
+            version: self.version,
+            lease: self.lease,
+        }
+    }
+}
+
+/// What differs from the live values: `None` where a key is not there.
+pub(super) type Overlay = BTreeMap<Bytes, Option<Stored>>;
+
+pub(super) struct State {
+    pub live: BTreeMap<Bytes, Stored>,
+    pub revision: Revision,
+    pub floor: Revision,
+    pub ring: Ring,
+}
+
+impl State {
+    /// The empty store, at revision 1 as in etcd.
+    pub fn new(ring_bytes: usize) -> Self {
+        Self {
+            live: BTreeMap::new(),
+            revision: Revision(1),
+            floor: Revision(1),
+            ring: Ring { groups: VecDeque::new(), bytes: 0, limit: ring_bytes, start: Revision(2) },
+        }
+    }
+
+    /// One change, as the log has it.
+    pub fn apply(&mut self, key: &Bytes, change: Option<Stored>) {
+        match change {
+            // The key that is there stays: it is shared with all events about it.
+            Some(stored) => match self.live.get_mut(&key[..]) {
+                Some(slot) => *slot = stored,
+                None => drop(self.live.insert(key.clone(), stored)),
+            },
+            None => drop(self.live.remove(&key[..])),
+        }
+    }
+
+    pub fn check_readable(&self, requested: Revision) -> Result<()> {
+        if requested > self.revision {
+            return Err(Error::Future { requested, current: self.revision });
+        }
+        if requested < self.floor {
+            return Err(Error::Compacted { requested, floor: self.floor });
+        }
+        Ok(())
+    }
+
+    /// The range as it is now, or with `overlay` as it was.
+    pub fn range(&self, request: &RangeRequest, overlay: &Overlay) -> RangeResponse {
+        let limit = match (request.count_only, request.limit) {
+            (true, _) => 0,
+            (false, 0) => usize::MAX,
+            (false, limit) => limit,
+        };
+        let mut kvs = vec![];
+        let mut count = 0;
+        for (key, stored) in merge(&self.live, overlay, &request.range) {
+            if count < limit {
+                kvs.push(stored.key_value(key));
+            }
+            count += 1;
+        }
+        let more = !request.count_only && count > kvs.len();
+        RangeResponse { kvs, count, more, revision: self.revision }
+    }
+
+    pub fn raise_floor(&mut self, floor: Revision) {
+        self.floor = self.floor.max(floor);
+        self.ring.forget_below(self.floor);
+    }
+}
+
+/// The keys of a range in order, the overlay's word over the live map's.
+pub(super) fn merge<'a>(
+    live: &'a BTreeMap<Bytes, Stored>,
+    overlay: &'a Overlay,
+    range: &KeyRange,
+) -> impl Iterator<Item = (&'a Bytes, &'a Stored)> {
+    let mut live = live.range::<[u8], _>(range.bounds()).peekable();
+    let mut overlay = overlay.range::<[u8], _>(range.bounds()).peekable();
+    std::iter::from_fn(move || {
+        loop {
+            let from_overlay = match (live.peek(), overlay.peek()) {
+                (_, None) => return live.next(),
+                (None, Some(_)) => overlay.next(),
+                (Some((a, _)), Some((b, _))) if a < b => return live.next(),
+                (Some((a, _)), Some((b, _))) => {
+                    if a == b {
+                        live.next();
+                    }
+                    overlay.next()
+                }
+            };
+            // A key that the overlay denies is skipped.
+            if let Some((key, Some(stored))) = from_overlay {
+                return Some((key, stored));
+            }
+        }
+    })
+}
+
+/// The newest events, without gap from `start` on, bounded in bytes.
+pub(super) struct Ring {
+    groups: VecDeque<Group>,
+    bytes: usize,
+    limit: usize,
+    /// The oldest revision that is certainly in here, or the next one to come.
+    pub start: Revision,
+}
+
+/// All events of one revision.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub revision: Revision,
+    pub events: Arc<[Event]>,
+}
+
+impl Group {
+    /// The part in `range`; shared if that is all of it.
+    pub fn select(&self, range: &KeyRange) -> Option<Arc<[Event]>> {
+        let inside = self.events.iter().filter(|e| range.contains(&e.kv.key)).count();
+        if inside == self.events.len() {
+            return Some(self.events.clone());
+        }
+        let part = || self.events.iter().filter(|e| range.contains(&e.kv.key)).cloned().collect();
+        (inside > 0).then(part)
+    }
+
+    /// About what it holds in memory, as if it shared nothing.
+    fn cost(&self) -> usize {
+        let one = |e: &Event| {
+            let previous = e.previous.as_ref().map_or(0, |kv| kv.value.len());
+            size_of::<Event>() + e.kv.key.len() + e.kv.value.len() + previous
+        };
+        size_of::<Self>() + self.events.iter().map(one).sum::<usize>()
+    }
+}
+
+impl Ring {
+    pub fn push(&mut self, group: Group) {
+        self.bytes += group.cost();
+        self.groups.push_back(group);
+        while self.bytes > self.limit {
+            let Some(oldest) = self.groups.pop_front() else { break };
+            self.bytes -= oldest.cost();
+            self.start = Revision(oldest.revision.0 + 1);
+        }
+    }
+
+    fn forget_below(&mut self, floor: Revision) {
+        while self.groups.front().is_some_and(|group| group.revision < floor) {
+            let oldest = self.groups.pop_front().expect("just seen");
+            self.bytes -= oldest.cost();
+            self.start = Revision(oldest.revision.0 + 1);
+        }
+    }
+
+    /// After events came to be that are not in here.
+    pub fn restart(&mut self, start: Revision) {
+        self.groups.clear();
+        self.bytes = 0;
+        self.start = start;
+    }
+
+    /// The groups from `from` on; `from` must not be below `start`.
+    pub fn since(&self, from: Revision) -> impl Iterator<Item = &Group> {
+        let skip = self.groups.partition_point(|group| group.revision < from);
+        self.groups.range(skip..)
+    }
+}
+
+/// The way back: what the keys of a range held before the changes after a revision.
+pub(super) struct Undo {
+    pub overlay: Overlay,
+    /// The first revision not yet undone.
+    pub next: Revision,
+}
+
+impl Undo {
+    /// To read at `at`.
+    pub fn to(at: Revision) -> Self {
+        Self { overlay: Overlay::new(), next: Revision(at.0 + 1) }
+    }
+
+    /// Undoes some events; they must come in order, and the first change of a key counts.
+    pub fn add<'a>(&mut self, events: impl IntoIterator<Item = &'a Event>) {
+        for Event { kind: _, kv, previous } in events {
+            if self.overlay.contains_key(&kv.key) {
+                continue;
+            }
+            let before = previous.as_ref().map(|kv| Stored {
+                value: kv.value.clone(),
+                create: kv.create_revision,
+                modified: Address { revision: kv.mod_revision.0, index: 0 },
+                version: kv.version,
+                lease: kv.lease,
+            });
+            self.overlay.insert(kv.key.clone(), before);
+        }
+    }
+
+    /// Undoes what the ring knows; true if that is all there is, else the disk has the first part.
+    pub fn add_ring(&mut self, state: &State, range: &KeyRange) -> bool {
+        if self.next < state.ring.start && self.next <= state.revision {
+            return false;
+        }
+        for group in state.ring.since(self.next) {
+            self.add(group.events.iter().filter(|e| range.contains(&e.kv.key)));
+        }
+        self.next = Revision(state.revision.0 + 1);
+        true
+    }
+}
+
+/// The event as it is published.
+pub(super) fn event(
+    key: &Bytes,
+    after: &Option<Stored>,
+    at: Address,
+    previous: Option<KeyValue>,
+) -> Event {
+    match after {
+        Some(stored) => Event { kind: EventKind::Put, kv: stored.key_value(key), previous },
+        None => {
+            let kv = KeyValue {
+                key: key.clone(),
+                value: Bytes::new(),
+                create_revision: Revision(0),
+                mod_revision: Revision(at.revision),
+                version: 0,
+                lease: 0,
+            };
+            Event { kind: EventKind::Delete, kv, previous }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The state store: bytes under keys, with etcd's semantics.
+//!
+//! One global revision that only grows. Every transaction that changes something takes the next
+//! revision; all its changes carry it. Nothing is visible (to reads, watches or the caller) before
+//! it is durable. The store knows no kinds: keys look like `/registry/pods/default/web`, values
+//! are opaque.
+//!
+//! Invariants:
+//! - only the store mints revisions, and an acknowledged write survives `kill -9` and power loss;
+//! - a watch delivers every change of its range from its start revision on, in revision order,
+//!   once; a slow watcher delays nobody (it reads history from disk, or ends with `Compacted`);
+//! - a read below the compaction floor fails with `Compacted`, above the current revision with
+//!   `Future`.
+
+pub mod backend;
+
+use std::fmt;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+pub use backend::embedded::{Embedded, Options};
+pub use backend::sim::Sim;
+
+/// The most bytes that one value may have: etcd's default limit of a request.
+pub const VALUE_LIMIT: usize = 3 * 512 * 1024;
+
+/// A point in the store's history. 0 is "before everything"; the first write has revision 2, as in
+/// etcd, whose revision 1 is the empty store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The id of a lease; 0 is no lease.
+pub type LeaseId = i64;
+
+/// One key at one revision. Clones share the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    pub key: Bytes,
+    pub value: Bytes,
+    pub create_revision: Revision,
+    pub mod_revision: Revision,
+    /// Counts the writes since the key was created: 1 for the first.
+    pub version: u64,
+    pub lease: LeaseId,
+}
+
+/// The keys `start ≤ key < end`; an empty `end` means the one key `start`, `end == b"\0"` all keys
+/// from `start` on (as in etcd).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    pub start: Bytes,
+    pub end: Bytes,
+}
+
+impl KeyRange {
+    pub fn one(key: impl Into<Bytes>) -> Self {
+        Self { start: key.into(), end: Bytes::new() }
+    }
+
+    /// All keys that begin with `prefix`.
+    pub fn prefix(prefix: impl Into<Bytes>) -> Self {
+        let start = prefix.into();
+        let end = prefix_end(&start);
+        Self { start, end }
+    }
+
+    pub fn contains(&self, key: &[u8]) -> bool {
+        if self.end.is_empty() {
+            return key == &self.start[..];
+        }
+        key >= &self.start[..] && (&self.end[..] == b"\0" || key < &self.end[..])
+    }
+
+    /// The same range as ordered maps want it; never one that they would panic on.
+    pub fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
+        let start = &self.start[..];
+        match &self.end[..] {
+            b"" => (Bound::Included(start), Bound::Included(start)),
+            b"\0" => (Bound::Included(start), Bound::Unbounded),
+            end => (Bound::Included(start), Bound::Excluded(end.max(start))),
+        }
+    }
+}
+
+/// The first key after all keys with this prefix.
+pub fn prefix_end(prefix: &[u8]) -> Bytes {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return end.into();
+        }
+    }
+    Bytes::from_static(b"\0")
+}
+
+#[derive(Clone, Debug)]
+pub struct RangeRequest {
+    pub range: KeyRange,
+    /// 0 for no limit.
+    pub limit: usize,
+    /// Read at this revision; `None` (or 0, as in etcd) for the newest.
+    pub revision: Option<Revision>,
+    /// Count only: `kvs` stays empty.
+    pub count_only: bool,
+}
+
+impl RangeRequest {
+    pub fn new(range: KeyRange) -> Self {
+        Self { range, limit: 0, revision: None, count_only: false }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct RangeResponse {
+    /// In key order.
+    pub kvs: Vec<KeyValue>,
+    /// How many keys the range holds, whatever the limit.
+    pub count: usize,
+    pub more: bool,
+    /// The store's revision at the read: not the newest key's, and not the one asked for.
+    pub revision: Revision,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// The key's mod revision equals; `Revision(0)` means that the key does not exist.
+    ModRevision(Bytes, Revision),
+    /// The key's version equals; 0 means that the key does not exist.
+    Version(Bytes, u64),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    Put { key: Bytes, value: Bytes, lease: LeaseId },
+    DeleteRange { range: KeyRange },
+    Get { range: KeyRange },
+}
+
+/// If all comparisons hold, `success`, else `failure`; atomically, at one revision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Txn {
+    pub compare: Vec<Compare>,
+    pub success: Vec<Op>,
+    pub failure: Vec<Op>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TxnResponse {
+    pub succeeded: bool,
+    /// The store's revision after the transaction; that of its changes, if it made any.
+    pub revision: Revision,
+    /// One per op of the branch that ran.
+    pub results: Vec<OpResult>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpResult {
+    /// What stood there before.
+    Put {
+        previous: Option<KeyValue>,
+    },
+    Deleted {
+        previous: Vec<KeyValue>,
+    },
+    Got {
+        kvs: Vec<KeyValue>,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct WatchRequest {
+    pub range: KeyRange,
+    /// The first revision to deliver; `None` (or 0, as in etcd): what comes after the present.
+    pub start: Option<Revision>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    Put,
+    /// The event's `kv` has only the key and, as mod revision, the deleting revision.
+    Delete,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub kind: EventKind,
+    pub kv: KeyValue,
+    /// The key's state before this change, if it had one.
+    pub previous: Option<KeyValue>,
+}
+
+/// What a watch yields: all events of one revision together, so that nobody sees half a
+/// transaction.
+#[derive(Clone, Debug)]
+pub enum WatchItem {
+    Events(Revision, Arc<[Event]>),
+    /// Everything up to this revision has been delivered. Sent once a watch with a start has caught
+    /// up with the present (at once if there is nothing to catch up with), each time a slow watcher
+    /// has caught up again, and when asked for by [`Watch::request_progress`].
+    Progress(Revision),
+    /// The watch is over: its next revision is no longer kept, this one is the oldest that is.
+    Compacted(Revision),
+}
+
+/// A running watch; dropping it ends it.
+pub struct Watch {
+    pub items: mpsc::Receiver<WatchItem>,
+    /// Asks for a [`WatchItem::Progress`] with the then current revision.
+    pub progress: mpsc::Sender<()>,
+}
+
+impl Watch {
+    /// Asks for a [`WatchItem::Progress`]; a request that still waits covers this one too.
+    pub fn request_progress(&self) {
+        // Full: one is waiting already. Closed: the watch is over, and its end says so.
+        let _ = self.progress.try_send(());
+    }
+}
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    #[error("required revision {requested} has been compacted; the oldest kept is {floor}")]
+    Compacted { requested: Revision, floor: Revision },
+    #[error("revision {requested} is in the future; the store is at {current}")]
+    Future { requested: Revision, current: Revision },
+    #[error("lease {0} not found")]
+    LeaseNotFound(LeaseId),
+    #[error("the value under {key} has {size} bytes, the limit is {limit}")]
+    TooLarge { key: String, size: usize, limit: usize },
+    /// Disk full, I/O error, lost connection: the write was refused or its fate is unknown.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(Arc<str>),
+    /// The files are damaged, or of a version that this program cannot read.
+    #[error("{0}")]
+    Unusable(Arc<str>),
+}
+
+impl Error {
+    pub(crate) fn unavailable(why: impl fmt::Display) -> Self {
+        Self::Unavailable(why.to_string().into())
+    }
+
+    pub(crate) fn unusable(why: impl fmt::Display) -> Self {
+        Self::Unusable(why.to_string().into())
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The seam. Object-safe; every backend passes the contract suite.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
+    async fn watch(&self, request: WatchRequest) -> Result<Watch>;
+    /// The newest revision, linearizably.
+    async fn revision(&self) -> Result<Revision>;
+    /// Forgets history below `revision` (which stays readable, and watches may start there).
+    async fn compact(&self, revision: Revision) -> Result<()>;
+    /// A lease of `ttl_seconds` (at least one); keys attached to it vanish (as deletes) when it expires.
+    async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId>;
+    async fn lease_revoke(&self, lease: LeaseId) -> Result<()>;
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()>;
+    /// Commits what is queued and closes; later calls fail with `Unavailable`.
+    async fn close(&self);
+}

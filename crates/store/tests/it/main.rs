@@ -1,0 +1,7 @@
+//! What a store is, as cases that every backend must pass; and the embedded one against the naive
+//! one, with crashes.
+
+extern crate decapod_store as store;
+
+mod contract;
+mod lab;
