@@ -84,6 +84,8 @@ pub struct Inner {
     pub retry_after_seconds: Option<u32>,
     /// Where an expired list may go on, in `metadata.continue`.
     pub continue_token: Option<String>,
+    /// Some errors have no `details` at all, though others of their reason have empty ones.
+    pub hides_details: bool,
 }
 
 impl std::ops::Deref for StatusError {
@@ -114,6 +116,7 @@ impl StatusError {
             uid: String::new(),
             causes: vec![],
             retry_after_seconds: None,
+            hides_details: false,
             continue_token: None,
         }))
     }
@@ -214,6 +217,11 @@ impl StatusError {
         self
     }
 
+    pub fn without_details(mut self) -> Self {
+        self.0.hides_details = true;
+        self
+    }
+
     /// With another HTTP code than the reason's own.
     pub fn with_code(mut self, code: u16) -> Self {
         self.0.code = code;
@@ -258,7 +266,7 @@ impl StatusError {
             inner.reason,
             Reason::BadRequest | Reason::Unauthorized | Reason::Unknown | Reason::Expired
         );
-        if !details.is_empty() || has_subject {
+        if !details.is_empty() || (has_subject && !inner.hides_details) {
             status["details"] = details.into();
         }
         status["code"] = inner.code.into();
