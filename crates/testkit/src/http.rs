@@ -35,7 +35,7 @@ pub fn get_from(network: &File, address: &str, path: &str, limit: Duration) -> R
 /// One plain GET from the calling thread's network.
 pub fn get(address: &str, path: &str, limit: Duration) -> Result<Response> {
     let mut reader = BufReader::new(connect(address, limit)?);
-    request(reader.get_mut(), path, address)?;
+    request(reader.get_mut(), "GET", path, address, "")?;
     response(&mut reader)
 }
 
@@ -48,9 +48,17 @@ fn connect(address: &str, limit: Duration) -> Result<TcpStream> {
     Ok(stream)
 }
 
-fn request(stream: &mut impl Write, path: &str, host: &str) -> io::Result<()> {
+fn request(
+    stream: &mut impl Write,
+    verb: &str,
+    path: &str,
+    host: &str,
+    body: &str,
+) -> io::Result<()> {
     let text = format!(
-        "GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+        "{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
     );
     stream.write_all(text.as_bytes())?;
     stream.flush()
@@ -139,7 +147,11 @@ impl ApiClient {
     }
 
     pub fn get(&self, path: &str, limit: Duration) -> Result<Response> {
-        response(&mut self.send(path, limit)?)
+        response(&mut self.send("GET", path, "", limit)?)
+    }
+
+    pub fn post(&self, path: &str, body: &str, limit: Duration) -> Result<Response> {
+        response(&mut self.send("POST", path, body, limit)?)
     }
 
     /// Calls `each` with every line of a streamed answer, until it says to stop.
@@ -149,7 +161,7 @@ impl ApiClient {
         limit: Duration,
         mut each: impl FnMut(&str) -> bool,
     ) -> Result<()> {
-        let mut reader = self.send(path, limit)?;
+        let mut reader = self.send("GET", path, "", limit)?;
         let head = Head::read(&mut reader)?;
         if head.status != 200 || !head.chunked {
             bail!("{path}: status {}, chunked: {}", head.status, head.chunked);
@@ -169,14 +181,16 @@ impl ApiClient {
 
     fn send(
         &self,
+        verb: &str,
         path: &str,
+        body: &str,
         limit: Duration,
     ) -> Result<BufReader<StreamOwned<ClientConnection, TcpStream>>> {
         let socket = connect(&self.address, limit)?;
         let name = ServerName::IpAddress(socket.peer_addr()?.ip().into());
         let connection = ClientConnection::new(Arc::clone(&self.config), name)?;
         let mut stream = StreamOwned::new(connection, socket);
-        request(&mut stream, path, &self.address)?;
+        request(&mut stream, verb, path, &self.address, body)?;
         Ok(BufReader::new(stream))
     }
 }

@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod host;
 pub mod http;
 pub mod images;
+pub mod load;
 pub mod places;
 pub mod switch;
 pub mod wait;

@@ -1,0 +1,41 @@
+//! The end: deletions and a clean stop. Leaves an empty cluster.
+
+use anyhow::{Result, ensure};
+use testkit::wait;
+
+use crate::processes;
+use crate::story::{LONG, SHORT, Story};
+
+pub fn dependents(story: &mut Story) -> Result<()> {
+    story.kubectl("create namespace doomed")?;
+    story.kubectl(
+        "create deployment short -n doomed --image=busybox:1.35 --replicas=2 -- sleep 3600",
+    )?;
+    story.kubectl("create configmap note -n doomed --from-literal=a=b")?;
+    story.kubectl("rollout status deployment/short -n doomed --timeout=60s")?;
+    // `sleep` as process 1 ignores TERM: its grace period of 30 s is part of the wait.
+    story.shows("delete namespace doomed --timeout=80s", "namespace \"doomed\" deleted")?;
+    story
+        .shows("delete deployment web", "deployment.apps \"web\" deleted from default namespace")?;
+    wait::until(LONG, "the dependents are gone", || {
+        let rest = story.kubectl("get replicasets,pods -l app=web -o name")?;
+        ensure!(rest.is_empty(), "{rest}");
+        Ok(())
+    })?;
+    story.kubectl("delete service,configmap,secret web").map(drop)
+}
+
+pub fn interrupt(story: &mut Story) -> Result<()> {
+    let uid = story.value("pod client", ".metadata.uid")?;
+    let before = processes::named(&uid, "sh")?;
+    let status = story.server.stop(SHORT)?;
+    ensure!(status.success(), "the server ended with {status}");
+    ensure!(processes::named(&uid, "sh")? == before, "the pod was touched");
+    story.server.start()?;
+    story.kubectl("wait --for=condition=Ready node/node1 --timeout=60s")?;
+    ensure!(processes::named(&uid, "sh")? == before, "the pod was not adopted");
+    story.kubectl("delete pod client")?;
+    let rest = processes::of_pod(&uid)?;
+    ensure!(rest.is_empty(), "{rest:?}");
+    Ok(())
+}

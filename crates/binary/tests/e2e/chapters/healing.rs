@@ -1,0 +1,103 @@
+//! Things break and mend themselves. Leaves `web` with three Ready pods, some of them restarted.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use testkit::wait;
+
+use crate::processes;
+use crate::story::{LONG, SHORT, Story};
+
+const CRASH: &str = include_str!("../manifests/crash.yaml");
+const TOO_BIG: &str = include_str!("../manifests/too-big.yaml");
+
+fn restarts(story: &Story, pod: &str) -> Result<u32> {
+    let count = story.value(&format!("pod {pod}"), ".status.containerStatuses[0].restartCount")?;
+    Ok(count.parse()?)
+}
+
+/// Waits until a pod's container has been started once more and is Ready.
+fn soon_restarted(story: &Story, pod: &str, before: u32) -> Result<()> {
+    story.soon(
+        LONG,
+        &format!("pod {pod}"),
+        ".status.containerStatuses[0].restartCount",
+        &(before + 1).to_string(),
+    )?;
+    story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=60s")).map(drop)
+}
+
+pub fn killed_process(story: &mut Story) -> Result<()> {
+    let pod = story.first_pod("app=web")?;
+    let uid = story.value(&format!("pod {pod}"), ".metadata.uid")?;
+    let before = restarts(story, &pod)?;
+    let old = processes::named(&uid, "nginx")?;
+    old.kill()?;
+    soon_restarted(story, &pod, before)?;
+    ensure!(processes::named(&uid, "nginx")? != old, "the old process still runs");
+    let ended = ".status.containerStatuses[0].lastState.terminated.exitCode";
+    story.soon(SHORT, &format!("pod {pod}"), ended, "137")?;
+    story.soon(LONG, "deployment web", ".status.readyReplicas", "3")
+}
+
+pub fn deleted_pod(story: &mut Story) -> Result<()> {
+    let pod = story.first_pod("app=web")?;
+    let started = wait::now();
+    story.kubectl(&format!("delete pod {pod}"))?;
+    // kubectl waits: the API keeps the pod until its containers are gone, preStop's 2 s included.
+    let took = started.elapsed();
+    ensure!(
+        took >= Duration::from_secs(2),
+        "gone after {took:?}, before its preStop hook could end"
+    );
+    ensure!(took <= Duration::from_secs(15), "it took {took:?}");
+    story.soon_has_events(&pod, &["Killing"])?;
+    story.soon(LONG, "deployment web", ".status.readyReplicas", "3")?;
+    let pods = story.pods("app=web")?;
+    ensure!(pods.len() == 3 && !pods.contains(&pod), "{pods:?}");
+    Ok(())
+}
+
+pub fn liveness(story: &mut Story) -> Result<()> {
+    let pod = story.first_pod("app=web")?;
+    let before = restarts(story, &pod)?;
+    story.kubectl(&format!("exec {pod} -- touch /tmp/dead"))?;
+    soon_restarted(story, &pod, before)?;
+    story.soon_has_events(&pod, &["Unhealthy", "Killing"])?;
+    story.soon(LONG, "deployment web", ".status.readyReplicas", "3")
+}
+
+pub fn crash_loop(story: &mut Story) -> Result<()> {
+    story.apply(CRASH)?;
+    // Restarted at once, then after 10 s: the waits between are visible.
+    story.soon(
+        LONG,
+        "pod crash",
+        ".status.containerStatuses[0].state.waiting.reason",
+        "CrashLoopBackOff",
+    )?;
+    story.soon_shows(SHORT, "logs crash --previous", "about to fail")?;
+    story.soon(LONG, "pod crash", ".status.containerStatuses[0].restartCount", "2")?;
+    story.soon(
+        SHORT,
+        "pod crash",
+        ".status.containerStatuses[0].lastState.terminated.exitCode",
+        "3",
+    )?;
+    let started = story.value("pod crash", ".metadata.creationTimestamp")?;
+    ensure!(!started.is_empty(), "a pod knows its age");
+    story.soon_shows(
+        SHORT,
+        "get pod crash",
+        "NAME READY STATUS RESTARTS AGE\ncrash 0/1 CrashLoopBackOff 2 (* ago) *",
+    )?;
+    story.soon_has_events("crash", &["BackOff"])?;
+    story.kubectl("delete pod crash").map(drop)
+}
+
+pub fn does_not_fit(story: &mut Story) -> Result<()> {
+    story.apply(TOO_BIG)?;
+    story.soon(SHORT, "pod too-big", ".status.phase", "Failed")?;
+    story.soon(SHORT, "pod too-big", ".status.reason", "OutOfcpu")?;
+    story.kubectl("delete pod too-big").map(drop)
+}

@@ -1,0 +1,59 @@
+//! The chapters, in the order in which they are told.
+
+mod apply;
+mod commands;
+mod ending;
+mod healing;
+mod killing;
+mod rolling;
+mod service;
+mod start;
+mod statics;
+
+use anyhow::Result;
+
+use crate::story::Story;
+
+pub struct Chapter {
+    pub name: &'static str,
+    /// Told whatever was asked for, and the end of the story when it fails.
+    pub needed_by_all: bool,
+    pub tell: fn(&mut Story) -> Result<()>,
+}
+
+pub const CHAPTERS: &[Chapter] = &[
+    needed("start: the node becomes Ready", start::node_ready),
+    chapter("start: an API server says who it is", start::api_surface),
+    needed("images: archives of every shape are imported", start::images),
+    needed("apply: a Deployment becomes Ready", apply::ready),
+    chapter("apply: settings, secrets and limits reach the container", apply::inside),
+    chapter("apply: events tell what happened", apply::events),
+    chapter("service: the ClusterIP answers on the node and spreads", service::cluster_ip),
+    chapter("service: the NodePort answers outside", service::node_port),
+    chapter("service: names answer in a pod", service::names),
+    chapter("service: a pod that is not Ready gets nothing", service::not_ready),
+    chapter("commands: lists and columns", commands::lists),
+    chapter("commands: describe", commands::describe),
+    chapter("commands: logs, exec, cp, port-forward", commands::streams),
+    chapter("commands: changes", commands::changes),
+    chapter("commands: watch and wait", commands::watch),
+    chapter("commands: discovery, schema, identity, health", commands::surface),
+    chapter("healing: a killed process comes back", healing::killed_process),
+    chapter("healing: a deleted pod is replaced", healing::deleted_pod),
+    chapter("healing: a failing liveness probe restarts", healing::liveness),
+    chapter("healing: a crash loop backs off", healing::crash_loop),
+    chapter("healing: a pod that does not fit fails", healing::does_not_fit),
+    chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
+    chapter("statics: a static pod has a mirror", statics::mirror),
+    chapter("killing: the server is killed at any moment", killing::at_any_moment),
+    chapter("ending: what is deleted takes its dependents along", ending::dependents),
+    chapter("ending: Ctrl-C stops the server cleanly, pods go on", ending::interrupt),
+];
+
+const fn needed(name: &'static str, tell: fn(&mut Story) -> Result<()>) -> Chapter {
+    Chapter { name, needed_by_all: true, tell }
+}
+
+const fn chapter(name: &'static str, tell: fn(&mut Story) -> Result<()>) -> Chapter {
+    Chapter { name, needed_by_all: false, tell }
+}

@@ -1,0 +1,44 @@
+//! A rolling update under load, and back. Leaves `web` at its first version.
+
+use anyhow::{Context, Result, ensure};
+use testkit::load::Hammer;
+
+use crate::story::{LONG, SHORT, Story};
+
+pub fn update_and_undo(story: &mut Story) -> Result<()> {
+    let address = format!("{}:80", story.value("service web", ".spec.clusterIP")?);
+    let available =
+        ["get", "deployment", "web", "-w", "-o", "jsonpath={.status.availableReplicas}{\"\\n\"}"];
+    let available = story.server.kubectl_in_background("available", &available)?;
+    let hammer = Hammer::get(story.server.host().network()?, &address, "/");
+    story
+        .shows("set image deployment/web nginx=nginx:1.23", "deployment.apps/web image updated")?;
+    story.kubectl("rollout status deployment/web --timeout=120s")?;
+    let after = story.get(&address, "/")?;
+    ensure!(after.body.ends_with(" two\n"), "{after:?}");
+    story.shows(
+        "rollout history deployment/web",
+        "deployment.apps/web\nREVISION CHANGE-CAUSE\n1 <none>\n2 <none>",
+    )?;
+    story.shows("rollout undo deployment/web", "deployment.apps/web rolled back")?;
+    story.kubectl("rollout status deployment/web --timeout=120s")?;
+    story.shows("rollout restart deployment/web", "deployment.apps/web restarted")?;
+    story.kubectl("rollout status deployment/web --timeout=120s")?;
+    let report = hammer.stop();
+    ensure!(
+        report.failures.is_empty(),
+        "{} of {} requests failed: {:?}",
+        report.failures.len(),
+        report.count,
+        report.failures
+    );
+    ensure!(report.count > 100, "the hammer made only {} requests", report.count);
+    let printed = available.output()?;
+    let lowest = printed.lines().map(|line| line.trim().parse::<u32>().unwrap_or(0)).min();
+    let lowest = lowest.context("the watch printed something")?;
+    ensure!(lowest >= 3, "only {lowest} pods were available at a time");
+    story.soon(LONG, "deployment web", ".status.readyReplicas", "3")?;
+    story.soon(SHORT, "deployment web", ".spec.template.spec.containers[0].image", "nginx:1.22")?;
+    let merged = story.first_pod("app=web")?;
+    story.shows(&format!("exec {merged} -- ls /usr/share/nginx"), "old\nonly-in-one")
+}

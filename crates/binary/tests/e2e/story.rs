@@ -1,0 +1,155 @@
+//! The cluster that the chapters share, and the questions that they often ask.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use testkit::cluster::Server;
+use testkit::host::Host;
+use testkit::http::{self, ApiClient, Response};
+use testkit::switch::Switch;
+use testkit::{images, wait};
+
+use crate::expect;
+
+/// Long enough for a machine that is busy with something else; nobody waits it out when all is well.
+pub const LONG: Duration = Duration::from_secs(90);
+pub const SHORT: Duration = Duration::from_secs(20);
+
+/// The time that one request may take.
+const REQUEST: Duration = Duration::from_secs(5);
+
+pub struct Story {
+    // Before `server`: its host's cable ends here.
+    pub switch: Switch,
+    pub server: Server,
+    /// The node's address on the switch.
+    pub address: String,
+    pub static_manifests: PathBuf,
+}
+
+impl Story {
+    /// Makes the host, the images and a server that is ready.
+    pub fn begin() -> Result<Self> {
+        images::all()?;
+        let mut switch = Switch::new()?;
+        let host = Host::new("node1")?;
+        let address = switch.connect(&host)?;
+        let static_manifests = host.directory().join("manifests");
+        std::fs::create_dir(&static_manifests)?;
+        let manifests = static_manifests.display().to_string();
+        let arguments =
+            ["--node-name", "node1", "--node-ip", &address, "--pod-manifest-path", &manifests];
+        let binary = Path::new(env!("CARGO_BIN_EXE_decapod"));
+        let mut server = Server::new(host, binary, &arguments)?;
+        if let Err(error) = server.start() {
+            bail!("{error:#}\n{}", server.report());
+        }
+        Ok(Self { switch, server, address, static_manifests })
+    }
+
+    pub fn report(&self) -> String {
+        self.server.report()
+    }
+
+    /// Runs kubectl; the words are split at blanks, so none may hold one.
+    pub fn kubectl(&self, line: &str) -> Result<String> {
+        self.server.kubectl(&words(line))
+    }
+
+    pub fn apply(&self, manifest: &str) -> Result<String> {
+        self.server.kubectl_with(&["apply", "-f", "-"], manifest)
+    }
+
+    /// Runs kubectl and compares what it prints with a pattern (see [`expect`]).
+    pub fn shows(&self, line: &str, pattern: &str) -> Result<()> {
+        let printed = self.kubectl(line)?;
+        expect::like(&printed, pattern).with_context(|| format!("kubectl {line}"))
+    }
+
+    /// The same, as soon as it is so.
+    pub fn soon_shows(&self, limit: Duration, line: &str, pattern: &str) -> Result<()> {
+        wait::until(limit, &format!("kubectl {line}"), || self.shows(line, pattern))
+    }
+
+    pub fn json(&self, line: &str) -> Result<Value> {
+        let printed = self.kubectl(&format!("{line} -o json"))?;
+        serde_json::from_str(&printed).with_context(|| line.to_owned())
+    }
+
+    /// One value of an object, printed as jsonpath prints it.
+    pub fn value(&self, what: &str, path: &str) -> Result<String> {
+        self.server.kubectl(
+            &[&["get"][..], &words(what), &["-o", &format!("jsonpath={{{path}}}")]].concat(),
+        )
+    }
+
+    /// Waits until a value is as wanted.
+    pub fn soon(&self, limit: Duration, what: &str, path: &str, wanted: &str) -> Result<()> {
+        wait::until(limit, &format!("{what} {path} = {wanted}"), || {
+            let found = self.value(what, path)?;
+            ensure!(found == wanted, "it is {found:?}");
+            Ok(())
+        })
+    }
+
+    /// Names of the pods with a label that are not on their way out.
+    pub fn pods(&self, selector: &str) -> Result<Vec<String>> {
+        let list = self.json(&format!("get pods -l {selector}"))?;
+        let items = list["items"].as_array().context("a list has items")?;
+        let alive = items.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        Ok(alive.filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned())).collect())
+    }
+
+    pub fn first_pod(&self, selector: &str) -> Result<String> {
+        self.pods(selector)?.into_iter().min().with_context(|| format!("no pod with {selector}"))
+    }
+
+    /// One request from the node itself.
+    pub fn get(&self, address: &str, path: &str) -> Result<Response> {
+        http::get_from(&self.server.host().network()?, address, path, REQUEST)
+    }
+
+    /// The reasons of events about an object.
+    pub fn events(&self, name: &str) -> Result<Vec<String>> {
+        let list =
+            self.json(&format!("get events -A --field-selector involvedObject.name={name}"))?;
+        let items = list["items"].as_array().context("a list has items")?;
+        Ok(items.iter().filter_map(|event| Some(event["reason"].as_str()?.to_owned())).collect())
+    }
+
+    pub fn soon_has_events(&self, name: &str, wanted: &[&str]) -> Result<()> {
+        wait::until(SHORT, &format!("events of {name}"), || {
+            let found = self.events(name)?;
+            let missing: Vec<_> =
+                wanted.iter().filter(|reason| !found.iter().any(|f| f == **reason)).collect();
+            ensure!(missing.is_empty(), "{missing:?} missing among {found:?}");
+            Ok(())
+        })
+    }
+
+    /// A client with the administrator's certificate, for requests that kubectl is too slow for.
+    pub fn api(&self) -> Result<ApiClient> {
+        let part = |section: &str, entry: &str, field: &str| {
+            let template =
+                format!("{{{{index .{section} 0 \"{entry}\" \"{field}\" | base64decode}}}}");
+            self.server.kubectl(&[
+                "config",
+                "view",
+                "--raw",
+                "-o",
+                &format!("go-template={template}"),
+            ])
+        };
+        let authority = part("clusters", "cluster", "certificate-authority-data")?;
+        let certificate = part("users", "user", "client-certificate-data")?;
+        let key = part("users", "user", "client-key-data")?;
+        let url = self.kubectl("config view --raw -o jsonpath={.clusters[0].cluster.server}")?;
+        ApiClient::new(url.trim_start_matches("https://"), &authority, &certificate, &key)
+    }
+}
+
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
