@@ -54,13 +54,17 @@ impl Server {
     /// Starts the process and returns when `/readyz` says so.
     pub fn start(&mut self) -> Result<()> {
         self.launch()?;
-        wait::until(START_LIMIT, "the server is ready", || {
+        let ended = wait::until(START_LIMIT, "the server is ready", || {
             if let Some(status) = self.exit_status()? {
-                bail!("the server ended: {status}");
+                return Ok(Some(status));
             }
-            self.kubectl(&["get", "--raw", "/readyz"])
+            fs::metadata(self.kubeconfig()).context("its kubeconfig")?;
+            self.kubectl(&["get", "--raw", "/readyz"]).map(|_| None)
         })?;
-        Ok(())
+        match ended {
+            Some(status) => bail!("the server ended: {status}"),
+            None => Ok(()),
+        }
     }
 
     /// Starts the process and returns at once. Its output is appended to one log over restarts.
@@ -161,6 +165,18 @@ impl Server {
     /// What a person would look at first after a failure.
     pub fn report(&self) -> String {
         let mut text = String::new();
+        if !self.kubeconfig().exists() {
+            text.push_str("--- no kubeconfig: kubectl has nobody to ask\n");
+        } else {
+            text.push_str(&self.report_objects());
+        }
+        let log = fs::read_to_string(self.log()).unwrap_or_else(|error| error.to_string());
+        text.push_str(&format!("--- the server's log, its end\n{}", tail(&log, 100)));
+        text
+    }
+
+    fn report_objects(&self) -> String {
+        let mut text = String::new();
         for arguments in [
             &[
                 "get",
@@ -175,8 +191,6 @@ impl Server {
             let shown = self.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}\n"));
             text.push_str(&format!("--- kubectl {}\n{}", arguments.join(" "), tail(&shown, 80)));
         }
-        let log = fs::read_to_string(self.log()).unwrap_or_else(|error| error.to_string());
-        text.push_str(&format!("--- the server's log, its end\n{}", tail(&log, 100)));
         text
     }
 }

@@ -129,6 +129,25 @@ pub struct ApiClient {
 }
 
 impl ApiClient {
+    /// Reads the first cluster and user of a kubeconfig, as our server writes it: one value a line.
+    pub fn from_kubeconfig(text: &str) -> Result<Self> {
+        let value = |key: &str| {
+            let line = text
+                .lines()
+                .find_map(|line| line.trim().trim_start_matches("- ").strip_prefix(key));
+            line.map(|rest| rest.trim().trim_matches('"'))
+                .with_context(|| format!("no {key} in the kubeconfig"))
+        };
+        let pem = |key: &str| -> Result<String> {
+            use base64::Engine as _;
+            let bytes = base64::engine::general_purpose::STANDARD.decode(value(key)?)?;
+            Ok(String::from_utf8(bytes)?)
+        };
+        let address = value("server:")?.trim_start_matches("https://").trim_end_matches('/');
+        let authority = pem("certificate-authority-data:")?;
+        Self::new(address, &authority, &pem("client-certificate-data:")?, &pem("client-key-data:")?)
+    }
+
     /// `authority`, `certificate` and `key` are PEM texts; `address` is an IP address and a port.
     pub fn new(address: &str, authority: &str, certificate: &str, key: &str) -> Result<Self> {
         let mut roots = RootCertStore::empty();

@@ -11,6 +11,7 @@ pub mod host;
 pub mod http;
 pub mod images;
 pub mod load;
+pub mod measure;
 pub mod places;
 pub mod switch;
 pub mod wait;

@@ -11,7 +11,17 @@ use anyhow::{Result, bail};
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Asks until the answer is `Ok`, at most `limit`. `what` names the condition in the error.
-pub fn until<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn until<T>(limit: Duration, what: &str, ask: impl FnMut() -> Result<T>) -> Result<T> {
+    until_every(PAUSE, limit, what, ask)
+}
+
+/// The same, with a shorter or longer pause between two questions.
+pub fn until_every<T>(
+    pause_span: Duration,
+    limit: Duration,
+    what: &str,
+    mut ask: impl FnMut() -> Result<T>,
+) -> Result<T> {
     let started = now();
     loop {
         let answer = ask();
@@ -20,7 +30,7 @@ pub fn until<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Result<T>)
             Err(error) if started.elapsed() >= limit => {
                 bail!("{what}: not within {limit:?}: {error:#}")
             }
-            Err(_) => pause(PAUSE),
+            Err(_) => pause(pause_span),
         }
     }
 }

@@ -69,7 +69,7 @@ const BANS: &[Ban] = &[
 ];
 
 /// A neighbouring line that already gives its reason to clippy.
-const STATED: &str = "clippy::disallowed_methods, reason";
+const STATED: &str = "clippy::disallowed_methods";
 
 pub fn check(source: &Source) -> Vec<Breach> {
     let mut breaches = Vec::new();
@@ -81,7 +81,7 @@ pub fn check(source: &Source) -> Vec<Breach> {
             if !bound || at_home || !ban.needles.iter().any(|needle| line.contains(needle)) {
                 continue;
             }
-            let before = number.saturating_sub(3);
+            let before = number.saturating_sub(4);
             if source.raw[before..=number].iter().any(|line| line.contains(STATED)) {
                 continue;
             }

@@ -131,22 +131,7 @@ impl Story {
 
     /// A client with the administrator's certificate, for requests that kubectl is too slow for.
     pub fn api(&self) -> Result<ApiClient> {
-        let part = |section: &str, entry: &str, field: &str| {
-            let template =
-                format!("{{{{index .{section} 0 \"{entry}\" \"{field}\" | base64decode}}}}");
-            self.server.kubectl(&[
-                "config",
-                "view",
-                "--raw",
-                "-o",
-                &format!("go-template={template}"),
-            ])
-        };
-        let authority = part("clusters", "cluster", "certificate-authority-data")?;
-        let certificate = part("users", "user", "client-certificate-data")?;
-        let key = part("users", "user", "client-key-data")?;
-        let url = self.kubectl("config view --raw -o jsonpath={.clusters[0].cluster.server}")?;
-        ApiClient::new(url.trim_start_matches("https://"), &authority, &certificate, &key)
+        ApiClient::from_kubeconfig(&std::fs::read_to_string(self.server.kubeconfig())?)
     }
 }
 
