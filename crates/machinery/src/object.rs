@@ -29,6 +29,18 @@ pub trait Object: Any + Send + Sync {
     fn boxed_clone(&self) -> Box<dyn Object>;
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
+
+    fn name(&self) -> &str {
+        self.meta().name.as_deref().unwrap_or_default()
+    }
+
+    fn namespace(&self) -> &str {
+        self.meta().namespace.as_deref().unwrap_or_default()
+    }
+
+    fn uid(&self) -> &str {
+        self.meta().uid.as_deref().unwrap_or_default()
+    }
 }
 
 impl dyn Object {
@@ -51,18 +63,6 @@ impl dyn Object {
 
     pub fn expect_mut<T: 'static>(&mut self) -> &mut T {
         self.downcast_mut().expect("a row pairs a strategy with its own kind")
-    }
-
-    pub fn name(&self) -> &str {
-        self.meta().name.as_deref().unwrap_or_default()
-    }
-
-    pub fn namespace(&self) -> &str {
-        self.meta().namespace.as_deref().unwrap_or_default()
-    }
-
-    pub fn uid(&self) -> &str {
-        self.meta().uid.as_deref().unwrap_or_default()
     }
 }
 

@@ -1,0 +1,26 @@
+//! The core group: pods and what they live on.
+
+mod node;
+pub(crate) mod pod;
+pub(crate) mod podspec;
+mod pod_print;
+mod namespace;
+mod simple;
+
+use crate::Row;
+
+pub(crate) const ROWS: &[fn() -> Row] = &[
+    simple::config_map,
+    simple::endpoints,
+    simple::limit_range,
+    namespace::row,
+    node::row,
+    pod::row,
+    simple::persistent_volume_claim,
+    simple::persistent_volume,
+    simple::pod_template,
+    simple::replication_controller,
+    simple::resource_quota,
+    simple::secret,
+    simple::service_account,
+];

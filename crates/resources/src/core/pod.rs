@@ -1,0 +1,332 @@
+//! Pods.
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{Column, Grace, Strategy};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use machinery::Object;
+use machinery::field::{FieldErrors, Path};
+use serde_json::Value;
+
+use super::{pod_print, podspec};
+use crate::Row;
+
+pub(crate) fn row() -> Row {
+    Row::new::<Pod>(PodStrategy)
+        .short(&["po"])
+        .categories(&["all"])
+        .status()
+        .part("ephemeralcontainers")
+        .part("resize")
+}
+
+struct PodStrategy;
+
+impl Strategy for PodStrategy {
+    fn default(&self, object: &mut dyn Object) {
+        let pod = object.expect_mut::<Pod>();
+        let spec = pod.spec.get_or_insert_default();
+        podspec::default_spec(spec);
+        spec.enable_service_links.get_or_insert(true);
+        spec.preemption_policy.take_if(|policy| policy.is_empty());
+    }
+
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        let pod = object.expect_mut::<Pod>();
+        let qos = qos_class(pod.spec.as_ref());
+        let gated = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|g| !g.is_empty());
+        let mut status = PodStatus { phase: Some("Pending".into()), qos_class: Some(qos.into()), ..PodStatus::default() };
+        if gated {
+            let condition = k8s_openapi::api::core::v1::PodCondition {
+                type_: "PodScheduled".into(),
+                status: "False".into(),
+                reason: Some("SchedulingGated".into()),
+                message: Some("Scheduling is blocked due to non-empty scheduling gates".into()),
+                ..Default::default()
+            };
+            status.conditions = Some(vec![condition]);
+        }
+        pod.status = Some(status);
+        let spec = pod.spec.get_or_insert_default();
+        spec.ephemeral_containers = None;
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        let (pod, old) = (object.expect_mut::<Pod>(), old.expect::<Pod>());
+        match ctx.subresource.as_str() {
+            "status" => {
+                pod.spec = old.spec.clone();
+                pod.metadata.owner_references = old.metadata.owner_references.clone();
+                let status = pod.status.get_or_insert_default();
+                if status.qos_class.is_none() {
+                    status.qos_class = old.status.as_ref().and_then(|status| status.qos_class.clone());
+                }
+            }
+            "ephemeralcontainers" => {
+                let added = pod.spec.take().and_then(|spec| spec.ephemeral_containers);
+                *pod = old.clone();
+                pod.spec.get_or_insert_default().ephemeral_containers = added;
+            }
+            "resize" => {
+                let wanted = pod.spec.take();
+                *pod = old.clone();
+                take_resources(pod.spec.get_or_insert_default(), wanted.unwrap_or_default());
+            }
+            _ => pod.status = old.status.clone(),
+        }
+    }
+
+    fn has_generation(&self) -> bool {
+        true
+    }
+
+    fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        object.expect::<Pod>().spec != old.expect::<Pod>().spec
+    }
+
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let spec = object.expect::<Pod>().spec.as_ref();
+        validate_spec(spec.unwrap_or(&PodSpec::default()), &Path::new("spec"), &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> FieldErrors {
+        if ctx.subresource == "status" {
+            return FieldErrors::default();
+        }
+        let mut errors = self.validate(object);
+        if ctx.subresource.is_empty() {
+            let (new, old) = (object.expect::<Pod>(), old.expect::<Pod>());
+            validate_immutable(new.spec.as_ref(), old.spec.as_ref(), &mut errors);
+        }
+        errors
+    }
+
+    fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace {
+        let pod = object.expect::<Pod>();
+        let spec = pod.spec.as_ref();
+        let scheduled = spec.and_then(|spec| spec.node_name.as_deref()).is_some_and(|name| !name.is_empty());
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if !scheduled || matches!(phase, Some("Succeeded" | "Failed")) {
+            return Grace::Seconds(0);
+        }
+        let own = spec.and_then(|spec| spec.termination_grace_period_seconds);
+        // Upstream: negative means at once, and at once is one second where nobody insists.
+        match requested.or(own).unwrap_or(30) {
+            seconds if seconds < 0 => Grace::Seconds(1),
+            seconds => Grace::Seconds(seconds),
+        }
+    }
+
+    fn returns_deleted_object(&self) -> bool {
+        true
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        SELECTABLE
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        let pod = object.expect::<Pod>();
+        let (spec, status) = (pod.spec.clone().unwrap_or_default(), pod.status.clone().unwrap_or_default());
+        let text = |text: Option<String>| text.unwrap_or_default();
+        let ips = status.pod_ips.unwrap_or_default();
+        let ip = ips.first().map(|one| one.ip.clone()).or(status.pod_ip);
+        SELECTABLE
+            .iter()
+            .copied()
+            .zip([
+                text(spec.node_name),
+                text(spec.restart_policy),
+                text(spec.scheduler_name),
+                text(spec.service_account_name),
+                (spec.host_network == Some(true)).to_string(),
+                text(status.phase),
+                text(ip),
+                text(status.nominated_node_name),
+            ])
+            .collect()
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        pod_print::columns()
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        pod_print::cells(object.expect())
+    }
+}
+
+/// In the order of `selectable_fields`.
+const SELECTABLE: &[&str] = &[
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "spec.hostNetwork",
+    "status.phase",
+    "status.podIP",
+    "status.nominatedNodeName",
+];
+
+/// Guaranteed: every container limits cpu and memory and requests just that. BestEffort: nobody
+/// asks for any. Burstable: the rest.
+pub(crate) fn qos_class(spec: Option<&PodSpec>) -> &'static str {
+    let Some(spec) = spec else { return "BestEffort" };
+    let (mut any, mut guaranteed) = (false, true);
+    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        let resources = container.resources.clone().unwrap_or_default();
+        let (requests, limits) = (resources.requests.unwrap_or_default(), resources.limits.unwrap_or_default());
+        for name in ["cpu", "memory"] {
+            any |= requests.contains_key(name) || limits.contains_key(name);
+            guaranteed &= limits.contains_key(name)
+                && requests.get(name).is_none_or(|request| Some(request) == limits.get(name));
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
+fn take_resources(spec: &mut PodSpec, wanted: PodSpec) {
+    for container in &mut spec.containers {
+        if let Some(new) = wanted.containers.iter().find(|new| new.name == container.name) {
+            container.resources = new.resources.clone();
+            container.resize_policy = new.resize_policy.clone();
+        }
+    }
+}
+
+/// What every pod spec must have; templates are checked by the same.
+pub(crate) fn validate_spec(spec: &PodSpec, path: &Path, errors: &mut FieldErrors) {
+    let containers = path.child("containers");
+    if spec.containers.is_empty() {
+        errors.required(&containers, "");
+    }
+    let volumes: Vec<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    for (index, name) in volumes.iter().enumerate() {
+        let at = path.child("volumes").index(index).child("name");
+        for why in machinery::names::dns1123_label(name) {
+            errors.invalid(&at, name, &why);
+        }
+        if volumes[..index].contains(name) {
+            errors.duplicate(&at, name);
+        }
+    }
+    let mut names: Vec<&str> = vec![];
+    let init = spec.init_containers.iter().flatten().enumerate().map(|(i, c)| (path.child("initContainers").index(i), c));
+    let main = spec.containers.iter().enumerate().map(|(i, c)| (containers.index(i), c));
+    for (at, container) in init.chain(main) {
+        if container.name.is_empty() {
+            errors.required(&at.child("name"), "");
+        } else {
+            for why in machinery::names::dns1123_label(&container.name) {
+                errors.invalid(&at.child("name"), &container.name, &why);
+            }
+        }
+        if names.contains(&container.name.as_str()) {
+            errors.duplicate(&at.child("name"), &container.name);
+        }
+        names.push(&container.name);
+        if container.image.as_deref().unwrap_or_default().is_empty() {
+            errors.required(&at.child("image"), "");
+        }
+        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+            let at = at.child("volumeMounts").index(index);
+            if mount.name.is_empty() {
+                errors.required(&at.child("name"), "");
+            } else if !volumes.contains(&mount.name.as_str()) {
+                errors.not_found(&at.child("name"), &mount.name);
+            }
+            if mount.mount_path.is_empty() {
+                errors.required(&at.child("mountPath"), "");
+            }
+        }
+        validate_ports(container, &at, errors);
+    }
+    validate_choices(spec, path, errors);
+}
+
+fn validate_ports(container: &k8s_openapi::api::core::v1::Container, path: &Path, errors: &mut FieldErrors) {
+    for (index, port) in container.ports.iter().flatten().enumerate() {
+        let at = path.child("ports").index(index);
+        for (name, value) in [("containerPort", Some(port.container_port)), ("hostPort", port.host_port)] {
+            if let Some(value) = value.filter(|value| !(1..=65535).contains(value)) {
+                errors.invalid(&at.child(name), value, "must be between 1 and 65535, inclusive");
+            }
+        }
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        if !["SCTP", "TCP", "UDP"].contains(&protocol) {
+            errors.not_supported(&at.child("protocol"), protocol, &["SCTP", "TCP", "UDP"]);
+        }
+    }
+}
+
+fn validate_choices(spec: &PodSpec, path: &Path, errors: &mut FieldErrors) {
+    let choices: [(&str, Option<&str>, &[&str]); 2] = [
+        ("restartPolicy", spec.restart_policy.as_deref(), &["Always", "Never", "OnFailure"]),
+        ("dnsPolicy", spec.dns_policy.as_deref(), &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]),
+    ];
+    for (name, value, supported) in choices {
+        if let Some(value) = value.filter(|value| !supported.contains(value)) {
+            errors.not_supported(&path.child(name), value, supported);
+        }
+    }
+}
+
+/// Of a pod's spec only images, deadlines, tolerations to add and scheduling gates to drop may
+/// change.
+fn validate_immutable(new: Option<&PodSpec>, old: Option<&PodSpec>, errors: &mut FieldErrors) {
+    let (Some(new), Some(old)) = (new, old) else { return };
+    let mut same = new.clone();
+    for (mine, theirs) in [
+        (Some(&mut same.containers), Some(&old.containers)),
+        (same.init_containers.as_mut(), old.init_containers.as_ref()),
+    ] {
+        let (Some(mine), Some(theirs)) = (mine, theirs) else { continue };
+        for (mine, theirs) in mine.iter_mut().zip(theirs) {
+            mine.image = theirs.image.clone();
+        }
+    }
+    same.active_deadline_seconds = old.active_deadline_seconds;
+    same.tolerations = old.tolerations.clone();
+    same.scheduling_gates = old.scheduling_gates.clone();
+    same.termination_grace_period_seconds = old.termination_grace_period_seconds;
+    if old.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
+        same.node_selector = old.node_selector.clone();
+        same.affinity = old.affinity.clone();
+    }
+    if same != *old {
+        errors.forbidden(&Path::new("spec"), "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn qos_follows_requests_and_limits() {
+        for (resources, expected) in [
+            (json!({}), "BestEffort"),
+            (json!({"requests": {"cpu": "1"}}), "Burstable"),
+            (json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}), "Guaranteed"),
+            (json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "1Gi"}}), "Burstable"),
+        ] {
+            let spec = serde_json::from_value(json!({"containers": [{"name": "c", "resources": resources}]}));
+            assert_eq!(qos_class(Some(&spec.expect("a spec"))), expected);
+        }
+    }
+
+    #[test]
+    fn missing_images_are_named() {
+        let mut errors = FieldErrors::default();
+        let spec = serde_json::from_value(json!({"containers": [{"name": "c"}]})).expect("a spec");
+        validate_spec(&spec, &Path::new("spec"), &mut errors);
+        assert_eq!(errors.summary(), "spec.containers[0].image: Required value");
+    }
+}

@@ -1,0 +1,215 @@
+//! The pod's row in `kubectl get`: one word for all that can be going on.
+//! Upstream: `printPod` in `pkg/printers/internalversion`.
+
+use apiserver::resource::{Column, NAME_COLUMN};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use machinery::{Object, Time};
+use serde_json::Value;
+
+use crate::print::{column, or_none, since, wide};
+
+pub(super) fn columns() -> Vec<Column> {
+    let mut all = vec![NAME_COLUMN];
+    all.extend(["Ready", "Status", "Restarts", "Age"].map(|name| column(name, "string")));
+    all.extend(["IP", "Node", "Nominated Node", "Readiness Gates"].map(|name| wide(name, "string")));
+    all
+}
+
+pub(super) fn cells(pod: &Pod) -> Vec<Value> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let status = pod.status.clone().unwrap_or_default();
+    let summary = Summary::of(pod);
+    let ips = status.pod_ips.unwrap_or_default();
+    let ip = ips.first().map(|one| one.ip.clone()).or(status.pod_ip).unwrap_or_default();
+    let gates = spec.readiness_gates.unwrap_or_default();
+    let passed = gates
+        .iter()
+        .filter(|gate| {
+            let conditions = status.conditions.iter().flatten();
+            conditions.filter(|one| one.type_ == gate.condition_type).any(|one| one.status == "True")
+        })
+        .count();
+    let gates = if gates.is_empty() { "<none>".into() } else { format!("{passed}/{}", gates.len()) };
+    vec![
+        pod.name().into(),
+        format!("{}/{}", summary.ready, summary.total).into(),
+        summary.reason.into(),
+        summary.restarts_text.into(),
+        since(pod.metadata.creation_timestamp.as_ref()).into(),
+        or_none(ip).into(),
+        or_none(spec.node_name.unwrap_or_default()).into(),
+        or_none(status.nominated_node_name.unwrap_or_default()).into(),
+        gates.into(),
+    ]
+}
+
+struct Summary {
+    ready: usize,
+    total: usize,
+    reason: String,
+    restarts_text: String,
+}
+
+/// Counts of one pass over container statuses.
+#[derive(Default)]
+struct Restarts {
+    count: i32,
+    last: Option<Time>,
+}
+
+impl Restarts {
+    fn add(&mut self, status: &ContainerStatus) {
+        self.count += status.restart_count;
+        let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+        if let Some(at) = ended.and_then(|ended| ended.finished_at.clone()) {
+            self.last = Some(self.last.take().map_or(at.clone(), |last| if last.0 > at.0 { last } else { at }));
+        }
+    }
+
+    fn text(&self) -> String {
+        match (&self.last, self.count) {
+            (Some(last), 1..) => format!("{} ({} ago)", self.count, since(Some(last))),
+            _ => self.count.to_string(),
+        }
+    }
+}
+
+fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+impl Summary {
+    fn of(pod: &Pod) -> Self {
+        let spec = pod.spec.clone().unwrap_or_default();
+        let status = pod.status.clone().unwrap_or_default();
+        let inits = spec.init_containers.unwrap_or_default();
+        let mut total = spec.containers.len() + inits.iter().filter(|one| is_sidecar(one)).count();
+        let phase = status.phase.clone().unwrap_or_default();
+        let mut reason = status.reason.clone().filter(|reason| !reason.is_empty()).unwrap_or(phase.clone());
+        let gated = status.conditions.iter().flatten().any(|condition| {
+            condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("SchedulingGated")
+        });
+        if gated {
+            reason = "SchedulingGated".into();
+        }
+        let (mut ready, mut restarts, mut sidecar_restarts) = (0, Restarts::default(), Restarts::default());
+        let mut initializing = false;
+        for (index, one) in status.init_container_statuses.iter().flatten().enumerate() {
+            restarts.add(one);
+            let spec = inits.iter().find(|spec| spec.name == one.name);
+            let sidecar = spec.is_some_and(is_sidecar);
+            if sidecar {
+                sidecar_restarts.add(one);
+            }
+            match init_reason(one, sidecar, index, inits.len()) {
+                InitState::Done => {}
+                InitState::Running => ready += usize::from(one.ready),
+                InitState::Stuck(why) => {
+                    reason = why;
+                    initializing = true;
+                    break;
+                }
+            }
+        }
+        let initialized = status.conditions.iter().flatten().any(|c| c.type_ == "Initialized" && c.status == "True");
+        if !initializing || initialized {
+            restarts = sidecar_restarts;
+            let mut running = false;
+            for one in status.container_statuses.iter().flatten().rev() {
+                restarts.add(one);
+                if let Some(why) = container_reason(one) {
+                    reason = why;
+                } else if one.ready && one.state.as_ref().is_some_and(|state| state.running.is_some()) {
+                    running = true;
+                    ready += 1;
+                }
+            }
+            if reason == "Completed" && running {
+                let is_ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+                reason = if is_ready { "Running".into() } else { "NotReady".into() };
+            }
+        }
+        if pod.metadata.deletion_timestamp.is_some() {
+            if status.reason.as_deref() == Some("NodeLost") {
+                reason = "Unknown".into();
+            } else if !matches!(phase.as_str(), "Succeeded" | "Failed") {
+                reason = "Terminating".into();
+            }
+        }
+        total = total.max(ready);
+        Self { ready, total, reason, restarts_text: restarts.text() }
+    }
+}
+
+enum InitState {
+    Done,
+    /// A sidecar that has started.
+    Running,
+    Stuck(String),
+}
+
+fn init_reason(status: &ContainerStatus, sidecar: bool, index: usize, count: usize) -> InitState {
+    let state = status.state.clone().unwrap_or_default();
+    if let Some(ended) = &state.terminated {
+        if ended.exit_code == 0 {
+            return InitState::Done;
+        }
+        let why = match (ended.reason.as_deref().unwrap_or_default(), ended.signal.unwrap_or_default()) {
+            ("", 0) => format!("Init:ExitCode:{}", ended.exit_code),
+            ("", signal) => format!("Init:Signal:{signal}"),
+            (reason, _) => format!("Init:{reason}"),
+        };
+        return InitState::Stuck(why);
+    }
+    if sidecar && status.started == Some(true) {
+        return InitState::Running;
+    }
+    match state.waiting.and_then(|waiting| waiting.reason).filter(|reason| !reason.is_empty()) {
+        Some(reason) if reason != "PodInitializing" => InitState::Stuck(format!("Init:{reason}")),
+        _ => InitState::Stuck(format!("Init:{index}/{count}")),
+    }
+}
+
+fn container_reason(status: &ContainerStatus) -> Option<String> {
+    let state = status.state.clone().unwrap_or_default();
+    if let Some(reason) = state.waiting.and_then(|waiting| waiting.reason).filter(|reason| !reason.is_empty()) {
+        return Some(reason);
+    }
+    let ended = state.terminated?;
+    Some(match (ended.reason.unwrap_or_default(), ended.signal.unwrap_or_default()) {
+        (reason, _) if !reason.is_empty() => reason,
+        (_, 0) => format!("ExitCode:{}", ended.exit_code),
+        (_, signal) => format!("Signal:{signal}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn one_word_says_what_goes_on() {
+        let main = |state| json!({"phase": "Running", "containerStatuses": [{"name": "c", "image": "", "imageID": "",
+            "ready": true, "restartCount": 2, "state": state}]});
+        for (status, expected) in [
+            (json!({"phase": "Pending"}), ("0/1", "Pending", "0")),
+            (main(json!({"running": {}})), ("1/1", "Running", "2")),
+            (main(json!({"waiting": {"reason": "CrashLoopBackOff"}})), ("0/1", "CrashLoopBackOff", "2")),
+            (main(json!({"terminated": {"exitCode": 3}})), ("0/1", "ExitCode:3", "2")),
+            (
+                json!({"phase": "Pending", "initContainerStatuses": [{"name": "i", "image": "", "imageID": "",
+                    "ready": false, "restartCount": 0, "state": {"running": {}}}]}),
+                ("0/1", "Init:0/1", "0"),
+            ),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status,
+                "spec": {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}]}}))
+            .expect("a pod");
+            let cells = cells(&pod);
+            let got = (cells[1].as_str(), cells[2].as_str(), cells[3].as_str());
+            assert_eq!(got, (Some(expected.0), Some(expected.1), Some(expected.2)));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Defaults of pod specs and pod templates. Upstream: `pkg/apis/core/v1/defaults.go`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EnvVar, ExecAction, HTTPGetAction, Lifecycle, PodSpec, PodTemplateSpec, Probe,
+    Volume,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// Files in volumes are readable by all, unless said otherwise: 0644.
+const DEFAULT_MODE: i32 = 0o644;
+/// Of a projected service account token, in seconds.
+const TOKEN_EXPIRATION: i64 = 3600;
+
+pub(crate) fn default_template(template: &mut PodTemplateSpec) {
+    template.metadata.get_or_insert_default();
+    if let Some(spec) = &mut template.spec {
+        default_spec(spec);
+    }
+}
+
+pub(crate) fn default_spec(spec: &mut PodSpec) {
+    spec.restart_policy.get_or_insert_with(|| "Always".into());
+    spec.dns_policy.get_or_insert_with(|| "ClusterFirst".into());
+    spec.scheduler_name.get_or_insert_with(|| "default-scheduler".into());
+    spec.termination_grace_period_seconds.get_or_insert(30);
+    spec.security_context.get_or_insert_default();
+    for switch in [&mut spec.host_network, &mut spec.host_pid, &mut spec.host_ipc] {
+        switch.take_if(|on| !*on);
+    }
+    // The old name of the same thing: both are always shown.
+    match (&spec.service_account_name, &spec.service_account) {
+        (Some(name), _) if !name.is_empty() => spec.service_account = Some(name.clone()),
+        (_, Some(name)) if !name.is_empty() => spec.service_account_name = Some(name.clone()),
+        _ => {}
+    }
+    let host_network = spec.host_network == Some(true);
+    for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        default_container(container, host_network);
+    }
+    for ephemeral in spec.ephemeral_containers.iter_mut().flatten() {
+        ephemeral.image_pull_policy.get_or_insert_with(|| pull_policy(ephemeral.image.as_deref()).into());
+        ephemeral.termination_message_path.get_or_insert_with(|| "/dev/termination-log".into());
+        ephemeral.termination_message_policy.get_or_insert_with(|| "File".into());
+        ephemeral.resources.get_or_insert_default();
+        default_env(ephemeral.env.iter_mut().flatten());
+    }
+    spec.volumes.iter_mut().flatten().for_each(default_volume);
+    for constraint in spec.topology_spread_constraints.iter_mut().flatten() {
+        constraint.node_affinity_policy.take_if(|policy| policy.is_empty());
+    }
+    for list in [&mut spec.init_containers] {
+        list.take_if(|list| list.is_empty());
+    }
+    spec.volumes.take_if(|list| list.is_empty());
+    spec.image_pull_secrets.take_if(|list| list.is_empty());
+    spec.tolerations.take_if(|list| list.is_empty());
+    spec.node_selector.take_if(|map| map.is_empty());
+    spec.host_aliases.take_if(|list| list.is_empty());
+}
+
+fn default_container(container: &mut Container, host_network: bool) {
+    container.image_pull_policy.get_or_insert_with(|| pull_policy(container.image.as_deref()).into());
+    container.termination_message_path.get_or_insert_with(|| "/dev/termination-log".into());
+    container.termination_message_policy.get_or_insert_with(|| "File".into());
+    let resources = container.resources.get_or_insert_default();
+    // What is limited and not requested is requested.
+    if let Some(limits) = &resources.limits {
+        let requests = resources.requests.get_or_insert_default();
+        for (name, limit) in limits {
+            requests.entry(name.clone()).or_insert_with(|| limit.clone());
+        }
+    }
+    resources.requests.take_if(|requests: &mut BTreeMap<String, Quantity>| requests.is_empty());
+    for port in container.ports.iter_mut().flatten() {
+        default_port(port, host_network);
+    }
+    default_env(container.env.iter_mut().flatten());
+    for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe] {
+        probe.iter_mut().for_each(default_probe);
+    }
+    container.lifecycle.iter_mut().for_each(default_lifecycle);
+    container.args.take_if(|list| list.is_empty());
+    container.command.take_if(|list| list.is_empty());
+    container.env.take_if(|list| list.is_empty());
+    container.env_from.take_if(|list| list.is_empty());
+    container.ports.take_if(|list| list.is_empty());
+    container.volume_mounts.take_if(|list| list.is_empty());
+}
+
+fn default_port(port: &mut ContainerPort, host_network: bool) {
+    port.protocol.get_or_insert_with(|| "TCP".into());
+    port.host_port.take_if(|port| *port == 0);
+    if host_network && port.host_port.is_none() {
+        port.host_port = Some(port.container_port);
+    }
+}
+
+fn default_env<'a>(env: impl Iterator<Item = &'a mut EnvVar>) {
+    for variable in env {
+        variable.value.take_if(|value| value.is_empty());
+        if let Some(field) = variable.value_from.as_mut().and_then(|from| from.field_ref.as_mut()) {
+            field.api_version.get_or_insert_with(|| "v1".into());
+        }
+        if let Some(resource) = variable.value_from.as_mut().and_then(|from| from.resource_field_ref.as_mut()) {
+            resource.divisor.get_or_insert_with(|| Quantity("0".into()));
+        }
+    }
+}
+
+fn default_probe(probe: &mut Probe) {
+    for (value, default) in [
+        (&mut probe.timeout_seconds, 1),
+        (&mut probe.period_seconds, 10),
+        (&mut probe.success_threshold, 1),
+        (&mut probe.failure_threshold, 3),
+    ] {
+        let value = value.get_or_insert(default);
+        if *value == 0 {
+            *value = default;
+        }
+    }
+    probe.initial_delay_seconds.take_if(|seconds| *seconds == 0);
+    probe.http_get.iter_mut().for_each(default_http);
+    if let Some(grpc) = &mut probe.grpc {
+        grpc.service.get_or_insert_default();
+    }
+    probe.exec.iter_mut().for_each(tidy_exec);
+}
+
+fn default_http(action: &mut HTTPGetAction) {
+    let path = action.path.get_or_insert_with(|| "/".into());
+    if path.is_empty() {
+        *path = "/".into();
+    }
+    action.scheme.get_or_insert_with(|| "HTTP".into());
+}
+
+fn tidy_exec(exec: &mut ExecAction) {
+    exec.command.take_if(|command| command.is_empty());
+}
+
+fn default_lifecycle(lifecycle: &mut Lifecycle) {
+    for handler in [&mut lifecycle.post_start, &mut lifecycle.pre_stop].into_iter().flatten() {
+        handler.http_get.iter_mut().for_each(default_http);
+        handler.exec.iter_mut().for_each(tidy_exec);
+    }
+}
+
+fn default_volume(volume: &mut Volume) {
+    if let Some(source) = &mut volume.secret {
+        source.default_mode.get_or_insert(DEFAULT_MODE);
+    }
+    if let Some(source) = &mut volume.config_map {
+        source.default_mode.get_or_insert(DEFAULT_MODE);
+        source.name = std::mem::take(&mut source.name);
+    }
+    if let Some(source) = &mut volume.host_path {
+        source.type_.get_or_insert_default();
+    }
+    if let Some(source) = &mut volume.downward_api {
+        source.default_mode.get_or_insert(DEFAULT_MODE);
+        for item in source.items.iter_mut().flatten() {
+            if let Some(field) = &mut item.field_ref {
+                field.api_version.get_or_insert_with(|| "v1".into());
+            }
+        }
+    }
+    if let Some(source) = &mut volume.projected {
+        source.default_mode.get_or_insert(DEFAULT_MODE);
+        for one in source.sources.iter_mut().flatten() {
+            if let Some(token) = &mut one.service_account_token {
+                token.expiration_seconds.get_or_insert(TOKEN_EXPIRATION);
+            }
+            for item in one.downward_api.iter_mut().flat_map(|api| api.items.iter_mut().flatten()) {
+                if let Some(field) = &mut item.field_ref {
+                    field.api_version.get_or_insert_with(|| "v1".into());
+                }
+            }
+        }
+    }
+    if has_no_source(volume) {
+        volume.empty_dir.get_or_insert_default();
+    }
+}
+
+fn has_no_source(volume: &Volume) -> bool {
+    *volume == Volume { name: volume.name.clone(), ..Volume::default() }
+}
+
+/// Images without a tag, or with `latest`, are always pulled.
+fn pull_policy(image: Option<&str>) -> &'static str {
+    let image = image.unwrap_or_default();
+    if image.contains('@') {
+        return "IfNotPresent";
+    }
+    let last = image.rsplit('/').next().unwrap_or_default();
+    match last.split_once(':') {
+        None | Some((_, "latest")) => "Always",
+        Some(_) => "IfNotPresent",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pull_policies_follow_the_tag() {
+        for (image, expected) in [
+            ("nginx", "Always"),
+            ("nginx:latest", "Always"),
+            ("host:5000/nginx", "Always"),
+            ("host:5000/nginx:1.2", "IfNotPresent"),
+            ("nginx@sha256:0000", "IfNotPresent"),
+        ] {
+            assert_eq!(pull_policy(Some(image)), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn defaulting_twice_changes_nothing() {
+        let mut spec: PodSpec = serde_json::from_value(serde_json::json!({
+            "containers": [{"name": "c", "image": "x", "ports": [{"containerPort": 80}],
+                "livenessProbe": {"httpGet": {"port": 80}}, "resources": {"limits": {"cpu": "1"}}}],
+            "volumes": [{"name": "v"}, {"name": "s", "secret": {"secretName": "s"}}],
+        })).expect("a pod spec");
+        default_spec(&mut spec);
+        let once = spec.clone();
+        default_spec(&mut spec);
+        assert_eq!(spec, once);
+        assert_eq!(spec.containers[0].resources.as_ref().and_then(|r| r.requests.clone()).map(|r| r.len()), Some(1));
+        assert!(spec.volumes.as_ref().is_some_and(|volumes| volumes[0].empty_dir.is_some()));
+    }
+}

@@ -1,0 +1,113 @@
+//! Certificate signing requests: who asks is the server's to say, what is asked never changes.
+
+use std::collections::BTreeMap;
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{Column, Strategy};
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestStatus};
+use machinery::Object;
+use machinery::field::{FieldErrors, Path};
+use serde_json::Value;
+
+use crate::print::{age, columns, human_duration, or_none};
+
+pub(crate) struct CsrStrategy;
+
+impl Strategy for CsrStrategy {
+    fn default(&self, object: &mut dyn Object) {
+        let csr = object.expect_mut::<CertificateSigningRequest>();
+        csr.spec.usages.get_or_insert_with(|| vec!["digital signature".into(), "key encipherment".into()]);
+        csr.status.get_or_insert_default();
+    }
+
+    fn prepare_create(&self, ctx: &RequestContext, object: &mut dyn Object) {
+        let csr = object.expect_mut::<CertificateSigningRequest>();
+        let extra: BTreeMap<String, Vec<String>> = ctx.user.extra.clone();
+        csr.spec.username = Some(ctx.user.name.clone());
+        csr.spec.uid = Some(ctx.user.uid.clone()).filter(|uid| !uid.is_empty());
+        csr.spec.groups = Some(ctx.user.groups.clone());
+        csr.spec.extra = Some(extra).filter(|extra| !extra.is_empty());
+        csr.status = Some(CertificateSigningRequestStatus::default());
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        let csr = object.expect_mut::<CertificateSigningRequest>();
+        let old = old.expect::<CertificateSigningRequest>();
+        csr.spec = old.spec.clone();
+        let before = old.status.clone().unwrap_or_default();
+        let status = csr.status.get_or_insert_default();
+        match ctx.subresource.as_str() {
+            // Approval changes the verdict only, status all but the verdict.
+            "approval" => status.certificate = before.certificate,
+            "status" => {
+                let verdict = |kind: &str| kind == "Approved" || kind == "Denied";
+                let mut conditions = before.conditions.unwrap_or_default();
+                conditions.retain(|one| verdict(&one.type_));
+                let new = status.conditions.take().unwrap_or_default();
+                conditions.extend(new.into_iter().filter(|one| !verdict(&one.type_)));
+                status.conditions = Some(conditions).filter(|list| !list.is_empty());
+            }
+            _ => csr.status = old.status.clone(),
+        }
+    }
+
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        let csr = object.expect::<CertificateSigningRequest>();
+        let mut errors = FieldErrors::default();
+        let path = Path::new("spec");
+        if csr.spec.signer_name.is_empty() {
+            errors.required(&path.child("signerName"), "");
+        }
+        if csr.spec.request.0.is_empty() {
+            errors.invalid(&path.child("request"), "", "PEM block type must be CERTIFICATE REQUEST");
+        }
+        errors
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        &["spec.signerName"]
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        let csr = object.expect::<CertificateSigningRequest>();
+        vec![("spec.signerName", csr.spec.signer_name.clone())]
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        let mut all = columns(&[], &[]);
+        let more = ["SignerName", "Requestor", "RequestedDuration", "Condition"];
+        all.extend(more.map(|name| crate::print::column(name, "string")));
+        all
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let csr = object.expect::<CertificateSigningRequest>();
+        let lifetime = csr.spec.expiration_seconds.map(|seconds| human_duration(seconds.into()));
+        vec![
+            object.name().into(),
+            age(object),
+            csr.spec.signer_name.clone().into(),
+            csr.spec.username.clone().unwrap_or_default().into(),
+            or_none(lifetime.unwrap_or_default()).into(),
+            verdict(csr).into(),
+        ]
+    }
+}
+
+fn verdict(csr: &CertificateSigningRequest) -> String {
+    let status = csr.status.clone().unwrap_or_default();
+    let has = |kind: &str| status.conditions.iter().flatten().any(|one| one.type_ == kind);
+    let mut text = match (has("Denied"), has("Approved")) {
+        (true, _) => "Denied",
+        (false, true) => "Approved",
+        (false, false) => "Pending",
+    }
+    .to_owned();
+    if has("Failed") {
+        text.push_str(",Failed");
+    }
+    if status.certificate.is_some_and(|certificate| !certificate.0.is_empty()) {
+        text.push_str(",Issued");
+    }
+    text
+}

@@ -1,0 +1,148 @@
+//! Jobs: their selector and the labels that it needs are the server's to make.
+
+use std::collections::BTreeMap;
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{Column, Strategy};
+use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use machinery::field::{FieldErrors, Path};
+use machinery::{LabelSelector, Object};
+use serde_json::Value;
+
+use crate::core::{pod, podspec};
+use crate::parts::{Parts, parts};
+use crate::print::{age, columns, containers, human_duration, selector};
+
+const PARTS: Parts<Job> = parts!(Job);
+
+pub(crate) struct JobStrategy;
+
+impl Strategy for JobStrategy {
+    fn default(&self, object: &mut dyn Object) {
+        let job = object.expect_mut::<Job>();
+        let spec = job.spec.get_or_insert_default();
+        if spec.completions.is_none() && spec.parallelism.is_none() {
+            spec.completions = Some(1);
+        }
+        spec.parallelism.get_or_insert(1);
+        spec.backoff_limit.get_or_insert(if spec.backoff_limit_per_index.is_some() { i32::MAX } else { 6 });
+        spec.completion_mode.get_or_insert_with(|| "NonIndexed".into());
+        spec.suspend.get_or_insert(false);
+        spec.manual_selector.get_or_insert(false);
+        let replace = if spec.pod_failure_policy.is_some() { "Failed" } else { "TerminatingOrFailed" };
+        spec.pod_replacement_policy.get_or_insert_with(|| replace.into());
+        podspec::default_template(&mut spec.template);
+        job.status.get_or_insert_default();
+    }
+
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        PARTS.prepare_create(object);
+        let (name, uid) = (object.name().to_owned(), object.uid().to_owned());
+        let job = object.expect_mut::<Job>();
+        let spec = job.spec.get_or_insert_default();
+        if spec.manual_selector != Some(true) {
+            select_own_pods(spec, &name, &uid);
+        }
+        job.status.get_or_insert_default();
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        PARTS.prepare_update(ctx, object, old);
+    }
+
+    fn has_generation(&self) -> bool {
+        true
+    }
+
+    fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        PARTS.spec_differs(object, old)
+    }
+
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let path = Path::new("spec").child("template").child("spec");
+        let spec = object.expect::<Job>().spec.as_ref();
+        let Some(inner) = spec.and_then(|spec| spec.template.spec.as_ref()) else {
+            errors.required(&path.child("containers"), "");
+            return errors;
+        };
+        pod::validate_spec(inner, &path, &mut errors);
+        if inner.restart_policy.as_deref() == Some("Always") {
+            let at = path.child("restartPolicy");
+            errors.required(&at, "valid values: \"OnFailure\", \"Never\"");
+        }
+        errors
+    }
+
+    fn orphans_by_default(&self) -> bool {
+        // Upstream keeps pods of a Job that an old client deletes without saying how.
+        true
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        columns(
+            &[("Status", "string"), ("Completions", "string"), ("Duration", "string")],
+            &["Containers", "Images", "Selector"],
+        )
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let job = object.expect::<Job>();
+        let spec = job.spec.clone().unwrap_or_default();
+        let (names, images) = containers(&spec.template.spec.clone().unwrap_or_default().containers);
+        vec![
+            object.name().into(),
+            state(job).into(),
+            completions(job).into(),
+            duration(job).into(),
+            age(object),
+            names.into(),
+            images.into(),
+            selector(spec.selector.as_ref()).into(),
+        ]
+    }
+}
+
+fn select_own_pods(spec: &mut JobSpec, name: &str, uid: &str) {
+    let own: [(&str, &str); 4] = [
+        ("batch.kubernetes.io/controller-uid", uid),
+        ("batch.kubernetes.io/job-name", name),
+        ("controller-uid", uid),
+        ("job-name", name),
+    ];
+    let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
+    labels.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    let by_uid = BTreeMap::from([(own[0].0.to_owned(), uid.to_owned())]);
+    spec.selector = Some(LabelSelector { match_labels: Some(by_uid), match_expressions: None });
+}
+
+fn state(job: &Job) -> &'static str {
+    let status = job.status.clone().unwrap_or_default();
+    let has = |kind: &str| status.conditions.iter().flatten().any(|one| one.type_ == kind && one.status == "True");
+    match () {
+        () if has("Complete") => "Complete",
+        () if has("Failed") => "Failed",
+        () if job.metadata.deletion_timestamp.is_some() => "Terminating",
+        () if has("Suspended") => "Suspended",
+        () if has("FailureTarget") => "FailureTarget",
+        () if has("SuccessCriteriaMet") => "SuccessCriteriaMet",
+        () => "Running",
+    }
+}
+
+fn completions(job: &Job) -> String {
+    let (spec, status) = (job.spec.clone().unwrap_or_default(), job.status.clone().unwrap_or_default());
+    let done = status.succeeded.unwrap_or_default();
+    match (spec.completions, spec.parallelism.unwrap_or_default()) {
+        (Some(wanted), _) => format!("{done}/{wanted}"),
+        (None, parallelism @ 2..) => format!("{done}/1 of {parallelism}"),
+        (None, _) => format!("{done}/1"),
+    }
+}
+
+fn duration(job: &Job) -> String {
+    let status = job.status.clone().unwrap_or_default();
+    let Some(started) = status.start_time else { return String::new() };
+    let ended = status.completion_time.map_or_else(base::clock::now, |time| time.0);
+    human_duration(ended.as_second() - started.0.as_second())
+}

@@ -1,0 +1,163 @@
+//! The strategies that most kinds share: nothing special, or a spec and a status that are written
+//! apart.
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{Column, Strategy};
+use machinery::Object;
+use serde_json::Value;
+
+/// A kind without status, defaults or generation.
+pub(crate) struct Plain;
+
+impl Strategy for Plain {}
+
+/// A kind whose names are path segments: RBAC's.
+pub(crate) struct PathNamed;
+
+impl Strategy for PathNamed {
+    fn name_errors(&self, name: &str) -> Vec<String> {
+        machinery::names::path_segment(name)
+    }
+}
+
+/// How to reach into a typed kind's two halves.
+pub(crate) struct Parts<T> {
+    pub(crate) clear_status: fn(&mut T),
+    pub(crate) keep_status: fn(&mut T, &T),
+    pub(crate) keep_spec: fn(&mut T, &T),
+    pub(crate) spec_differs: fn(&T, &T) -> bool,
+}
+
+/// The [`Parts`] of a kind with the fields `spec` and `status`: closures over fields, which no
+/// table can hold.
+macro_rules! parts {
+    ($kind:ty) => {
+        $crate::parts::Parts::<$kind> {
+            clear_status: |object| object.status = Default::default(),
+            keep_status: |object, old| object.status = old.status.clone(),
+            keep_spec: |object, old| object.spec = old.spec.clone(),
+            spec_differs: |object, old| object.spec != old.spec,
+        }
+    };
+}
+pub(crate) use parts;
+
+impl<T: Object> Parts<T> {
+    pub(crate) fn prepare_create(&self, object: &mut dyn Object) {
+        (self.clear_status)(object.expect_mut());
+    }
+
+    /// `status` changes the status alone, everything else all but the status.
+    pub(crate) fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        let (object, old) = (object.expect_mut::<T>(), old.expect::<T>());
+        if ctx.subresource == "status" {
+            (self.keep_spec)(object, old);
+        } else {
+            (self.keep_status)(object, old);
+        }
+    }
+
+    pub(crate) fn spec_differs(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        (self.spec_differs)(object.expect(), old.expect())
+    }
+}
+
+/// A kind with spec and status; the rest is data.
+pub(crate) struct SpecStatus<T: 'static> {
+    pub(crate) parts: Parts<T>,
+    pub(crate) generation: bool,
+    pub(crate) default: fn(&mut T),
+    pub(crate) columns: fn() -> Vec<Column>,
+    pub(crate) cells: fn(&T) -> Vec<Value>,
+}
+
+impl<T: Object> SpecStatus<T> {
+    pub(crate) fn new(parts: Parts<T>) -> Self {
+        Self {
+            parts,
+            generation: false,
+            default: |_| {},
+            columns: crate::print::name_and_age,
+            cells: |object| crate::print::name_and_age_cells(object),
+        }
+    }
+
+    /// Objects count the changes of their spec.
+    pub(crate) fn generation(mut self) -> Self {
+        self.generation = true;
+        self
+    }
+
+    pub(crate) fn default(mut self, default: fn(&mut T)) -> Self {
+        self.default = default;
+        self
+    }
+
+    pub(crate) fn table(mut self, columns: fn() -> Vec<Column>, cells: fn(&T) -> Vec<Value>) -> Self {
+        self.columns = columns;
+        self.cells = cells;
+        self
+    }
+}
+
+impl<T: Object> Strategy for SpecStatus<T> {
+    fn default(&self, object: &mut dyn Object) {
+        (self.default)(object.expect_mut());
+    }
+
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        self.parts.prepare_create(object);
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        self.parts.prepare_update(ctx, object, old);
+    }
+
+    fn has_generation(&self) -> bool {
+        self.generation
+    }
+
+    fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        self.generation && self.parts.spec_differs(object, old)
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        (self.columns)()
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        (self.cells)(object.expect())
+    }
+}
+
+/// A kind without status that has columns or defaults of its own.
+pub(crate) struct Simple<T: 'static> {
+    pub(crate) default: fn(&mut T),
+    pub(crate) columns: fn() -> Vec<Column>,
+    pub(crate) cells: fn(&T) -> Vec<Value>,
+}
+
+impl<T: Object> Simple<T> {
+    pub(crate) fn new(columns: fn() -> Vec<Column>, cells: fn(&T) -> Vec<Value>) -> Self {
+        Self { default: |_| {}, columns, cells }
+    }
+
+    pub(crate) fn default(mut self, default: fn(&mut T)) -> Self {
+        self.default = default;
+        self
+    }
+}
+
+impl<T: Object> Strategy for Simple<T> {
+    fn default(&self, object: &mut dyn Object) {
+        (self.default)(object.expect_mut());
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        (self.columns)()
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        (self.cells)(object.expect())
+    }
+}

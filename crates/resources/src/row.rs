@@ -1,0 +1,132 @@
+//! Building a row: what the Rust type knows is taken from it, the rest is said.
+
+use std::any::TypeId;
+use std::sync::Arc;
+
+use apiserver::resource::{ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind};
+use k8s_openapi::{ClusterResourceScope, Metadata};
+use machinery::ObjectMeta;
+use machinery::object::Typed;
+use machinery::patch::Schema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A row in the making.
+pub struct Row(Resource);
+
+impl Row {
+    /// The row of a kind with a strategy; group, version, plural and scope are the type's.
+    pub fn new<T>(strategy: impl Strategy + 'static) -> Self
+    where
+        T: Metadata<Ty = ObjectMeta>
+            + Serialize
+            + DeserializeOwned
+            + Default
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        Self(Resource {
+            group: T::GROUP.into(),
+            version: T::VERSION.into(),
+            kind: T::KIND.into(),
+            plural: T::URL_PATH_SEGMENT.into(),
+            singular: T::KIND.to_lowercase(),
+            short_names: vec![],
+            categories: vec![],
+            namespaced: TypeId::of::<T::Scope>() != TypeId::of::<ClusterResourceScope>(),
+            verbs: ALL_VERBS.to_vec(),
+            storage: Some(T::URL_PATH_SEGMENT.into()),
+            codec: Arc::new(Typed::<T>::new()),
+            conversion: None,
+            strategy: Arc::new(strategy),
+            subresources: vec![],
+            custom: false,
+            definition: definition(T::GROUP, T::VERSION, T::KIND),
+            schema: None,
+        })
+    }
+
+    pub fn short(mut self, names: &[&str]) -> Self {
+        self.0.short_names = names.iter().map(|name| (*name).to_owned()).collect();
+        self
+    }
+
+    pub fn categories(mut self, names: &[&str]) -> Self {
+        self.0.categories = names.iter().map(|name| (*name).to_owned()).collect();
+        self
+    }
+
+    /// Where the objects are kept, when that is not the plural.
+    pub fn storage(mut self, prefix: &str) -> Self {
+        self.0.storage = Some(prefix.into());
+        self
+    }
+
+    /// Served in this version, stored in another.
+    pub fn converted(mut self, conversion: impl Conversion + 'static) -> Self {
+        self.0.conversion = Some(Arc::new(conversion));
+        self
+    }
+
+    /// Other verbs than the usual eight.
+    pub fn verbs(mut self, verbs: Vec<&'static str>) -> Self {
+        self.0.verbs = verbs;
+        self
+    }
+
+    /// Nothing is stored; a create is answered by [`Strategy::review`].
+    pub fn review(mut self) -> Self {
+        self.0.storage = None;
+        self.0.verbs = vec!["create"];
+        self
+    }
+
+    pub fn cluster_scoped(mut self) -> Self {
+        self.0.namespaced = false;
+        self
+    }
+
+    /// With `/status`.
+    pub fn status(self) -> Self {
+        self.part("status")
+    }
+
+    /// With another face of the same object.
+    pub fn part(self, name: &'static str) -> Self {
+        self.subresource(Subresource { name, kind: None, verbs: &["get", "patch", "update"], behaviour: Behaviour::Part })
+    }
+
+    pub fn sub(
+        self,
+        name: &'static str,
+        kind: Option<(&'static str, &'static str, &'static str)>,
+        verbs: &'static [&'static str],
+        behaviour: Behaviour,
+    ) -> Self {
+        let kind = kind.map(|(group, version, kind)| SubresourceKind { group, version, kind });
+        self.subresource(Subresource { name, kind, verbs, behaviour })
+    }
+
+    fn subresource(mut self, subresource: Subresource) -> Self {
+        self.0.subresources.push(subresource);
+        self
+    }
+
+    pub(crate) fn build(mut self, schema: Option<Arc<dyn Schema>>) -> Resource {
+        self.0.subresources.sort_by_key(|sub| sub.name);
+        self.0.schema = schema;
+        self.0
+    }
+}
+
+/// The kind's name in OpenAPI: `io.k8s.api.core.v1.Pod`.
+fn definition(group: &str, version: &str, kind: &str) -> String {
+    match group {
+        "apiextensions.k8s.io" => format!("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.{version}.{kind}"),
+        "apiregistration.k8s.io" => format!("io.k8s.kube-aggregator.pkg.apis.apiregistration.{version}.{kind}"),
+        "" => format!("io.k8s.api.core.{version}.{kind}"),
+        _ => format!("io.k8s.api.{}.{version}.{kind}", group.split('.').next().unwrap_or_default()),
+    }
+}

@@ -1,0 +1,300 @@
+//! The rows of kinds that need no file of their own yet: nothing but a name, a status, columns.
+
+use k8s_openapi::api::{
+    admissionregistration::v1 as admission, autoscaling::v2 as autoscaling, batch::v1 as batch,
+    certificates::v1 as certificates, coordination::v1 as coordination, discovery::v1 as discovery,
+    flowcontrol::v1 as flowcontrol, networking::v1 as networking, node::v1 as node, policy::v1 as policy,
+    rbac::v1 as rbac, scheduling::v1 as scheduling, storage::v1 as storage,
+};
+use apiserver::resource::Column;
+use machinery::Object;
+use serde_json::Value;
+
+use crate::Row;
+use crate::core::podspec;
+use crate::parts::{PathNamed, Plain, Simple, SpecStatus, parts};
+use crate::print::{age, columns, or_none};
+
+pub(crate) const ROWS: &[fn() -> Row] = &[
+    || Row::new::<admission::MutatingAdmissionPolicy>(Plain),
+    || Row::new::<admission::MutatingAdmissionPolicyBinding>(Plain),
+    || Row::new::<admission::MutatingWebhookConfiguration>(Plain).categories(&["api-extensions"]),
+    || Row::new::<admission::ValidatingAdmissionPolicy>(Plain).categories(&["api-extensions"]).status(),
+    || Row::new::<admission::ValidatingAdmissionPolicyBinding>(Plain).categories(&["api-extensions"]),
+    || Row::new::<admission::ValidatingWebhookConfiguration>(Plain).categories(&["api-extensions"]),
+    || {
+        Row::new::<autoscaling::HorizontalPodAutoscaler>(SpecStatus::new(parts!(autoscaling::HorizontalPodAutoscaler)))
+            .short(&["hpa"])
+            .categories(&["all"])
+            .status()
+    },
+    cron_job,
+    job,
+    certificate_signing_request,
+    lease,
+    endpoint_slice,
+    || Row::new::<flowcontrol::FlowSchema>(SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation()).status(),
+    || {
+        let strategy = SpecStatus::new(parts!(flowcontrol::PriorityLevelConfiguration)).generation();
+        Row::new::<flowcontrol::PriorityLevelConfiguration>(strategy).status()
+    },
+    || Row::new::<networking::IPAddress>(Plain).short(&["ip"]).storage("ipaddresses"),
+    || Row::new::<networking::Ingress>(SpecStatus::new(parts!(networking::Ingress)).generation()).short(&["ing"]).storage("ingress").status(),
+    || Row::new::<networking::IngressClass>(Plain),
+    || Row::new::<networking::NetworkPolicy>(Plain).short(&["netpol"]),
+    || Row::new::<networking::ServiceCIDR>(SpecStatus::new(parts!(networking::ServiceCIDR))).status(),
+    || Row::new::<node::RuntimeClass>(Plain),
+    || {
+        Row::new::<policy::PodDisruptionBudget>(SpecStatus::new(parts!(policy::PodDisruptionBudget)).generation())
+            .short(&["pdb"])
+            .status()
+    },
+    || Row::new::<rbac::ClusterRole>(PathNamed),
+    cluster_role_binding,
+    || Row::new::<rbac::Role>(PathNamed),
+    role_binding,
+    priority_class,
+    || Row::new::<storage::CSIDriver>(Plain),
+    || Row::new::<storage::CSINode>(Plain),
+    || Row::new::<storage::CSIStorageCapacity>(Plain),
+    storage_class,
+    || Row::new::<storage::VolumeAttachment>(SpecStatus::new(parts!(storage::VolumeAttachment))).status(),
+    || Row::new::<storage::VolumeAttributesClass>(Plain).short(&["vac"]),
+];
+
+fn cron_job() -> Row {
+    fn default(job: &mut batch::CronJob) {
+        let spec = &mut job.spec;
+        spec.concurrency_policy.get_or_insert_with(|| "Allow".into());
+        spec.suspend.get_or_insert(false);
+        spec.successful_jobs_history_limit.get_or_insert(3);
+        spec.failed_jobs_history_limit.get_or_insert(1);
+        let inner = spec.job_template.spec.get_or_insert_default();
+        podspec::default_template(&mut inner.template);
+        job.status.get_or_insert_default();
+    }
+    fn head() -> Vec<Column> {
+        columns(
+            &[
+                ("Schedule", "string"),
+                ("Timezone", "string"),
+                ("Suspend", "boolean"),
+                ("Active", "integer"),
+                ("Last Schedule", "string"),
+            ],
+            &["Containers", "Images", "Selector"],
+        )
+    }
+    fn cells(job: &batch::CronJob) -> Vec<Value> {
+        let (spec, status) = (job.spec.clone(), job.status.clone().unwrap_or_default());
+        let inner = spec.job_template.spec.clone().unwrap_or_default();
+        let (names, images) = crate::print::containers(&inner.template.spec.unwrap_or_default().containers);
+        let last = status.last_schedule_time.as_ref().map_or("<none>".into(), |time| crate::print::since(Some(time)));
+        let suspended = if spec.suspend == Some(true) { "True" } else { "False" };
+        vec![
+            job.name().into(),
+            spec.schedule.into(),
+            or_none(spec.time_zone.unwrap_or_default()).into(),
+            suspended.into(),
+            status.active.map_or(0, |active| active.len()).into(),
+            last.into(),
+            age(job),
+            names.into(),
+            images.into(),
+            crate::print::selector(inner.selector.as_ref()).into(),
+        ]
+    }
+    Row::new::<batch::CronJob>(SpecStatus::new(parts!(batch::CronJob)).generation().default(default).table(head, cells))
+        .short(&["cj"])
+        .categories(&["all"])
+        .status()
+}
+
+fn job() -> Row {
+    Row::new::<batch::Job>(crate::job::JobStrategy).categories(&["all"]).status()
+}
+
+fn certificate_signing_request() -> Row {
+    Row::new::<certificates::CertificateSigningRequest>(crate::csr::CsrStrategy)
+        .short(&["csr"])
+        .status()
+        .part("approval")
+}
+
+fn lease() -> Row {
+    fn head() -> Vec<Column> {
+        columns(&[("Holder", "string")], &[])
+    }
+    fn cells(lease: &coordination::Lease) -> Vec<Value> {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+        vec![lease.name().into(), holder.unwrap_or_default().into(), age(lease)]
+    }
+    Row::new::<coordination::Lease>(Simple::new(head, cells))
+}
+
+fn endpoint_slice() -> Row {
+    fn head() -> Vec<Column> {
+        columns(&[("AddressType", "string"), ("Ports", "string"), ("Endpoints", "string")], &[])
+    }
+    fn cells(slice: &discovery::EndpointSlice) -> Vec<Value> {
+        let port = |port: &discovery::EndpointPort| port.port.map_or("*".to_owned(), |number| number.to_string());
+        let ports: Vec<String> = slice.ports.iter().flatten().map(port).collect();
+        let addresses: Vec<String> = slice.endpoints.iter().flatten().flat_map(|one| one.addresses.clone()).collect();
+        let listed = if slice.ports.is_none() { "<unset>".into() } else { first_three(ports) };
+        let shown = if addresses.is_empty() { "<unset>".into() } else { first_three(addresses) };
+        vec![slice.name().into(), slice.address_type.clone().into(), listed.into(), shown.into(), age(slice)]
+    }
+    fn default(slice: &mut discovery::EndpointSlice) {
+        for port in slice.ports.iter_mut().flatten() {
+            port.protocol.get_or_insert_with(|| "TCP".into());
+            port.name.get_or_insert_default();
+        }
+    }
+    Row::new::<discovery::EndpointSlice>(Simple::new(head, cells).default(default))
+}
+
+fn first_three(mut all: Vec<String>) -> String {
+    let more = all.len().saturating_sub(3);
+    all.truncate(3);
+    let text = all.join(",");
+    if more > 0 { format!("{text} + {more} more...") } else { text }
+}
+
+fn cluster_role_binding() -> Row {
+    fn head() -> Vec<Column> {
+        let mut all = columns(&[("Role", "string")], &["Users", "Groups", "ServiceAccounts"]);
+        all[1].name = "Role";
+        all
+    }
+    fn cells(binding: &rbac::ClusterRoleBinding) -> Vec<Value> {
+        let mut cells = vec![
+            binding.name().into(),
+            format!("{}/{}", binding.role_ref.kind, binding.role_ref.name).into(),
+            age(binding),
+        ];
+        cells.extend(subjects(binding.subjects.as_deref()));
+        cells
+    }
+    fn default(binding: &mut rbac::ClusterRoleBinding) {
+        default_binding(&mut binding.role_ref, &mut binding.subjects);
+    }
+    Row::new::<rbac::ClusterRoleBinding>(Named(Simple::new(head, cells).default(default)))
+}
+
+fn role_binding() -> Row {
+    fn head() -> Vec<Column> {
+        columns(&[("Role", "string")], &["Users", "Groups", "ServiceAccounts"])
+    }
+    fn cells(binding: &rbac::RoleBinding) -> Vec<Value> {
+        let mut cells = vec![
+            binding.name().into(),
+            format!("{}/{}", binding.role_ref.kind, binding.role_ref.name).into(),
+            age(binding),
+        ];
+        cells.extend(subjects(binding.subjects.as_deref()));
+        cells
+    }
+    fn default(binding: &mut rbac::RoleBinding) {
+        default_binding(&mut binding.role_ref, &mut binding.subjects);
+    }
+    Row::new::<rbac::RoleBinding>(Named(Simple::new(head, cells).default(default)))
+}
+
+fn default_binding(role: &mut rbac::RoleRef, subjects: &mut Option<Vec<rbac::Subject>>) {
+    const GROUP: &str = "rbac.authorization.k8s.io";
+    role.api_group.get_or_insert_with(|| GROUP.into());
+    for subject in subjects.iter_mut().flatten() {
+        if matches!(subject.kind.as_str(), "User" | "Group") {
+            subject.api_group.get_or_insert_with(|| GROUP.into());
+        }
+    }
+    subjects.take_if(|subjects| subjects.is_empty());
+}
+
+fn subjects(subjects: Option<&[rbac::Subject]>) -> Vec<Value> {
+    let of = |kind: &str| {
+        let all = subjects.unwrap_or_default().iter().filter(|subject| subject.kind == kind);
+        let names: Vec<String> = all
+            .map(|subject| match subject.namespace.as_deref().filter(|_| kind == "ServiceAccount") {
+                Some(namespace) => format!("{namespace}/{}", subject.name),
+                None => subject.name.clone(),
+            })
+            .collect();
+        Value::from(names.join(", "))
+    };
+    vec![of("User"), of("Group"), of("ServiceAccount")]
+}
+
+/// A strategy whose objects are named as path segments.
+struct Named<S>(S);
+
+impl<S: apiserver::resource::Strategy> apiserver::resource::Strategy for Named<S> {
+    fn default(&self, object: &mut dyn Object) {
+        self.0.default(object);
+    }
+
+    fn name_errors(&self, name: &str) -> Vec<String> {
+        machinery::names::path_segment(name)
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        self.0.columns()
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        self.0.cells(object)
+    }
+}
+
+fn priority_class() -> Row {
+    fn head() -> Vec<Column> {
+        let mut all = columns(&[("Value", "integer"), ("Global-Default", "boolean")], &[]);
+        all.push(crate::print::column("PreemptionPolicy", "string"));
+        all
+    }
+    fn cells(class: &scheduling::PriorityClass) -> Vec<Value> {
+        vec![
+            class.name().into(),
+            class.value.into(),
+            class.global_default.unwrap_or_default().into(),
+            age(class),
+            class.preemption_policy.clone().into(),
+        ]
+    }
+    fn default(class: &mut scheduling::PriorityClass) {
+        class.preemption_policy.get_or_insert_with(|| "PreemptLowerPriority".into());
+        class.global_default.take_if(|global| !*global);
+    }
+    Row::new::<scheduling::PriorityClass>(Simple::new(head, cells).default(default)).short(&["pc"])
+}
+
+fn storage_class() -> Row {
+    fn head() -> Vec<Column> {
+        columns(
+            &[
+                ("Provisioner", "string"),
+                ("ReclaimPolicy", "string"),
+                ("VolumeBindingMode", "string"),
+                ("AllowVolumeExpansion", "string"),
+            ],
+            &[],
+        )
+    }
+    fn cells(class: &storage::StorageClass) -> Vec<Value> {
+        let default = class.metadata.annotations.as_ref().and_then(|map| map.get("storageclass.kubernetes.io/is-default-class"));
+        let suffix = if default.is_some_and(|value| value == "true") { " (default)" } else { "" };
+        vec![
+            format!("{}{suffix}", class.name()).into(),
+            class.provisioner.clone().into(),
+            class.reclaim_policy.clone().unwrap_or_default().into(),
+            class.volume_binding_mode.clone().unwrap_or_default().into(),
+            class.allow_volume_expansion.unwrap_or_default().to_string().into(),
+            age(class),
+        ]
+    }
+    fn default(class: &mut storage::StorageClass) {
+        class.reclaim_policy.get_or_insert_with(|| "Delete".into());
+        class.volume_binding_mode.get_or_insert_with(|| "Immediate".into());
+    }
+    Row::new::<storage::StorageClass>(Simple::new(head, cells).default(default)).short(&["sc"])
+}
