@@ -49,6 +49,9 @@ mod retention;
 mod state;
 mod watch;
 
+#[cfg(test)]
+mod tests;
+
 /// Requests that may wait for the committer; more wait in their callers.
 const QUEUE: usize = 4096;
 /// How long watches get to see the end.

@@ -4,4 +4,6 @@
 extern crate decapod_store as store;
 
 mod contract;
+mod crash;
 mod lab;
+mod model;

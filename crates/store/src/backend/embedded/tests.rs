@@ -1,0 +1,392 @@
+//! What only this backend promises: refusals that say why, errors survived, power lost.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use redb::StorageBackend;
+
+use super::disk::{Disk, OpenDisk};
+use super::durable::Durable;
+use super::{Embedded, Options};
+use crate::{
+    Error, KeyRange, Op, RangeRequest, Result, Revision, Store, Txn, WatchItem, WatchRequest,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const SECTOR: usize = 512;
+
+/// A disk that can fail, and that forgets what was not synced when its power goes.
+#[derive(Clone, Debug, Default)]
+struct Platter(Arc<Mutex<Content>>);
+
+#[derive(Debug, Default)]
+struct Content {
+    now: Vec<u8>,
+    synced: Vec<u8>,
+    /// What happened since the last sync, in order.
+    unsynced: Vec<Change>,
+    writes_fail: bool,
+    syncs_fail: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Length(u64),
+    Sector(u64, Vec<u8>),
+}
+
+impl Change {
+    fn apply(&self, image: &mut Vec<u8>) {
+        match self {
+            Self::Length(length) => image.resize(*length as usize, 0),
+            Self::Sector(offset, data) => {
+                let start = *offset as usize;
+                // A write beyond an end that was itself lost is lost with it.
+                if let Some(place) = image.get_mut(start..start + data.len()) {
+                    place.copy_from_slice(data);
+                }
+            }
+        }
+    }
+}
+
+impl Platter {
+    fn with<T>(&self, act: impl FnOnce(&mut Content) -> T) -> T {
+        act(&mut self.0.lock().expect("no panic while it is held"))
+    }
+
+    fn opener(&self) -> OpenDisk {
+        let platter = self.clone();
+        Arc::new(move || Ok(Disk::new(platter.clone())))
+    }
+
+    fn open(&self) -> Result<Arc<Embedded>> {
+        self.open_with(&Options::default())
+    }
+
+    fn open_with(&self, options: &Options) -> Result<Arc<Embedded>> {
+        Embedded::start(Durable::open_on("platter".into(), self.opener(), None)?, options)
+    }
+
+    /// The disk after a power loss: what was synced, and any part of the rest, sectors torn off.
+    fn after_power_loss(&self, random: &mut fastrand::Rng) -> Self {
+        let kept = self.with(|content| {
+            let mut image = content.synced.clone();
+            let share = random.f64();
+            for change in &content.unsynced {
+                if random.f64() < share {
+                    change.apply(&mut image);
+                }
+            }
+            image
+        });
+        let after = Self::default();
+        after.with(|content| {
+            *content = Content { now: kept.clone(), synced: kept, ..Content::default() }
+        });
+        after
+    }
+}
+
+impl StorageBackend for Platter {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.with(|content| content.now.len() as u64))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let start = offset as usize;
+        self.with(|content| match content.now.get(start..start + out.len()) {
+            Some(bytes) => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        })
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.with(|content| {
+            if content.writes_fail {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            content.now.resize(len as usize, 0);
+            content.unsynced.push(Change::Length(len));
+            Ok(())
+        })
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.with(|content| {
+            if content.syncs_fail {
+                return Err(io::Error::other("the platter is scratched"));
+            }
+            content.synced = content.now.clone();
+            content.unsynced.clear();
+            Ok(())
+        })
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.with(|content| {
+            if content.writes_fail {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            for (i, sector) in data.chunks(SECTOR).enumerate() {
+                let change = Change::Sector(offset + (i * SECTOR) as u64, sector.to_vec());
+                change.apply(&mut content.now);
+                content.unsynced.push(change);
+            }
+            Ok(())
+        })
+    }
+}
+
+fn put_op(key: &str, value: &str) -> Op {
+    Op::Put { key: key.to_owned().into(), value: value.to_owned().into(), lease: 0 }
+}
+
+async fn put(store: &Embedded, key: &str, value: &str) -> Result<Revision> {
+    let txn = Txn { success: vec![put_op(key, value)], ..Txn::default() };
+    Ok(store.txn(txn).await?.revision)
+}
+
+async fn values(store: &Embedded, revision: Option<Revision>) -> Result<Vec<String>> {
+    let request = RangeRequest { revision, ..RangeRequest::new(KeyRange::prefix(Bytes::new())) };
+    let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+    let kvs = store.range(request).await?.kvs;
+    Ok(kvs.iter().map(|kv| format!("{}={}", text(&kv.key), text(&kv.value))).collect())
+}
+
+/// Tries until it holds.
+async fn eventually<T>(mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    let trying = async {
+        loop {
+            if let Some(done) = attempt().await {
+                return done;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, trying).await.expect("it holds in time")
+}
+
+fn refusal(result: Result<impl Sized>) -> String {
+    match result {
+        Err(Error::Unusable(why)) => why.to_string(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it opened"),
+    }
+}
+
+#[tokio::test]
+async fn two_processes_do_not_share_a_store() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let first = Embedded::open(dir.path(), Options::default()).expect("it opens");
+    let why = refusal(Embedded::open(dir.path(), Options::default()));
+    assert_eq!(why, format!("the store in {} is in use by another process", dir.path().display()));
+    drop(first);
+    Embedded::open(dir.path(), Options::default()).expect("dropping frees it");
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_refused_in_one_line() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("store.redb");
+    let database = redb::Database::create(&file).expect("a file");
+    let write = database.begin_write().expect("a transaction");
+    let meta: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("meta");
+    write.open_table(meta).expect("a table").insert("format", 7).expect("inserted");
+    write.commit().expect("committed");
+    drop(database);
+    let why = refusal(Embedded::open(dir.path(), Options::default()));
+    let expected = format!(
+        "{} was written by a newer version of this program: it has format 7, this version reads 1",
+        file.display()
+    );
+    assert_eq!(why, expected);
+
+    std::fs::write(&file, "no store at all, just text".repeat(1000)).expect("written");
+    let why = refusal(Embedded::open(dir.path(), Options::default()));
+    assert!(why.starts_with(&format!("cannot use {}: ", file.display())), "{why}");
+    assert!(!why.contains('\n'), "{why}");
+
+    let why = refusal(Embedded::open(&file, Options::default()));
+    assert!(why.starts_with("cannot "), "{why}");
+}
+
+#[tokio::test]
+async fn files_are_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    let inner = dir.path().join("a/b");
+    Embedded::open(&inner, Options::default()).expect("it opens").close().await;
+    let mode =
+        |name: &str| inner.join(name).metadata().expect("it is there").permissions().mode() & 0o777;
+    assert_eq!([mode(""), mode("store.redb"), mode("lock")], [0o700, 0o600, 0o600]);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writes_and_loses_nothing() {
+    let platter = Platter::default();
+    let store = platter.open().expect("it opens");
+    put(&store, "a", "1").await.expect("written");
+    platter.with(|content| content.writes_fail = true);
+    let big = "x".repeat(1 << 20);
+    for _ in 0..3 {
+        let refused = put(&store, "b", &big).await;
+        assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    }
+    assert_eq!(values(&store, None).await.expect("reads go on"), ["a=1"]);
+    platter.with(|content| content.writes_fail = false);
+    let revision = eventually(async || put(&store, "a", "2").await.ok()).await;
+    assert_eq!(revision, Revision(3));
+    assert_eq!(values(&store, Some(Revision(2))).await.expect("readable"), ["a=1"]);
+    store.close().await;
+    let store = platter.open().expect("it opens");
+    assert_eq!(values(&store, None).await.expect("readable"), ["a=2"]);
+}
+
+#[tokio::test]
+async fn a_write_of_unknown_fate_is_seen_once_or_never() {
+    let platter = Platter::default();
+    let store = platter.open().expect("it opens");
+    let watch = WatchRequest { range: KeyRange::prefix(Bytes::new()), start: None };
+    let mut watch = store.watch(watch).await.expect("it starts");
+    put(&store, "a", "1").await.expect("written");
+    platter.with(|content| content.syncs_fail = true);
+    let unknown = put(&store, "b", "1").await;
+    assert!(matches!(unknown, Err(Error::Unavailable(_))), "{unknown:?}");
+    assert_eq!(values(&store, None).await.expect("reads go on"), ["a=1"], "not visible yet");
+    platter.with(|content| content.syncs_fail = false);
+    let last = eventually(async || put(&store, "c", "1").await.ok()).await;
+    let seen = values(&store, None).await.expect("readable");
+    let revisions = if seen.len() == 3 { vec![2, 3, 4] } else { vec![2, 3] };
+    assert_eq!(last.0, revisions[revisions.len() - 1], "{seen:?}");
+    for expected in revisions {
+        let item = tokio::time::timeout(LIMIT, watch.items.recv()).await.expect("in time");
+        let Some(WatchItem::Events(revision, _)) = item else { panic!("{item:?}") };
+        assert_eq!(revision.0, expected);
+    }
+    store.close().await;
+    let store = platter.open().expect("it opens");
+    assert_eq!(values(&store, None).await.expect("readable"), seen);
+}
+
+/// Writes with several writers, loses power at any point, and looks: every acknowledged write is
+/// there, and what else is there is a prefix of what was on its way.
+#[tokio::test]
+async fn power_loss_costs_no_acknowledged_write() {
+    let seed = seed();
+    for round in 0..rounds(30) {
+        let mut random = fastrand::Rng::with_seed(seed + round);
+        println!("STORE_SEED={} (round {round})", seed + round);
+        let platter = Platter::default();
+        let store = platter.open().expect("it opens");
+        let mut acknowledged = Revision(1);
+        for batch in 0..random.u64(1..20) {
+            let value = "v".repeat(random.usize(0..9000));
+            let puts = (0..random.usize(1..6)).map(|i| {
+                let (store, value) = (store.clone(), value.clone());
+                async move { put(&store, &format!("{batch}-{i}"), &value).await.expect("written") }
+            });
+            let mut set = tokio::task::JoinSet::new();
+            puts.for_each(|put| drop(set.spawn(put)));
+            acknowledged = set.join_all().await.into_iter().max().unwrap_or(acknowledged);
+            if random.u8(0..4) == 0 {
+                store.compact(acknowledged).await.expect("compacted");
+            }
+        }
+        let before = values(&store, None).await.expect("readable");
+        let mut extra = tokio::task::JoinSet::new();
+        if random.bool() {
+            // In the midst of a commit.
+            let store = store.clone();
+            extra.spawn(async move { put(&store, "zz-late", "late").await });
+            tokio::task::yield_now().await;
+        }
+        let after =
+            platter.after_power_loss(&mut random).open().expect("it opens after power loss");
+        let there = values(&after, None).await.expect("readable");
+        let revision = after.revision().await.expect("open");
+        assert!(revision >= acknowledged, "{revision} is before {acknowledged}");
+        assert_eq!(there[..before.len()], before);
+        assert!(there.len() - before.len() <= 1);
+        put(&after, "more", "1").await.expect("it goes on");
+        extra.join_all().await;
+    }
+}
+
+fn seed() -> u64 {
+    std::env::var("STORE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+/// More of them at night: `STORE_ROUNDS`.
+fn rounds(usual: u64) -> u64 {
+    std::env::var("STORE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
+}
+
+fn records_on_disk(store: &Embedded) -> usize {
+    let mut count = 0;
+    store.shared.durable.load(Revision(0), &mut |_, _| count += 1).expect("readable");
+    count
+}
+
+#[tokio::test]
+async fn old_history_goes_by_itself() {
+    let platter = Platter::default();
+    let options = Options {
+        history_age: Duration::from_millis(10),
+        history_revisions: 50,
+        ..Options::default()
+    };
+    let store = platter.open_with(&options).expect("it opens");
+    for i in 0..500 {
+        put(&store, &format!("k{}", i % 3), &i.to_string()).await.expect("written");
+    }
+    // What the last samples allow: nothing more is written, and yet it goes.
+    let floor = eventually(async || {
+        let floor = store.shared.state().floor;
+        (records_on_disk(&store) < 100).then_some(floor)
+    })
+    .await;
+    assert!(floor.0 > 400 && floor.0 <= 451, "{floor}");
+    let past = values(&store, Some(Revision(300))).await;
+    assert!(matches!(past, Err(Error::Compacted { .. })), "{past:?}");
+    let now = values(&store, None).await.expect("readable");
+    let at_floor = values(&store, Some(floor)).await.expect("readable");
+    store.close().await;
+    let store = platter.open().expect("it opens");
+    assert_eq!(store.shared.state().floor, floor);
+    assert_eq!(values(&store, None).await.expect("readable"), now);
+    assert_eq!(values(&store, Some(floor)).await.expect("readable"), at_floor);
+}
+
+#[tokio::test]
+async fn trimming_leaves_the_live_and_the_recent() {
+    let platter = Platter::default();
+    let store = platter.open().expect("it opens");
+    put(&store, "old", "1").await.expect("written");
+    for i in 0..20 {
+        put(&store, "busy", &i.to_string()).await.expect("written");
+    }
+    let gone = Op::DeleteRange { range: KeyRange::one("busy") };
+    store.txn(Txn { success: vec![gone], ..Txn::default() }).await.expect("deleted");
+    let last = put(&store, "new", "1").await.expect("written");
+    store.compact(last).await.expect("compacted");
+    eventually(async || (records_on_disk(&store) == 2).then_some(())).await;
+    assert_eq!(values(&store, None).await.expect("readable"), ["new=1", "old=1"]);
+}
+
+/// A value is held once, whatever buffer it came in, and old ones go.
+#[tokio::test]
+async fn values_do_not_pin_their_request() {
+    let platter = Platter::default();
+    let store = platter.open().expect("it opens");
+    let request = Bytes::from(vec![b'x'; 1 << 20]);
+    let weak = request.slice(0..10);
+    let success = vec![Op::Put { key: request.slice(10..20), value: weak, lease: 0 }];
+    store.txn(Txn { success, ..Txn::default() }).await.expect("written");
+    assert!(request.is_unique(), "nothing else holds the request's buffer");
+}
