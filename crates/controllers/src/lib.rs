@@ -1,1 +1,17 @@
-//! To be written.
+//! The controllers of kube-controller-manager.
+//!
+//! In: informers' caches and the keys that their events name. Out: API writes and events.
+//! A controller is a row of [`CONTROLLERS`] and a file: a pure `plan(observed) → actions` and a thin
+//! reconcile around it.
+//!
+//! Invariants: reconciles are idempotent and get a key and no hint; decisions are pure; events wake
+//! controllers, nothing polls where an event serves.
+
+mod context;
+mod deployment;
+mod expectations;
+mod owner;
+mod pod;
+mod replicaset;
+
+pub use context::{CONTROLLERS, Context, Descriptor, Options, run};

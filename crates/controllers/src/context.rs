@@ -1,0 +1,138 @@
+//! The table of controllers and what each is given.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::task::{Stop, Tasks};
+use client::{Client, EventRecorder, Informers};
+
+/// Flags of kube-controller-manager that controllers read.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `--cluster-cidr`; no pod CIDRs are handed out without it.
+    pub cluster_cidr: Option<String>,
+    /// `--allocate-node-cidrs`
+    pub allocate_node_cidrs: bool,
+    /// `--node-cidr-mask-size`
+    pub node_cidr_mask_size: u8,
+    /// `--root-ca-file`, as PEM: published in every namespace.
+    pub root_ca: Option<String>,
+    /// `--cluster-signing-cert-file` and `-key-file`, as PEM.
+    pub signing_cert: Option<String>,
+    pub signing_key: Option<String>,
+    /// `--cluster-signing-duration`
+    pub signing_duration: Duration,
+    /// `--node-monitor-grace-period`
+    pub node_monitor_grace_period: Duration,
+    /// `--node-monitor-period`
+    pub node_monitor_period: Duration,
+    /// `--node-startup-grace-period`
+    pub node_startup_grace_period: Duration,
+    /// `--terminated-pod-gc-threshold`
+    pub terminated_pod_gc_threshold: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cluster_cidr: None,
+            allocate_node_cidrs: false,
+            node_cidr_mask_size: 24,
+            root_ca: None,
+            signing_cert: None,
+            signing_key: None,
+            signing_duration: Duration::from_secs(365 * 24 * 3600),
+            node_monitor_grace_period: Duration::from_secs(50),
+            node_monitor_period: Duration::from_secs(5),
+            node_startup_grace_period: Duration::from_secs(60),
+            terminated_pod_gc_threshold: 12500,
+        }
+    }
+}
+
+/// What a controller is given.
+#[derive(Clone)]
+pub struct Context {
+    /// With the controller's own identity.
+    pub client: Client,
+    /// Shared by all controllers.
+    pub informers: Informers,
+    /// With the controller's name as source.
+    pub events: EventRecorder,
+    /// The controller's tasks.
+    pub tasks: Tasks,
+    pub options: Arc<Options>,
+}
+
+/// A row of the table.
+pub struct Descriptor {
+    /// Upstream's name, as in `--controllers`.
+    pub name: &'static str,
+    /// The source of its events, and its identity's name where each has its own.
+    pub component: &'static str,
+    /// Subscribes and spawns; returns at once.
+    pub start: fn(Context),
+}
+
+/// All controllers. Order does not matter.
+pub const CONTROLLERS: &[Descriptor] = &[
+    crate::deployment::DESCRIPTOR,
+    crate::replicaset::DESCRIPTOR,
+];
+
+/// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.
+fn is_enabled(selection: &[String], name: &str) -> bool {
+    let named = |wanted: &str| selection.iter().any(|one| one == wanted);
+    if named(name) {
+        return true;
+    }
+    !named(&format!("-{name}")) && (selection.is_empty() || named("*"))
+}
+
+/// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
+/// `kube-controller-manager` for the shared caches and events, then each controller's component
+/// name (upstream's `--use-service-account-credentials`); one client for all is fine.
+pub async fn run(client_for: impl Fn(&str) -> Client, selection: &[String], options: Options, stop: Stop) {
+    let tasks = Tasks::new("kube-controller-manager");
+    let client = client_for("kube-controller-manager");
+    let informers = Informers::new(client.clone(), tasks.clone());
+    let events = EventRecorder::new(client, &tasks, "kube-controller-manager", None);
+    let options = Arc::new(options);
+    let mut started = BTreeSet::new();
+    for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name)) {
+        assert!(started.insert(row.name), "a controller has one row");
+        (row.start)(Context {
+            client: client_for(row.component),
+            informers: informers.clone(),
+            events: events.for_component(row.component),
+            tasks: tasks.clone(),
+            options: options.clone(),
+        });
+    }
+    tracing::info!(controllers = started.len(), "controllers started");
+    let group = tasks.stop_signal();
+    tokio::select! {
+        () = stop.wait() => {}
+        () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
+    }
+    tasks.shutdown(Duration::from_secs(5)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_selects_controllers() {
+        let check = |selection: &[&str], name: &str, expected: bool| {
+            let selection: Vec<_> = selection.iter().map(|one| one.to_string()).collect();
+            assert_eq!(is_enabled(&selection, name), expected, "{selection:?} {name}");
+        };
+        check(&[], "a", true);
+        check(&["*"], "a", true);
+        check(&["*", "-a"], "a", false);
+        check(&["b"], "a", false);
+        check(&["a"], "a", true);
+    }
+}

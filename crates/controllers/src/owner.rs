@@ -1,0 +1,80 @@
+//! Ownership: who controls an object, and how that changes.
+//!
+//! Upstream: `PodControllerRefManager`: an owner adopts what matches its selector and has no
+//! controller, and releases what it controls and no longer matches.
+
+use client::{Api, ErrorExt, Header, Kind, Patch, PatchParams, Result};
+use machinery::{ObjectMeta, OwnerReference};
+use machinery::selector::Selector;
+use serde_json::json;
+
+/// The owner that controls an object.
+pub fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+}
+
+/// A reference that makes `owner` the controller.
+pub fn reference<T: Kind>(owner: &T) -> OwnerReference {
+    reference_as(T::API_VERSION, T::KIND, owner.metadata())
+}
+
+pub fn reference_as(api_version: &str, kind: &str, owner: &ObjectMeta) -> OwnerReference {
+    OwnerReference {
+        api_version: api_version.into(),
+        kind: kind.into(),
+        name: owner.name.clone().unwrap_or_default(),
+        uid: owner.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// What an owner does about one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    Keep,
+    Adopt,
+    Release,
+    Ignore,
+}
+
+/// Pure. `owner` is the owner's metadata, `header` the object's.
+pub fn claim(owner: &ObjectMeta, selector: &Selector, header: &Header) -> Claim {
+    let matches = selector.matches(Some(&header.labels));
+    let owner_goes = owner.deletion_timestamp.is_some();
+    match header.controller() {
+        Some(controller) if Some(&controller.uid) != owner.uid.as_ref() => Claim::Ignore,
+        Some(_) if matches => Claim::Keep,
+        Some(_) if owner_goes => Claim::Ignore,
+        Some(_) => Claim::Release,
+        None if !matches || owner_goes || header.deleting => Claim::Ignore,
+        None => Claim::Adopt,
+    }
+}
+
+/// Makes `owner` the controller of an object, if it is still the one with `uid`.
+pub async fn adopt<T: Kind>(api: &Api<T>, name: &str, uid: &str, owner: &OwnerReference) -> Result<()> {
+    let patch = json!({"metadata": {"uid": uid, "ownerReferences": [owner]}});
+    api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await.map(drop)
+}
+
+/// Removes the owner with `owner_uid`; that the object is gone, or changed hands, is fine.
+pub async fn release<T: Kind>(api: &Api<T>, name: &str, uid: &str, owner_uid: &str) -> Result<()> {
+    let patch = json!({
+        "metadata": {"uid": uid, "ownerReferences": [{"$patch": "delete", "uid": owner_uid}]},
+    });
+    match api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
+        Err(error) if error.is_not_found() || error.is_invalid() => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+/// An owner found in a cache may be gone: adoption asks the API itself.
+pub async fn may_adopt<T: Kind>(api: &Api<T>, owner: &ObjectMeta) -> Result<bool> {
+    let name = owner.name.as_deref().unwrap_or_default();
+    let Some(fresh) = api.get_opt(name).await? else {
+        return Ok(false);
+    };
+    let meta = fresh.metadata();
+    Ok(meta.uid == owner.uid && meta.deletion_timestamp.is_none())
+}

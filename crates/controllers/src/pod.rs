@@ -1,0 +1,201 @@
+//! What pods' fields mean. Pure. Upstream: `pkg/api/v1/pod` and `pkg/controller/controller_utils.go`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+
+pub fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+pub fn is_finished(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+pub fn is_deleting(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// Counts for a controller: neither finished nor going.
+pub fn is_active(pod: &Pod) -> bool {
+    !is_finished(pod) && !is_deleting(pod)
+}
+
+/// Going, but not gone: a finished pod no longer takes up room.
+pub fn is_terminating(pod: &Pod) -> bool {
+    !is_finished(pod) && is_deleting(pod)
+}
+
+pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+pub fn is_ready(pod: &Pod) -> bool {
+    condition(pod, "Ready").is_some_and(|ready| ready.status == "True")
+}
+
+pub fn node_name(pod: &Pod) -> &str {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
+}
+
+/// Ready for `min_ready`. `Err` is the time to wait until it may be.
+pub fn availability(pod: &Pod, min_ready: Duration, now: Timestamp) -> Availability {
+    let Some(ready) = condition(pod, "Ready").filter(|ready| ready.status == "True") else {
+        return Availability::No;
+    };
+    if min_ready.is_zero() {
+        return Availability::Yes;
+    }
+    let Some(since) = &ready.last_transition_time else {
+        return Availability::No;
+    };
+    let passed = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
+    match min_ready.checked_sub(passed) {
+        None | Some(Duration::ZERO) => Availability::Yes,
+        Some(rest) => Availability::In(rest),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Availability {
+    Yes,
+    No,
+    /// Ready, and available after this long.
+    In(Duration),
+}
+
+/// The `surplus` pods that a scale-down deletes. `related` are all active pods of the same
+/// application (the other ReplicaSets of a Deployment included): of two equal pods goes the one
+/// whose node has more of them. Pure. Upstream: `ActivePodsWithRanks.Less`.
+pub fn choose_victims(
+    pods: &[Arc<Pod>],
+    related: &[Arc<Pod>],
+    surplus: usize,
+    now: Timestamp,
+) -> Vec<Arc<Pod>> {
+    if surplus >= pods.len() {
+        return pods.to_vec();
+    }
+    let mut on_node: HashMap<&str, usize> = HashMap::new();
+    for pod in related.iter().filter(|pod| is_active(pod)) {
+        *on_node.entry(node_name(pod)).or_default() += 1;
+    }
+    let rank = |pod: &Pod| on_node.get(node_name(pod)).copied().unwrap_or(0);
+    let mut sorted = pods.to_vec();
+    sorted.sort_by(|a, b| dispensability(a, b, rank(a), rank(b), now));
+    sorted.truncate(surplus);
+    sorted
+}
+
+/// `Less` means that `a` goes first.
+fn dispensability(a: &Pod, b: &Pod, rank_a: usize, rank_b: usize, now: Timestamp) -> std::cmp::Ordering {
+    let assigned = |pod: &Pod| !node_name(pod).is_empty();
+    let phase_rank = |pod: &Pod| match phase(pod) {
+        "Pending" | "" => 0,
+        "Unknown" => 1,
+        _ => 2,
+    };
+    assigned(a)
+        .cmp(&assigned(b))
+        .then(phase_rank(a).cmp(&phase_rank(b)))
+        .then(is_ready(a).cmp(&is_ready(b)))
+        .then(deletion_cost(a).cmp(&deletion_cost(b)))
+        .then(rank_b.cmp(&rank_a))
+        .then_with(|| younger(ready_since(a), ready_since(b), a, b, now))
+        .then(restarts(b).cmp(&restarts(a)))
+        .then_with(|| younger(created(a), created(b), a, b, now))
+}
+
+fn deletion_cost(pod: &Pod) -> i32 {
+    let annotations = pod.metadata.annotations.as_ref();
+    let cost = annotations.and_then(|all| all.get("controller.kubernetes.io/pod-deletion-cost"));
+    cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
+}
+
+fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    let ready = condition(pod, "Ready").filter(|ready| ready.status == "True")?;
+    ready.last_transition_time.as_ref().map(|time| time.0)
+}
+
+fn created(pod: &Pod) -> Option<Timestamp> {
+    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses.map(|status| status.restart_count).max().unwrap_or(0)
+}
+
+/// The younger goes first, by orders of magnitude: pods of about one age go in the order of their
+/// uids, which is random but stable.
+fn younger(
+    a: Option<Timestamp>,
+    b: Option<Timestamp>,
+    pod_a: &Pod,
+    pod_b: &Pod,
+    now: Timestamp,
+) -> std::cmp::Ordering {
+    if a == b {
+        return std::cmp::Ordering::Equal;
+    }
+    let magnitude = |since: Option<Timestamp>| {
+        let age = since.map_or(i128::MAX, |since| now.duration_since(since).as_nanos());
+        if age > 0 { i64::from(age.ilog2()) } else { -1 }
+    };
+    magnitude(a).cmp(&magnitude(b)).then_with(|| pod_a.metadata.uid.cmp(&pod_b.metadata.uid))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::serde_json::{from_value, json};
+
+    use super::*;
+
+    fn pod(name: &str, node: &str, phase: &str, ready: bool, age: i64, cost: &str) -> Arc<Pod> {
+        let at = Timestamp::from_second(1_000_000 - age).unwrap().to_string();
+        let status = if ready { "True" } else { "False" };
+        let value = json!({
+            "metadata": {"name": name, "uid": name, "creationTimestamp": at,
+                "annotations": {"controller.kubernetes.io/pod-deletion-cost": cost}},
+            "spec": {"containers": [], "nodeName": node},
+            "status": {"phase": phase, "conditions": [
+                {"type": "Ready", "status": status, "lastTransitionTime": at}]},
+        });
+        Arc::new(from_value(value).unwrap())
+    }
+
+    #[test]
+    fn the_least_useful_pods_go_first() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let check = |first: Arc<Pod>, second: Arc<Pod>| {
+            for order in [[first.clone(), second.clone()], [second.clone(), first.clone()]] {
+                let gone = choose_victims(&order, &order, 1, now);
+                assert_eq!(gone[0].metadata.name, first.metadata.name);
+            }
+        };
+        let usual = || pod("z", "n", "Running", true, 1000, "0");
+        check(pod("a", "", "Pending", false, 5000, "0"), usual());
+        check(pod("a", "n", "Pending", false, 5000, "0"), usual());
+        check(pod("a", "n", "Running", false, 5000, "0"), usual());
+        check(pod("a", "n", "Running", true, 5000, "-1"), usual());
+        check(pod("a", "n", "Running", true, 10, "0"), usual());
+        check(pod("a", "n", "Running", true, 1001, "0"), usual());
+        let crowd = [usual(), pod("y", "n", "Running", true, 1000, "0"), pod("a", "m", "Running", true, 10, "0")];
+        let gone = choose_victims(&crowd, &crowd, 1, now);
+        assert_ne!(gone[0].metadata.name.as_deref(), Some("a"), "a crowded node is relieved first");
+    }
+
+    #[test]
+    fn a_pod_is_available_after_min_ready_seconds() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let pod = pod("a", "n", "Running", true, 10, "0");
+        let ten = Duration::from_secs(10);
+        assert_eq!(availability(&pod, ten, at(1_000_000)), Availability::Yes);
+        assert_eq!(availability(&pod, ten, at(999_997)), Availability::In(Duration::from_secs(3)));
+        assert_eq!(availability(&pod, Duration::ZERO, at(0)), Availability::Yes);
+    }
+}

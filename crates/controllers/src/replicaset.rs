@@ -1,0 +1,422 @@
+//! ReplicaSet: keeps as many pods as asked.
+//!
+//! In: ReplicaSets and pods. Out: pod creations and deletions, `status`.
+//! Upstream: `pkg/controller/replicaset`: creations in batches of 1, 2, 4, … so that an error (a
+//! quota, say) costs one try and not five hundred; at most 500 at once; expectations bridge the
+//! cache's lag.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{
+    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
+    Result, WorkQueue, spawn_workers,
+};
+use futures::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetSpec, ReplicaSetStatus};
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use machinery::selector::Selector;
+use machinery::{ObjectMeta, Time};
+
+use crate::context::{Context, Descriptor};
+use crate::expectations::Expectations;
+use crate::owner::{self, Claim};
+use crate::pod::{self, Availability};
+
+pub const DESCRIPTOR: Descriptor =
+    Descriptor { name: "replicaset-controller", component: "replicaset-controller", start };
+
+const BURST: usize = 500;
+const WORKERS: usize = 5;
+
+struct Controller {
+    context: Context,
+    sets: Lister<ReplicaSet>,
+    pods: Lister<Pod>,
+    queue: WorkQueue<ObjectKey>,
+    expectations: Expectations,
+}
+
+fn start(context: Context) {
+    let (sets, pods) = (context.informers.of::<ReplicaSet>(), context.informers.of::<Pod>());
+    let controller = Arc::new(Controller {
+        sets: sets.lister(),
+        pods: pods.lister(),
+        queue: WorkQueue::new("replicaset"),
+        expectations: Expectations::default(),
+        context,
+    });
+    let this = controller.clone();
+    sets.subscribe(move |event| this.queue.add(event.key()));
+    let this = controller.clone();
+    pods.subscribe_raw(move |event| this.pod_event(event));
+    let tasks = controller.context.tasks.clone();
+    let this = controller.clone();
+    tasks.clone().spawn("replicaset", async move {
+        sets.synced().await;
+        pods.synced().await;
+        let queue = this.queue.clone();
+        spawn_workers(&tasks, &queue, WORKERS, move |key| {
+            let this = this.clone();
+            async move { this.reconcile(&key).await }
+        });
+    });
+}
+
+/// What to do about the number of pods, and the status it makes. Pure.
+#[derive(Debug, PartialEq)]
+enum Plan {
+    Enough,
+    Create(usize),
+    Delete(Vec<ObjectKey>),
+}
+
+fn plan(wanted: usize, active: &[Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) -> Plan {
+    match active.len() {
+        have if have < wanted => Plan::Create((wanted - have).min(BURST)),
+        have if have > wanted => {
+            let surplus = (have - wanted).min(BURST);
+            let victims = pod::choose_victims(active, related, surplus, now);
+            Plan::Delete(victims.iter().map(|pod| ObjectKey::of(&pod.metadata)).collect())
+        }
+        _ => Plan::Enough,
+    }
+}
+
+impl Controller {
+    /// A pod came, changed or went: tell its controller, or whoever may adopt it.
+    fn pod_event(&self, event: &RawEvent) {
+        let header = &event.entry().header;
+        let owner_of = |header: &client::Header| {
+            let owner = header.controller().filter(|owner| owner.kind == ReplicaSet::KIND)?;
+            Some(ObjectKey::new(&header.key.namespace, &owner.name))
+        };
+        let owner = owner_of(header);
+        match event {
+            RawEvent::Deleted(_) => {
+                if let Some(owner) = &owner {
+                    self.expectations.deleted(owner, &header.key);
+                }
+            }
+            RawEvent::Applied { old, .. } => {
+                let was = old.as_ref().and_then(|old| owner_of(&old.header));
+                if was != owner {
+                    was.into_iter().for_each(|was| self.queue.add(was));
+                }
+                if let Some(owner) = &owner {
+                    if old.is_none() {
+                        self.expectations.created(owner);
+                    }
+                    if header.deleting {
+                        self.expectations.deleted(owner, &header.key);
+                    }
+                }
+            }
+        }
+        match owner {
+            Some(owner) => self.queue.add(owner),
+            None if header.controller().is_none() && !header.deleting => self.wake_adopters(header),
+            None => {}
+        }
+    }
+
+    fn wake_adopters(&self, header: &client::Header) {
+        for set in self.sets.list(Some(&header.key.namespace), &Selector::everything()) {
+            let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
+            if let Some(Ok(selector)) = selector
+                && !selector.is_everything()
+                && selector.matches(Some(&header.labels))
+            {
+                self.queue.add(ObjectKey::of(&set.metadata));
+            }
+        }
+    }
+
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(set) = self.sets.get_key(key) else {
+            self.expectations.forget(key);
+            return Ok(Outcome::Done);
+        };
+        let Some(spec) = &set.spec else {
+            return Ok(Outcome::Done);
+        };
+        let selector = match Selector::from_api(Some(&spec.selector)) {
+            Ok(selector) => selector,
+            Err(error) => {
+                tracing::warn!(%key, %error, "a ReplicaSet's selector is invalid");
+                return Ok(Outcome::Done);
+            }
+        };
+        let settled = self.expectations.satisfied(key);
+        let pods = self.claim(&set, &selector).await?;
+        let active: Vec<_> = pods.iter().filter(|pod| pod::is_active(pod)).cloned().collect();
+        let now = base::clock::now();
+        let wanted = spec.replicas.unwrap_or(1).max(0) as usize;
+        let mut failure = None;
+        if settled && set.metadata.deletion_timestamp.is_none() {
+            let step = plan(wanted, &active, &self.related(&set), now);
+            failure = self.act(key, &set, step).await.err();
+        }
+        let (status, recheck) = status_of(&set, &pods, failure.as_ref().map(ErrorExt::text), now);
+        self.write_status(&set, status).await?;
+        match (failure, recheck) {
+            (Some(error), _) => Err(error),
+            (None, Some(delay)) => Ok(Outcome::After(delay)),
+            (None, None) => Ok(Outcome::Done),
+        }
+    }
+
+    /// The set's pods, after adopting and releasing.
+    async fn claim(&self, set: &ReplicaSet, selector: &Selector) -> Result<Vec<Arc<Pod>>> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = set.metadata.uid.as_deref().unwrap_or_default();
+        let api: Api<Pod> = self.context.client.api(Some(namespace));
+        let mut pods = self.pods.by_owner(uid);
+        pods.retain(|pod| owner::controller(&pod.metadata).is_some_and(|owner| owner.uid == uid));
+        let mut released = BTreeSet::new();
+        for pod in &pods {
+            let entry_labels = pod.metadata.labels.clone().unwrap_or_default();
+            if !selector.matches(Some(&entry_labels)) && set.metadata.deletion_timestamp.is_none() {
+                let (name, pod_uid) = name_and_uid(&pod.metadata);
+                owner::release(&api, name, pod_uid, uid).await?;
+                released.insert(pod_uid.to_owned());
+            }
+        }
+        pods.retain(|pod| !released.contains(name_and_uid(&pod.metadata).1));
+        let mut allowed = None;
+        for entry in self.pods.entries(Some(namespace), selector) {
+            if owner::claim(&set.metadata, selector, &entry.header) != Claim::Adopt {
+                continue;
+            }
+            let Some(orphan) = self.pods.get_key(&entry.header.key).filter(|pod| pod::is_active(pod)) else {
+                continue;
+            };
+            if allowed.is_none() {
+                let sets: Api<ReplicaSet> = self.context.client.api(Some(namespace));
+                allowed = Some(owner::may_adopt(&sets, &set.metadata).await?);
+            }
+            if allowed == Some(true) {
+                let (name, pod_uid) = name_and_uid(&orphan.metadata);
+                match owner::adopt(&api, name, pod_uid, &owner::reference(set)).await {
+                    Ok(()) => pods.push(orphan),
+                    Err(error) if error.is_not_found() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(pods)
+    }
+
+    /// Active pods of all sets with the same controller (the Deployment's others).
+    fn related(&self, set: &ReplicaSet) -> Vec<Arc<Pod>> {
+        let mut uids = vec![set.metadata.uid.clone().unwrap_or_default()];
+        if let Some(owner) = owner::controller(&set.metadata) {
+            let siblings = self.sets.by_owner(&owner.uid);
+            uids = siblings.iter().filter_map(|one| one.metadata.uid.clone()).collect();
+        }
+        uids.iter().flat_map(|uid| self.pods.by_owner(uid)).collect()
+    }
+
+    async fn act(&self, key: &ObjectKey, set: &ReplicaSet, plan: Plan) -> Result<()> {
+        match plan {
+            Plan::Enough => Ok(()),
+            Plan::Create(count) => {
+                self.expectations.expect_creations(key, count);
+                self.create(key, set, count).await
+            }
+            Plan::Delete(victims) => {
+                self.expectations.expect_deletions(key, victims.iter().cloned());
+                let results = join_all(victims.iter().map(|victim| self.delete(key, set, victim))).await;
+                results.into_iter().collect()
+            }
+        }
+    }
+
+    /// Batches of 1, 2, 4, …; the rest is not tried after an error.
+    async fn create(&self, key: &ObjectKey, set: &ReplicaSet, count: usize) -> Result<()> {
+        let (mut left, mut batch) = (count, 1);
+        while left > 0 {
+            let size = batch.min(left);
+            let results = join_all((0..size).map(|_| self.create_pod(key, set))).await;
+            left -= size;
+            if let Some(error) = results.into_iter().find_map(Result::err) {
+                (0..left).for_each(|_| self.expectations.created(key));
+                // The namespace goes and takes the set along.
+                return if error.is_namespace_terminating() { Ok(()) } else { Err(error) };
+            }
+            batch *= 2;
+        }
+        Ok(())
+    }
+
+    async fn create_pod(&self, key: &ObjectKey, set: &ReplicaSet) -> Result<()> {
+        let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
+        let pod = pod_from(template, &set.metadata, owner::reference(set));
+        match self.context.client.api::<Pod>(Some(&key.namespace)).create(&PostParams::default(), &pod).await {
+            Ok(created) => {
+                let name = created.metadata.name.unwrap_or_default();
+                self.event(set, EventType::Normal, "SuccessfulCreate", format!("Created pod: {name}"));
+                Ok(())
+            }
+            Err(error) => {
+                self.expectations.created(key);
+                if !error.is_namespace_terminating() {
+                    let message = format!("Error creating: {}", error.text());
+                    self.event(set, EventType::Warning, "FailedCreate", message);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn delete(&self, key: &ObjectKey, set: &ReplicaSet, victim: &ObjectKey) -> Result<()> {
+        let api: Api<Pod> = self.context.client.api(Some(&key.namespace));
+        match api.delete(&victim.name, &DeleteParams::default()).await {
+            Ok(_) => {
+                let message = format!("Deleted pod: {}", victim.name);
+                self.event(set, EventType::Normal, "SuccessfulDelete", message);
+                Ok(())
+            }
+            Err(error) => {
+                self.expectations.deleted(key, victim);
+                if error.is_not_found() {
+                    return Ok(());
+                }
+                self.event(set, EventType::Warning, "FailedDelete", format!("Error deleting: {}", error.text()));
+                Err(error)
+            }
+        }
+    }
+
+    async fn write_status(&self, set: &ReplicaSet, status: ReplicaSetStatus) -> Result<()> {
+        if set.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let name = set.metadata.name.as_deref().unwrap_or_default();
+        let api: Api<ReplicaSet> = self.context.client.api(set.metadata.namespace.as_deref());
+        let mut updated = set.clone();
+        for attempt in 0..2 {
+            updated.status = Some(status.clone());
+            match api.replace_status(name, &PostParams::default(), &updated).await {
+                Err(error) if error.is_conflict() && attempt == 0 => match api.get_opt(name).await? {
+                    Some(fresh) => updated = fresh,
+                    None => return Ok(()),
+                },
+                Err(error) if error.is_not_found() => return Ok(()),
+                done => return done.map(drop),
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&self, set: &ReplicaSet, kind: EventType, reason: &str, message: String) {
+        self.context.events.event(set, kind, reason, message);
+    }
+}
+
+fn name_and_uid(meta: &ObjectMeta) -> (&str, &str) {
+    (meta.name.as_deref().unwrap_or_default(), meta.uid.as_deref().unwrap_or_default())
+}
+
+/// A pod as a template says, controlled by `owner`. Pure. Upstream: `GetPodFromTemplate`.
+pub fn pod_from(
+    template: Option<&PodTemplateSpec>,
+    parent: &ObjectMeta,
+    owner: machinery::OwnerReference,
+) -> Pod {
+    let template = template.cloned().unwrap_or_default();
+    let meta = template.metadata.unwrap_or_default();
+    Pod {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-", parent.name.as_deref().unwrap_or_default())),
+            namespace: parent.namespace.clone(),
+            labels: meta.labels,
+            annotations: meta.annotations,
+            finalizers: meta.finalizers,
+            owner_references: Some(vec![owner]),
+            ..Default::default()
+        },
+        spec: template.spec,
+        status: None,
+    }
+}
+
+/// The status that these pods make, and when a ready pod becomes available. Pure.
+fn status_of(
+    set: &ReplicaSet,
+    pods: &[Arc<Pod>],
+    failure: Option<String>,
+    now: Timestamp,
+) -> (ReplicaSetStatus, Option<Duration>) {
+    let empty = ReplicaSetSpec::default();
+    let spec = set.spec.as_ref().unwrap_or(&empty);
+    let template = spec.template.as_ref().and_then(|template| template.metadata.as_ref());
+    let labels = template.and_then(|meta| meta.labels.clone()).unwrap_or_default();
+    let template_labels = Selector::from_map(&labels);
+    let min_ready = Duration::from_secs(spec.min_ready_seconds.unwrap_or(0).max(0) as u64);
+    let (mut total, mut labeled, mut ready, mut available, mut terminating) = (0, 0, 0, 0, 0);
+    let mut recheck: Option<Duration> = None;
+    for pod in pods {
+        terminating += i32::from(pod::is_terminating(pod));
+        if !pod::is_active(pod) {
+            continue;
+        }
+        total += 1;
+        labeled += i32::from(template_labels.matches(pod.metadata.labels.as_ref()));
+        ready += i32::from(pod::is_ready(pod));
+        match pod::availability(pod, min_ready, now) {
+            Availability::Yes => available += 1,
+            Availability::No => {}
+            Availability::In(rest) => recheck = Some(recheck.map_or(rest, |known| known.min(rest))),
+        }
+    }
+    let wanted = spec.replicas.unwrap_or(1);
+    let old = set.status.clone().unwrap_or_default();
+    let status = ReplicaSetStatus {
+        replicas: total,
+        fully_labeled_replicas: some_if_positive(labeled),
+        ready_replicas: some_if_positive(ready),
+        available_replicas: some_if_positive(available),
+        terminating_replicas: Some(terminating),
+        observed_generation: set.metadata.generation,
+        conditions: conditions_of(old.conditions, failure, total < wanted, now),
+    };
+    (status, recheck)
+}
+
+fn conditions_of(
+    old: Option<Vec<ReplicaSetCondition>>,
+    failure: Option<String>,
+    too_few: bool,
+    now: Timestamp,
+) -> Option<Vec<ReplicaSetCondition>> {
+    const FAILURE: &str = "ReplicaFailure";
+    let mut all = old.unwrap_or_default();
+    let known = all.iter().any(|condition| condition.type_ == FAILURE);
+    match failure {
+        Some(message) if !known => all.push(ReplicaSetCondition {
+            type_: FAILURE.into(),
+            status: "True".into(),
+            reason: Some(if too_few { "FailedCreate" } else { "FailedDelete" }.into()),
+            message: Some(message),
+            last_transition_time: Some(Time(seconds(now))),
+        }),
+        Some(_) => {}
+        None => all.retain(|condition| condition.type_ != FAILURE),
+    }
+    (!all.is_empty()).then_some(all)
+}
+
+/// As `metav1.Time` is written.
+pub fn seconds(now: Timestamp) -> Timestamp {
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+/// Go leaves zeros out.
+pub fn some_if_positive(count: i32) -> Option<i32> {
+    (count > 0).then_some(count)
+}
+
