@@ -43,6 +43,11 @@ impl Server {
         self.host.directory().join("data")
     }
 
+    /// Talks through another kubectl from now on; returns the one used so far.
+    pub fn use_kubectl(&mut self, kubectl: PathBuf) -> PathBuf {
+        std::mem::replace(&mut self.kubectl, kubectl)
+    }
+
     pub fn kubeconfig(&self) -> PathBuf {
         self.data_directory().join("kubeconfig")
     }

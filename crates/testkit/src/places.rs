@@ -31,6 +31,12 @@ pub fn kubectl() -> Result<PathBuf> {
     }
 }
 
+/// A program on the search path.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
+}
+
 /// Whether this process may make namespaces and containers; says so when not.
 pub fn is_root_or_says_skipped() -> bool {
     let root = nix::unistd::geteuid().is_root();

@@ -1,7 +1,7 @@
 //! What people type at kubectl, against what upstream prints. Leaves everything as it was.
 
 use anyhow::{Context, Result, ensure};
-use testkit::{http, wait};
+use testkit::{http, places, wait};
 
 use crate::expect;
 use crate::story::{LONG, SHORT, Story};
@@ -74,6 +74,19 @@ pub fn lists(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
+/// Another kubectl, of whatever version the machine has, prints the same.
+pub fn other_kubectl(story: &mut Story) -> Result<()> {
+    let Some(other) = places::program("kubectl") else {
+        println!("the machine has no kubectl of its own");
+        return Ok(());
+    };
+    let ours = story.server.use_kubectl(other);
+    let outcome =
+        LISTS.iter().try_for_each(|(line, pattern)| story.soon_shows(SHORT, line, pattern));
+    story.server.use_kubectl(ours);
+    outcome
+}
+
 const DEPLOYMENT: &str = "\
 Name: web
 Namespace: default
@@ -126,15 +139,22 @@ Restart Count: 0
 QoS Class: BestEffort
 ...
 Events:
-...
-* Normal Scheduled * default-scheduler Successfully assigned default/client to node1
-* Normal Pulled * kubelet *
-* Normal Created * kubelet *
-* Normal Started * kubelet *";
+...";
+
+/// Events of one second have no order.
+const POD_EVENTS: &[&str] = &[
+    "Normal Scheduled * default-scheduler Successfully assigned default/client to node1",
+    "Normal Pulled * kubelet *",
+    "Normal Created * kubelet *",
+    "Normal Started * kubelet *",
+];
 
 pub fn describe(story: &mut Story) -> Result<()> {
     story.shows("describe deployment web", DEPLOYMENT)?;
-    story.shows("describe pod client", POD.replace("* Normal", "Normal").as_str())?;
+    story.shows("describe pod client", POD)?;
+    for event in POD_EVENTS {
+        story.shows("describe pod client", &format!("...\n{event}\n..."))?;
+    }
     story.shows(
         "describe service web",
         "Name: web\nNamespace: default\nLabels: <none>\nAnnotations: <none>\nSelector: app=web\n\

@@ -33,6 +33,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("service: names answer in a pod", service::names),
     chapter("service: a pod that is not Ready gets nothing", service::not_ready),
     chapter("commands: lists and columns", commands::lists),
+    chapter("commands: the kubectl of the machine prints the same", commands::other_kubectl),
     chapter("commands: describe", commands::describe),
     chapter("commands: logs, exec, cp, port-forward", commands::streams),
     chapter("commands: changes", commands::changes),
