@@ -21,6 +21,8 @@ use crate::host::enter_network;
 pub struct Response {
     pub status: u16,
     pub body: String,
+    /// Where the server says to go on.
+    pub location: Option<String>,
 }
 
 /// One plain GET on a connection of its own, from inside a network.
@@ -35,9 +37,25 @@ pub fn get_from(network: &File, address: &str, path: &str, limit: Duration) -> R
 /// One plain GET from the calling thread's network.
 pub fn get(address: &str, path: &str, limit: Duration) -> Result<Response> {
     let mut reader = BufReader::new(connect(address, limit)?);
-    request(reader.get_mut(), "GET", path, address, "")?;
+    request(reader.get_mut(), "GET", path, address, JSON, b"")?;
     response(&mut reader)
 }
+
+/// One plain request with a body, from the calling thread's network.
+pub fn send(
+    verb: &str,
+    address: &str,
+    path: &str,
+    kind: &str,
+    body: &[u8],
+    limit: Duration,
+) -> Result<Response> {
+    let mut reader = BufReader::new(connect(address, limit)?);
+    request(reader.get_mut(), verb, path, address, kind, body)?;
+    response(&mut reader)
+}
+
+const JSON: &str = "application/json";
 
 fn connect(address: &str, limit: Duration) -> Result<TcpStream> {
     let socket: SocketAddr = address.parse().with_context(|| address.to_owned())?;
@@ -53,14 +71,16 @@ fn request(
     verb: &str,
     path: &str,
     host: &str,
-    body: &str,
+    kind: &str,
+    body: &[u8],
 ) -> io::Result<()> {
     let text = format!(
         "{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\n\
-         Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+         Content-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(text.as_bytes())?;
+    stream.write_all(body)?;
     stream.flush()
 }
 
@@ -77,28 +97,39 @@ fn response(reader: &mut impl BufRead) -> Result<Response> {
     } else {
         reader.read_to_end(&mut body)?;
     }
-    Ok(Response { status: head.status, body: String::from_utf8_lossy(&body).into_owned() })
+    Ok(Response {
+        status: head.status,
+        body: String::from_utf8_lossy(&body).into_owned(),
+        location: head.location,
+    })
 }
 
 struct Head {
     status: u16,
     length: Option<usize>,
     chunked: bool,
+    location: Option<String>,
 }
 
 impl Head {
     fn read(reader: &mut impl BufRead) -> Result<Self> {
         let first = line(reader)?;
         let status = first.split(' ').nth(1).and_then(|word| word.parse().ok());
-        let mut head =
-            Self { status: status.with_context(|| first.clone())?, length: None, chunked: false };
+        let mut head = Self {
+            status: status.with_context(|| first.clone())?,
+            length: None,
+            chunked: false,
+            location: None,
+        };
         loop {
-            let text = line(reader)?.to_ascii_lowercase();
-            match text.split_once(':') {
-                None => return Ok(head),
-                Some(("content-length", value)) => head.length = value.trim().parse().ok(),
-                Some(("transfer-encoding", value)) => head.chunked = value.trim() == "chunked",
-                Some(_) => {}
+            let text = line(reader)?;
+            let Some((name, value)) = text.split_once(':') else { return Ok(head) };
+            let value = value.trim();
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => head.length = value.parse().ok(),
+                "transfer-encoding" => head.chunked = value == "chunked",
+                "location" => head.location = Some(value.to_owned()),
+                _ => {}
             }
         }
     }
@@ -209,7 +240,7 @@ impl ApiClient {
         let name = ServerName::IpAddress(socket.peer_addr()?.ip().into());
         let connection = ClientConnection::new(Arc::clone(&self.config), name)?;
         let mut stream = StreamOwned::new(connection, socket);
-        request(&mut stream, verb, path, &self.address, body)?;
+        request(&mut stream, verb, path, &self.address, JSON, body.as_bytes())?;
         Ok(BufReader::new(stream))
     }
 }

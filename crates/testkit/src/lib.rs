@@ -13,5 +13,6 @@ pub mod images;
 pub mod load;
 pub mod measure;
 pub mod places;
+pub mod registry;
 pub mod switch;
 pub mod wait;

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 pub use archive::{Compression, Image, write_docker_archive, write_oci_layout};
+pub use debian::unpack as unpack_packages;
 pub use layer::Layer;
 
 /// Goes up when a recipe changes, so that nobody runs with yesterday's archives.

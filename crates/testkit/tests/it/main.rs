@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use decapod_testkit::host::Host;
+use decapod_testkit::registry::{ADDRESS, Registry};
 use decapod_testkit::switch::Switch;
-use decapod_testkit::{http, places, wait};
+use decapod_testkit::{http, images, places, wait};
 
 #[test]
 fn a_host_has_its_own_everything() {
@@ -68,4 +69,20 @@ fn answer_once(listener: &std::net::TcpListener) {
         .get_mut()
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
         .expect("it takes the answer");
+}
+
+#[test]
+fn a_registry_takes_an_index_and_a_manifest() {
+    if !places::is_root_or_says_skipped() {
+        return;
+    }
+    let archives = images::all().expect("images can be made");
+    let host = Host::new("registry").expect("a host can be made");
+    let registry = Registry::start(&host).expect("a registry starts");
+    registry.push(&host, &archives[0], "library/busybox", "1.35").expect("one platform");
+    registry.push(&host, &archives[2], "library/nginx", "1.23").expect("two platforms");
+    let network = host.network().expect("a file can be cloned");
+    let limit = Duration::from_secs(5);
+    let tags = http::get_from(&network, ADDRESS, "/v2/library/nginx/tags/list", limit);
+    assert!(tags.expect("the registry answers").body.contains("1.23"));
 }
