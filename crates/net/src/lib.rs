@@ -8,6 +8,7 @@
 //! Invariant: network namespaces are per thread, so whatever needs one runs on a thread of its own
 //! ([`netns`]) or on a socket that was opened there; the caller's threads never change theirs.
 
+pub mod conntrack;
 mod error;
 pub mod links;
 pub mod netns;

@@ -207,14 +207,20 @@ impl Links {
 
     /// Makes cluster addresses routable for the node's own processes: routing happens before the
     /// address translation of the output hook, so a node without a default route would answer
-    /// ENETUNREACH. True when a route was needed (and is there now).
-    pub async fn ensure_service_route(&self, service_cidr: IpNet) -> Result<bool, Error> {
+    /// ENETUNREACH. True when a route was needed (and is there now, by way of `link`, the pods'
+    /// bridge). Not by way of `lo`: from there the kernel sends no refusals, so that a service
+    /// without endpoints would time out.
+    pub async fn ensure_service_route(
+        &self,
+        service_cidr: IpNet,
+        link: &str,
+    ) -> Result<bool, Error> {
         let v4 = service_cidr.addr().is_ipv4();
         let routes = self.routes(v4).await?;
         if routes.iter().any(|route| is_default(route) && oif(route) != Some(LOOPBACK)) {
             return Ok(false);
         }
-        self.ensure_route(service_cidr, &Via::Link("lo".into())).await?;
+        self.ensure_route(service_cidr, &Via::Link(link.to_owned())).await?;
         Ok(true)
     }
 

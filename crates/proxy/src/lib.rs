@@ -1,1 +1,257 @@
-//! To be written.
+//! kube-proxy: makes services work on one node.
+//!
+//! In: services, endpoint slices and the own node, from informers. Out: the kernel's ruleset, by
+//! way of a pure function ([`model::ruleset`]) and the difference to what was applied last, as one
+//! transaction. Knows only the API and the kernel.
+//!
+//! Invariants: nothing is removed at exit, so traffic goes on while the process is down; the first
+//! transaction of a process replaces whatever is there in one instant; rules are touched only after
+//! all three informers have the whole picture.
+
+mod endpoints;
+pub mod model;
+mod names;
+mod services;
+mod status;
+mod sync;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::{Stop, Tasks};
+use client::{Client, Informer, Informers};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use machinery::selector::Selector;
+use net::Links;
+use tokio::sync::Notify;
+
+use crate::model::{Facts, NodePorts};
+use crate::status::Status;
+use crate::sync::Syncer;
+
+/// Upstream: headless services need no proxy, others may bring one of their own.
+const SELECTOR: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// A failed transaction is tried again, first after this long.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_CEILING: Duration = Duration::from_secs(30);
+/// Changes that come together are one transaction: at least this long between two.
+const PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node_name: String,
+    pub cluster_cidrs: Vec<IpNet>,
+    pub service_cidrs: Vec<IpNet>,
+    pub nodeport_addresses: NodePortAddresses,
+    pub masquerade_all: bool,
+    /// `/healthz` and `/livez`; none: not served.
+    pub healthz_bind: Option<SocketAddr>,
+    /// `/metrics` and `/proxyMode`; none: not served.
+    pub metrics_bind: Option<SocketAddr>,
+    /// The node's network namespace; none: the process's own.
+    pub netns: Option<PathBuf>,
+}
+
+/// `--nodeport-addresses`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The node's internal IPs. Upstream's default in nftables mode.
+    #[default]
+    Primary,
+    /// The node's addresses in these networks.
+    Within(Vec<IpNet>),
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            node_name: String::new(),
+            cluster_cidrs: Vec::new(),
+            service_cidrs: Vec::new(),
+            nodeport_addresses: NodePortAddresses::default(),
+            masquerade_all: false,
+            healthz_bind: Some(SocketAddr::from(([0, 0, 0, 0], 10256))),
+            metrics_bind: Some(SocketAddr::from(([127, 0, 0, 1], 10249))),
+            netns: None,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Network(#[from] net::Error),
+    #[error(transparent)]
+    Nftables(#[from] net::nft::Error),
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, std::io::Error),
+    #[error("a worker thread died")]
+    Worker,
+}
+
+/// Runs until `stop`. The rules stay.
+pub async fn run(client: Client, config: Config, stop: Stop) -> Result<(), Error> {
+    let tasks = Tasks::new("kube-proxy");
+    let outcome = run_with(client, config, &tasks, &stop).await;
+    tasks.shutdown(Duration::from_secs(5)).await;
+    outcome
+}
+
+async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) -> Result<(), Error> {
+    let status = Arc::new(Status::new());
+    status::serve(&config, &status, tasks).await?;
+    let syncer = Syncer::open(config.netns.as_deref())?;
+    net::sysctl::prepare_node(config.netns.as_deref()).await?;
+    let links = match &config.netns {
+        Some(path) => Links::open_in(path).await?,
+        None => Links::open()?,
+    };
+    let informers = Informers::new(client, tasks.clone());
+    let own = format!("metadata.name={}", config.node_name);
+    let sources = Sources {
+        services: informers.scoped(None, "", SELECTOR),
+        slices: informers.scoped(None, "", SELECTOR),
+        nodes: informers.scoped(None, &own, ""),
+    };
+    let changed = Arc::new(Notify::new());
+    sources.subscribe(&changed, &status);
+    let waiting = async {
+        informers.synced().await;
+        tracing::info!("services, endpoints and node are known");
+    };
+    if stop.or(waiting).await.is_none() {
+        return Ok(());
+    }
+    let engine = Engine { config, sources, links, status };
+    tokio::select! {
+        () = stop.wait() => Ok(()),
+        // A part of the group broke.
+        () = async { tasks.stop_signal().wait().await } => Err(Error::Worker),
+        outcome = engine.follow(syncer, &changed) => outcome,
+    }
+}
+
+struct Sources {
+    services: Informer<Service>,
+    slices: Informer<EndpointSlice>,
+    nodes: Informer<Node>,
+}
+
+impl Sources {
+    /// Events only wake the engine; it reads the caches.
+    fn subscribe(&self, changed: &Arc<Notify>, status: &Arc<Status>) {
+        let wake = || {
+            let (changed, status) = (changed.clone(), status.clone());
+            move |_: &client::RawEvent| {
+                status.queued();
+                changed.notify_one();
+            }
+        };
+        self.services.subscribe_raw(wake());
+        self.slices.subscribe_raw(wake());
+        // The kubelet writes the node's status all the time; only what the rules depend on counts.
+        let (changed, status) = (changed.clone(), status.clone());
+        self.nodes.subscribe(move |event| {
+            let now = (!event.is_deleted()).then(|| &**event.object());
+            status.node(now);
+            let before = event.old().filter(|_| !event.is_deleted());
+            if before.is_none_or(|before| node_facts(before) != node_facts(event.object())) {
+                status.queued();
+                changed.notify_one();
+            }
+        });
+    }
+}
+
+struct Engine {
+    config: Config,
+    sources: Sources,
+    links: Links,
+    status: Arc<Status>,
+}
+
+impl Engine {
+    /// One transaction now, then one for every burst of changes.
+    async fn follow(&self, mut syncer: Syncer, changed: &Notify) -> Result<(), Error> {
+        let mut retry = Backoff::new(RETRY, RETRY_CEILING);
+        loop {
+            let began = tokio::time::Instant::now();
+            let services = self.sources.services.lister().list(None, &Selector::everything());
+            let slices = self.sources.slices.lister().list(None, &Selector::everything());
+            let facts = self.facts().await?;
+            let seen = self.status.begin();
+            let (back, outcome) = syncer.sync(services, slices, facts).await?;
+            syncer = back;
+            let took = began.elapsed();
+            self.status.done(seen, took, outcome.is_ok());
+            match outcome {
+                Ok(requests) if requests > 0 => {
+                    tracing::debug!(requests, ?took, "rules changed");
+                    // Large rulesets take longer: keep most of the time for others.
+                    tokio::time::sleep(PAUSE.max(took * 4)).await;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot change the rules, will try again");
+                    tokio::time::sleep(retry.step()).await;
+                    continue;
+                }
+            }
+            retry.reset();
+            changed.notified().await;
+        }
+    }
+
+    async fn facts(&self) -> Result<Facts, Error> {
+        let config = &self.config;
+        let node = self.sources.nodes.lister().get("", &config.node_name);
+        let NodeFacts { zone, pod_cidrs, addresses } =
+            node.map(|node| node_facts(&node)).unwrap_or_default();
+        let node_ports = match &config.nodeport_addresses {
+            NodePortAddresses::Primary => NodePorts::Only(addresses),
+            NodePortAddresses::Within(nets) if nets.iter().any(|net| net.prefix_len() == 0) => {
+                NodePorts::All
+            }
+            NodePortAddresses::Within(nets) => {
+                let held = self.links.addresses().await?.into_iter().map(|held| held.net.addr());
+                NodePorts::Only(held.filter(|ip| nets.iter().any(|n| n.contains(ip))).collect())
+            }
+        };
+        Ok(Facts {
+            node: config.node_name.clone(),
+            zone,
+            pod_cidrs,
+            cluster_cidrs: config.cluster_cidrs.clone(),
+            service_cidrs: config.service_cidrs.clone(),
+            node_ports,
+            masquerade_all: config.masquerade_all,
+        })
+    }
+}
+
+/// What of the node the rules depend on.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct NodeFacts {
+    zone: Option<String>,
+    pod_cidrs: Vec<IpNet>,
+    addresses: Vec<IpAddr>,
+}
+
+fn node_facts(node: &Node) -> NodeFacts {
+    let spec = node.spec.as_ref();
+    let listed = spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
+    let single = spec.and_then(|spec| spec.pod_cidr.as_ref()).filter(|_| listed.is_empty());
+    let addresses = node.status.as_ref().and_then(|s| s.addresses.as_deref()).unwrap_or_default();
+    let internal = addresses.iter().filter(|address| address.type_ == "InternalIP");
+    NodeFacts {
+        zone: node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
+        pod_cidrs: listed.iter().chain(single).filter_map(|text| text.parse().ok()).collect(),
+        addresses: internal.filter_map(|address| address.address.parse().ok()).collect(),
+    }
+}

@@ -23,5 +23,6 @@ pub use model::{
     BaseChain, Chain, ChainKind, Element, Family, Field, Hook, Ip, Op, Policy, Proto, Rule,
     Ruleset, Set, Stmt, Table, Type, Value, Verdict, ct_state,
 };
+pub(crate) use socket::open_socket;
 pub use socket::{Error, Failure, Nft};
 pub use wire::Batch;

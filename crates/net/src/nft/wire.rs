@@ -50,26 +50,26 @@ impl Batch {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let size: usize = self.messages.iter().map(|m| m.body.len() + 24).sum();
         let mut out = Vec::with_capacity(size + 48);
-        put_message(&mut out, BATCH_BEGIN, NLM_F_REQUEST, 0, 0, SUBSYSTEM, &[]);
+        put_message(&mut out, (BATCH_BEGIN, NLM_F_REQUEST), 0, (0, SUBSYSTEM), &[]);
         for (index, message) in self.messages.iter().enumerate() {
             let last = index + 1 == self.messages.len();
             let flags = message.flags | NLM_F_REQUEST | if last { NLM_F_ACK } else { 0 };
             let kind = SUBSYSTEM << 8 | message.kind;
-            put_message(&mut out, kind, flags, index as u32 + 1, message.family, 0, &message.body);
+            let sequence = index as u32 + 1;
+            put_message(&mut out, (kind, flags), sequence, (message.family, 0), &message.body);
         }
         let sequence = self.messages.len() as u32 + 1;
-        put_message(&mut out, BATCH_END, NLM_F_REQUEST, sequence, 0, SUBSYSTEM, &[]);
+        put_message(&mut out, (BATCH_END, NLM_F_REQUEST), sequence, (0, SUBSYSTEM), &[]);
         out
     }
 }
 
+/// Appends a message with netfilter's own header: (kind, flags), then (family, resource).
 pub fn put_message(
     out: &mut Vec<u8>,
-    kind: u16,
-    flags: u16,
+    (kind, flags): (u16, u16),
     sequence: u32,
-    family: u8,
-    resource: u16,
+    (family, resource): (u8, u16),
     body: &[u8],
 ) {
     let length = HEADER + GENERIC_HEADER + body.len();

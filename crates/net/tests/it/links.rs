@@ -111,8 +111,8 @@ async fn routes_and_local_addresses_come_and_go() {
     }
     let node = Node::new(&["10.42.0.1/24"]).await;
     let links = &node.links;
-    assert!(links.ensure_service_route(net("10.43.0.0/16")).await.expect("route"));
-    assert!(links.ensure_service_route(net("10.43.0.0/16")).await.expect("route again"));
+    assert!(links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("route"));
+    assert!(links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("route again"));
     links.ensure_local_address(ip("10.43.0.10")).await.expect("dns address");
     links.ensure_local_address(ip("10.43.0.10")).await.expect("dns address again");
     let (pod, _) = node.pod("vetha", &["10.42.0.2/24"], &["10.42.0.1"]).await;
@@ -132,7 +132,7 @@ async fn routes_and_local_addresses_come_and_go() {
     links.remove_route(net("10.44.0.0/16")).await.expect("no route");
     links.remove_route(net("10.44.0.0/16")).await.expect("no route twice");
     links.ensure_route(net("0.0.0.0/0"), &other).await.expect("default route");
-    assert!(!links.ensure_service_route(net("10.45.0.0/16")).await.expect("not needed"));
+    assert!(!links.ensure_service_route(net("10.45.0.0/16"), "pods").await.expect("not needed"));
 }
 
 #[tokio::test]

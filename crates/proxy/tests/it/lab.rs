@@ -1,0 +1,144 @@
+//! One node with pods and a host beside it, each a network namespace, removed when dropped.
+//!
+//! ```text
+//!  outside 192.168.50.9 ── switch ── node eth0 192.168.50.1, bridge 10.42.0.1 ── pods 10.42.0.N
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::task::Tasks;
+use ipnet::IpNet;
+use net::links::Via;
+use net::pods::{Bridge, PodAttachment, attach_pod};
+use net::{Links, netns, sysctl};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+pub const LIMIT: Duration = Duration::from_secs(10);
+
+pub fn skipped() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("skipped: needs root");
+    }
+    !root
+}
+
+pub struct Netns {
+    pub path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Netns {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("netns");
+        netns::create(&path).expect("a new network namespace");
+        Self { path, _directory: directory }
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        netns::remove(&self.path).expect("the namespace goes away");
+    }
+}
+
+pub struct Lab {
+    pub node: Netns,
+    pub outside: Netns,
+    _switch: Netns,
+    pub links: Links,
+    pub tasks: Tasks,
+}
+
+/// A pod and what its server saw.
+pub struct Pod {
+    pub netns: Netns,
+    pub address: IpAddr,
+    pub peers: Arc<Mutex<Vec<IpAddr>>>,
+}
+
+impl Lab {
+    pub async fn new() -> Self {
+        let (switch, node, outside) = (Netns::new(), Netns::new(), Netns::new());
+        let wires = Links::open_in(&switch.path).await.expect("netlink");
+        Bridge::ensure(&wires, "wire", &[net("192.168.50.254/24")], 1500).await.expect("switch");
+        attach(&wires, &node.path, "wire", "node", "192.168.50.1/24", None).await;
+        attach(&wires, &outside.path, "wire", "outside", "192.168.50.9/24", None).await;
+        sysctl::prepare_node(Some(&node.path)).await.expect("sysctls");
+        let links = Links::open_in(&node.path).await.expect("netlink");
+        Bridge::ensure(&links, "pods", &[net("10.42.0.1/24")], 1500).await.expect("bridge");
+        links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("service route");
+        // What is not translated on its way to an external address has somewhere to be refused.
+        let onward = Via::Link("eth0".into());
+        links.ensure_route(net("192.0.2.0/24"), &onward).await.expect("route");
+        // Outside knows external addresses by way of the node, and nothing of pods.
+        let out = Links::open_in(&outside.path).await.expect("netlink");
+        let via = Via::Gateway("192.168.50.1".parse().expect("an address"));
+        out.ensure_route(net("192.0.2.0/24"), &via).await.expect("route");
+        Self { node, outside, _switch: switch, links, tasks: Tasks::new("lab") }
+    }
+
+    /// A pod whose server on port 8080 answers with the pod's name.
+    pub async fn pod(&self, number: u8) -> Pod {
+        let netns = Netns::new();
+        let address = format!("10.42.0.{number}");
+        let veth = format!("veth{number}");
+        let net = format!("{address}/24");
+        attach(&self.links, &netns.path, "pods", &veth, &net, Some("10.42.0.1")).await;
+        let peers = Arc::new(Mutex::new(Vec::new()));
+        self.serve(&netns.path, 8080, &address, peers.clone()).await;
+        Pod { netns, address: address.parse().expect("an address"), peers }
+    }
+
+    /// Answers every connection with `name`; notes who asked.
+    pub async fn serve(&self, at: &Path, port: u16, name: &str, peers: Arc<Mutex<Vec<IpAddr>>>) {
+        let any = SocketAddr::from(([0, 0, 0, 0], port));
+        let listener = netns::listen(at, any).await.expect("listen");
+        let name = name.to_owned();
+        self.tasks.spawn("server", async move {
+            while let Ok((mut stream, peer)) = listener.accept().await {
+                peers.lock().expect("no panic").push(peer.ip());
+                // The client may be gone.
+                let _ = stream.write_all(name.as_bytes()).await;
+            }
+        });
+    }
+}
+
+async fn attach(
+    links: &Links,
+    netns: &Path,
+    bridge: &str,
+    veth: &str,
+    address: &str,
+    gateway: Option<&str>,
+) {
+    let attachment = PodAttachment {
+        netns: netns.to_owned(),
+        bridge: bridge.into(),
+        host_veth: veth.into(),
+        addresses: vec![net(address)],
+        gateways: gateway.iter().map(|g| g.parse().expect("an address")).collect(),
+    };
+    attach_pod(links, &attachment).await.expect("attach");
+}
+
+/// What the server at `to` says to a client in `from`.
+pub async fn ask(from: &Path, to: &str) -> Result<String, String> {
+    let to: SocketAddr = to.parse().expect("an address");
+    let exchange = async {
+        let mut stream = netns::connect(from, to).await.map_err(|e| e.to_string())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.map_err(|e| e.to_string())?;
+        Ok(text)
+    };
+    tokio::time::timeout(LIMIT, exchange).await.unwrap_or(Err("no answer".into()))
+}
+
+pub fn net(text: &str) -> IpNet {
+    text.parse().expect("a network")
+}

@@ -1,0 +1,9 @@
+//! The proxy from outside: goldens of its rules, and real traffic through a real kernel in
+//! namespaces of its own (that part needs root).
+
+extern crate decapod_proxy as proxy;
+
+mod fixtures;
+mod goldens;
+mod lab;
+mod traffic;

@@ -1,0 +1,269 @@
+//! Real connections through the rules.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use net::netns;
+use net::nft::{Nft, Ruleset, diff};
+use proxy::model::ruleset;
+use serde_json::{Value, json};
+use tokio::net::UdpSocket;
+
+use crate::fixtures::{facts, service, slice};
+use crate::lab::{LIMIT, Lab, Pod, ask, skipped};
+
+struct Rules {
+    nft: Nft,
+    now: Ruleset,
+}
+
+impl Rules {
+    fn new(lab: &Lab) -> Self {
+        Self { nft: Nft::open_in(&lab.node.path).expect("socket"), now: Ruleset::default() }
+    }
+
+    fn apply(&mut self, services: &[Service], slices: &[EndpointSlice]) {
+        let next = ruleset(services, slices, &facts());
+        self.nft.apply(&diff(&self.now, &next)).expect("rules");
+        self.now = next;
+    }
+}
+
+fn web(extra: Value) -> Service {
+    let mut spec = json!({
+        "clusterIP": "10.43.0.50",
+        "ports": [{"name": "http", "port": 80, "nodePort": 30080}],
+    });
+    for (key, value) in extra.as_object().expect("fields") {
+        spec[key] = value.clone();
+    }
+    service("web", spec)
+}
+
+fn web_slice(addresses: &[&str]) -> EndpointSlice {
+    slice("web", ("http", "TCP", 8080), addresses)
+}
+
+/// The servers that answer, over some attempts.
+async fn answers(from: &Path, to: &str) -> BTreeSet<String> {
+    let mut seen = BTreeSet::new();
+    for _ in 0..24 {
+        seen.insert(ask(from, to).await.expect("an answer"));
+    }
+    seen
+}
+
+fn names(of: &[&str]) -> BTreeSet<String> {
+    of.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn last_peer(pod: &Pod) -> IpAddr {
+    *pod.peers.lock().expect("no panic").last().expect("somebody came")
+}
+
+#[tokio::test]
+async fn cluster_ip_reaches_ready_endpoints_from_everywhere() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (a, b, client) = (lab.pod(2).await, lab.pod(3).await, lab.pod(4).await);
+    let mut rules = Rules::new(&lab);
+    rules.apply(&[web(json!({}))], &[web_slice(&["10.42.0.2", "10.42.0.3", "!10.42.0.4"])]);
+
+    let both = names(&["10.42.0.2", "10.42.0.3"]);
+    assert_eq!(answers(&client.netns.path, "10.43.0.50:80").await, both);
+    assert_eq!(last_peer(&a), client.address, "pods keep their address");
+    assert_eq!(answers(&lab.node.path, "10.43.0.50:80").await, both);
+
+    // A pod behind the service reaches itself, as somebody else.
+    assert_eq!(answers(&a.netns.path, "10.43.0.50:80").await, both);
+    rules.apply(&[web(json!({}))], &[web_slice(&["10.42.0.2"])]);
+    assert_eq!(answers(&a.netns.path, "10.43.0.50:80").await, names(&["10.42.0.2"]));
+    assert_eq!(last_peer(&a), IpAddr::from([10, 42, 0, 1]));
+    assert_ne!(last_peer(&b), b.address, "b met itself only under the node's address");
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn node_ports_and_external_addresses_answer_outside() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (a, _b) = (lab.pod(2).await, lab.pod(3).await);
+    let mut rules = Rules::new(&lab);
+    let both = names(&["10.42.0.2", "10.42.0.3"]);
+    let slices = [web_slice(&["10.42.0.2", "10.42.0.3"])];
+    let external = json!({"externalIPs": ["192.0.2.10"]});
+    rules.apply(&[web(external)], &slices);
+    assert_eq!(answers(&lab.outside.path, "192.168.50.1:30080").await, both);
+    assert_eq!(last_peer(&a), IpAddr::from([10, 42, 0, 1]), "masqueraded on its way to the pod");
+    assert_eq!(answers(&lab.outside.path, "192.0.2.10:80").await, both);
+    assert_eq!(answers(&lab.node.path, "192.168.50.1:30080").await, both);
+    assert_eq!(answers(&a.netns.path, "192.168.50.1:30080").await, both);
+
+    // Local: the client's address is kept, and only pods of this node answer.
+    let local = json!({"externalTrafficPolicy": "Local"});
+    let far = [web_slice(&["10.42.0.2", "10.42.9.9@there"])];
+    rules.apply(&[web(local.clone())], &far);
+    let near = answers(&lab.outside.path, "192.168.50.1:30080").await;
+    assert_eq!(near, names(&["10.42.0.2"]));
+    assert_eq!(last_peer(&a), IpAddr::from([192, 168, 50, 9]));
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn what_leads_nowhere_is_refused_at_once() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let pod = lab.pod(2).await;
+    let mut rules = Rules::new(&lab);
+    rules.apply(&[web(json!({"externalIPs": ["192.0.2.10"]}))], &[web_slice(&["!10.42.0.2"])]);
+    let refused = async |from: &Path, to: &str| {
+        let error = ask(from, to).await.expect_err("nobody is there");
+        assert!(error.contains("refused"), "{to}: {error}");
+    };
+    refused(&pod.netns.path, "10.43.0.50:80").await;
+    refused(&lab.node.path, "10.43.0.50:80").await;
+    refused(&lab.outside.path, "192.168.50.1:30080").await;
+    refused(&lab.outside.path, "192.0.2.10:80").await;
+    // A port that the service does not have.
+    refused(&pod.netns.path, "10.43.0.50:81").await;
+    refused(&lab.node.path, "10.43.0.50:81").await;
+
+    // The cluster DNS address is the node's own and in no service of ours.
+    lab.links.ensure_local_address("10.43.0.10".parse().expect("ip")).await.expect("address");
+    lab.serve(&lab.node.path, 53, "dns", Default::default()).await;
+    assert_eq!(ask(&pod.netns.path, "10.43.0.10:53").await.as_deref(), Ok("dns"));
+    assert_eq!(ask(&lab.node.path, "10.43.0.10:53").await.as_deref(), Ok("dns"));
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn a_client_stays_with_its_endpoint() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (_a, _b, _c) = (lab.pod(2).await, lab.pod(3).await, lab.pod(4).await);
+    let client = lab.pod(5).await;
+    let mut rules = Rules::new(&lab);
+    let sticky = web(json!({"sessionAffinity": "ClientIP"}));
+    let all = ["10.42.0.2", "10.42.0.3", "10.42.0.4"];
+    rules.apply(std::slice::from_ref(&sticky), &[web_slice(&all)]);
+    let first = answers(&client.netns.path, "10.43.0.50:80").await;
+    assert_eq!(first.len(), 1, "{first:?}");
+    // Its endpoint goes away; it gets another one and stays there.
+    let rest: Vec<&str> = all.into_iter().filter(|name| !first.contains(*name)).collect();
+    rules.apply(std::slice::from_ref(&sticky), &[web_slice(&rest)]);
+    let second = answers(&client.netns.path, "10.43.0.50:80").await;
+    assert_eq!(second.len(), 1, "{second:?}");
+    assert!(second.is_disjoint(&first));
+    // More endpoints do not move it.
+    rules.apply(&[sticky], &[web_slice(&all)]);
+    assert_eq!(answers(&client.netns.path, "10.43.0.50:80").await, second);
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn pods_talk_to_the_world_as_their_node() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let pod = lab.pod(2).await;
+    let peers = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    lab.serve(&lab.outside.path, 80, "world", peers.clone()).await;
+    Rules::new(&lab).apply(&[], &[]);
+    assert_eq!(ask(&pod.netns.path, "192.168.50.9:80").await.as_deref(), Ok("world"));
+    assert_eq!(*peers.lock().expect("no panic"), [IpAddr::from([192, 168, 50, 1])]);
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn a_new_process_takes_over_without_a_gap() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (_a, client) = (lab.pod(2).await, lab.pod(3).await);
+    let (services, slices) = ([web(json!({}))], [web_slice(&["10.42.0.2"])]);
+    Rules::new(&lab).apply(&services, &slices);
+    // Each round is a process that knows nothing of the one before.
+    let node = lab.node.path.clone();
+    let takeover = tokio::task::spawn_blocking(move || {
+        for _ in 0..50 {
+            let mut nft = Nft::open_in(&node).expect("socket");
+            let rules = ruleset(&services, &slices, &facts());
+            nft.apply(&diff(&Ruleset::default(), &rules)).expect("rules");
+        }
+    });
+    let mut asked = 0;
+    while !takeover.is_finished() || asked < 50 {
+        let answer = ask(&client.netns.path, "10.43.0.50:80").await;
+        assert_eq!(answer.as_deref(), Ok("10.42.0.2"), "request {asked}");
+        asked += 1;
+    }
+    takeover.await.expect("no panic");
+    lab.tasks.stop();
+}
+
+/// Echoes to every datagram the server's name.
+async fn udp_server(lab: &Lab, at: &Path, name: &'static str) {
+    let any = SocketAddr::from(([0, 0, 0, 0], 5353));
+    let socket = netns::udp(at, any).await.expect("bind");
+    lab.tasks.spawn("udp", async move {
+        let mut buffer = [0; 64];
+        while let Ok((_, peer)) = socket.recv_from(&mut buffer).await {
+            // The client may be gone.
+            let _ = socket.send_to(name.as_bytes(), peer).await;
+        }
+    });
+}
+
+async fn udp_ask(socket: &UdpSocket, to: SocketAddr) -> String {
+    socket.send_to(b"who", to).await.expect("send");
+    let mut buffer = [0; 64];
+    let answer = tokio::time::timeout(LIMIT, socket.recv_from(&mut buffer));
+    let (size, from) = answer.await.expect("in time").expect("receive");
+    assert_eq!(from, to, "answers come from the service");
+    String::from_utf8_lossy(&buffer[..size]).into_owned()
+}
+
+#[tokio::test]
+async fn udp_flows_are_seen_and_forgotten() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (a, b, client) = (lab.pod(2).await, lab.pod(3).await, lab.pod(4).await);
+    udp_server(&lab, &a.netns.path, "a").await;
+    udp_server(&lab, &b.netns.path, "b").await;
+    let dns = json!({"clusterIP": "10.43.0.53", "ports": [{"port": 53, "protocol": "UDP"}]});
+    let dns = service("dns", dns);
+    let at = |pod: &str| slice("dns", ("", "UDP", 5353), &[pod]);
+    let mut rules = Rules::new(&lab);
+    rules.apply(std::slice::from_ref(&dns), &[at("10.42.0.2")]);
+    let to: SocketAddr = "10.43.0.53:53".parse().expect("an address");
+    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+    let socket = netns::udp(&client.netns.path, any).await.expect("bind");
+    assert_eq!(udp_ask(&socket, to).await, "a");
+
+    // New rules alone do not move a flow that exists.
+    rules.apply(&[dns], &[at("10.42.0.3")]);
+    assert_eq!(udp_ask(&socket, to).await, "a");
+    let mut table = net::conntrack::Conntrack::open_in(&lab.node.path).expect("socket");
+    let flows = table.udp_flows(net::nft::Ip::V4).expect("flows");
+    let flow = flows.iter().find(|flow| flow.to == to).expect("the flow");
+    assert_eq!(flow.answered_by, "10.42.0.2:5353".parse().expect("an address"));
+    table.delete(flow).expect("forget");
+    table.delete(flow).expect("forget twice");
+    assert_eq!(udp_ask(&socket, to).await, "b");
+    lab.tasks.stop();
+}
