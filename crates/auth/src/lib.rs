@@ -1,1 +1,40 @@
-//! To be written.
+//! Who is it, and may they?
+//!
+//! In: request heads with connection facts, tokens, and the cluster's own objects (accounts, roles,
+//! bindings, pods), read through the server's registry. Out: a [`UserInfo`] per request and a
+//! decision per question. Plugs into the seams of `apiserver`: [`Authenticators`] is its
+//! `Authenticator`, [`Authorizers`] its `Authorizer`.
+//!
+//! ```text
+//! request ─► x509 ─► front proxy ─► bearer token ─────────────► anonymous
+//!                                   (static, service account,
+//!                                    bootstrap)
+//! question ─► system:masters ─► node ─► RBAC
+//! ```
+//!
+//! Invariants: wrong credentials never fall back to anonymous; every decision is made from indexes
+//! in memory, without a look at the store; nothing here writes but [`rbac::bootstrap::reconcile`] and
+//! [`bootstrap_token::ensure`], both through the registry.
+
+pub mod bootstrap_token;
+mod chain;
+pub mod impersonation;
+mod mirror;
+pub mod node;
+pub mod rbac;
+pub mod request_header;
+pub mod reviews;
+pub mod service_account;
+pub mod tokens;
+pub mod x509;
+
+pub use apiserver::authn::Authenticator;
+pub use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
+pub use apiserver::request::{RequestInfo, UserInfo};
+pub use chain::{Authenticators, Authorizers, Masters};
+pub use rbac::Rbac;
+
+pub const ALL_AUTHENTICATED: &str = "system:authenticated";
+pub const ALL_UNAUTHENTICATED: &str = "system:unauthenticated";
+pub const ANONYMOUS: &str = "system:anonymous";
+pub const MASTERS: &str = "system:masters";

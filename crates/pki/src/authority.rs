@@ -277,6 +277,11 @@ impl Tbs<'_> {
     }
 }
 
+/// A key's public half: a SubjectPublicKeyInfo, DER.
+pub fn public_key_info(key: &KeyPair) -> Vec<u8> {
+    key.subject_public_key_info()
+}
+
 /// The AlgorithmIdentifier of what `KeyPair::sign` makes.
 fn signature_algorithm(key: &KeyPair) -> Result<Vec<u8>, Error> {
     let null = der::element(0x05, &[]);

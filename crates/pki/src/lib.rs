@@ -22,7 +22,7 @@ mod parsed;
 mod store;
 mod token;
 
-pub use authority::{Authority, Issued, Profile, San, Usage};
+pub use authority::{Authority, Issued, Profile, San, Usage, public_key_info};
 pub use csr::{Csr, new_request};
 pub use file::write_private;
 pub use identity::{Component, Identity};

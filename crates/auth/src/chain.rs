@@ -1,0 +1,144 @@
+//! Several authenticators and authorizers as one.
+
+use std::sync::Arc;
+
+use apiserver::StatusError;
+use apiserver::authn::{Authenticator, LocalIdentity};
+use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
+use apiserver::request::UserInfo;
+use async_trait::async_trait;
+use http::request::Parts;
+
+use crate::{ALL_AUTHENTICATED, ALL_UNAUTHENTICATED, ANONYMOUS, MASTERS};
+
+/// Asks in order; the first that knows the user answers. Who fails at all is refused, who shows
+/// nothing is anonymous (if that is allowed). Authenticated users get their group.
+pub struct Authenticators {
+    pub list: Vec<Box<dyn Authenticator>>,
+    pub anonymous: bool,
+}
+
+#[async_trait]
+impl Authenticator for Authenticators {
+    async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError> {
+        if let Some(LocalIdentity(user)) = request.extensions.get() {
+            return Ok(Some(authenticated(user.clone())));
+        }
+        let mut failure = None;
+        for authenticator in &self.list {
+            match authenticator.authenticate(request).await {
+                Ok(Some(user)) => return Ok(Some(authenticated(user))),
+                Ok(None) => {}
+                // Upstream: another kind of credentials on the same request may still be right.
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) => Err(error),
+            None if self.anonymous => Ok(Some(UserInfo::new(ANONYMOUS, &[ALL_UNAUTHENTICATED]))),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The user with the group of all authenticated users.
+pub(crate) fn authenticated(mut user: UserInfo) -> UserInfo {
+    let is_anonymous = user.name == ANONYMOUS || user.in_group(ALL_UNAUTHENTICATED);
+    if !is_anonymous && !user.in_group(ALL_AUTHENTICATED) {
+        user.groups.push(ALL_AUTHENTICATED.to_owned());
+    }
+    user
+}
+
+/// Asks in order; the first opinion counts. Reasons of those without one are collected.
+#[derive(Clone)]
+pub struct Authorizers(pub Vec<Arc<dyn Authorizer>>);
+
+#[async_trait]
+impl Authorizer for Authorizers {
+    async fn authorize(&self, attributes: &Attributes) -> Decision {
+        let mut reasons = vec![];
+        for authorizer in &self.0 {
+            match authorizer.authorize(attributes).await {
+                Decision::NoOpinion { reason } if reason.is_empty() => {}
+                Decision::NoOpinion { reason } => reasons.push(reason),
+                decided => return decided,
+            }
+        }
+        Decision::NoOpinion { reason: reasons.join("\n") }
+    }
+
+    async fn rules(&self, user: &UserInfo, namespace: &str) -> Vec<PolicyRule> {
+        let mut rules = vec![];
+        for authorizer in &self.0 {
+            rules.extend(authorizer.rules(user, namespace).await);
+        }
+        rules
+    }
+}
+
+/// `system:masters` may do anything, whatever roles and bindings say: the way back in.
+pub struct Masters;
+
+#[async_trait]
+impl Authorizer for Masters {
+    async fn authorize(&self, attributes: &Attributes) -> Decision {
+        let reason = String::new();
+        if attributes.user.in_group(MASTERS) {
+            Decision::Allow { reason }
+        } else {
+            Decision::NoOpinion { reason }
+        }
+    }
+
+    async fn rules(&self, user: &UserInfo, _namespace: &str) -> Vec<PolicyRule> {
+        let all = || vec!["*".to_owned()];
+        if !user.in_group(MASTERS) {
+            return vec![];
+        }
+        let resources = PolicyRule {
+            verbs: all(),
+            api_groups: all(),
+            resources: all(),
+            ..PolicyRule::default()
+        };
+        let urls = PolicyRule { verbs: all(), non_resource_urls: all(), ..PolicyRule::default() };
+        vec![resources, urls]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixed(Result<Option<&'static str>, ()>);
+
+    #[async_trait]
+    impl Authenticator for Fixed {
+        async fn authenticate(&self, _: &Parts) -> Result<Option<UserInfo>, StatusError> {
+            match self.0 {
+                Ok(name) => Ok(name.map(|name| UserInfo::new(name, &[]))),
+                Err(()) => Err(StatusError::unauthorized()),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn wrong_credentials_are_not_anonymous() {
+        let (parts, ()) = http::Request::new(()).into_parts();
+        let check = async |list: &[Result<Option<&'static str>, ()>], anonymous, expected| {
+            let list = list.iter().map(|one| Box::new(Fixed(*one)) as Box<dyn Authenticator>);
+            let all = Authenticators { list: list.collect(), anonymous };
+            let got = all.authenticate(&parts).await;
+            let got = got.map(|user| user.map(|user| (user.name, user.groups.join(","))));
+            let expected: Result<Option<(&str, &str)>, ()> = expected;
+            let expected = expected.map(|user| user.map(|(a, b)| (a.to_owned(), b.to_owned())));
+            assert_eq!(got.map_err(|_| ()), expected);
+        };
+        check(&[Ok(None), Ok(Some("a"))], true, Ok(Some(("a", ALL_AUTHENTICATED)))).await;
+        check(&[Err(()), Ok(Some("a"))], true, Ok(Some(("a", ALL_AUTHENTICATED)))).await;
+        check(&[Err(()), Ok(None)], true, Err(())).await;
+        check(&[Ok(None)], true, Ok(Some((ANONYMOUS, ALL_UNAUTHENTICATED)))).await;
+        check(&[Ok(None)], false, Ok(None)).await;
+    }
+}

@@ -1,0 +1,560 @@
+//! What a kubelet may see: what the pods on its node need, and no more.
+//!
+//! ```text
+//! node ◄── pod ◄── secret, config map, service account, claim ◄── volume
+//! ```
+//!
+//! In: pods and persistent volumes, mirrored from the watch cache. Out: decisions for users named
+//! `system:node:NAME` in group `system:nodes`. Upstream: `plugin/pkg/auth/authorizer/node`.
+//!
+//! Deviation: list and watch of pods and nodes are not limited to the field selector of the own
+//! node, because a question carries no selectors; [`NodeAuthorizer`] allows them as releases before
+//! v1.32 did.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, RwLock};
+
+use apiserver::Registry;
+use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
+use apiserver::request::{RequestInfo, UserInfo};
+use async_trait::async_trait;
+use base::task::Tasks;
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod, PodSpec};
+
+use crate::mirror::{Change, mirror};
+use crate::rbac::{bootstrap, rule_allows};
+
+const USER_PREFIX: &str = "system:node:";
+const NODES_GROUP: &str = "system:nodes";
+const LEASES: &str = "kube-node-lease";
+
+/// Kinds whose objects a node reaches through its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Secret,
+    ConfigMap,
+    ServiceAccount,
+    Claim,
+    ResourceClaim,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Object {
+    kind: Kind,
+    namespace: String,
+    name: String,
+}
+
+/// A pod on a node.
+struct PodNode {
+    node: String,
+    objects: HashSet<Object>,
+}
+
+/// A volume: the claim it is bound to, and the secrets that its driver needs on the node.
+struct Volume {
+    claim: Object,
+    secrets: Vec<Object>,
+}
+
+/// Invariant: `users` counts, per object and node, the pods in `pods` that refer to it.
+#[derive(Default)]
+pub struct Graph {
+    pods: HashMap<(String, String), PodNode>,
+    users: HashMap<Object, HashMap<String, usize>>,
+    volumes: HashMap<String, Volume>,
+    /// Volumes that need a secret.
+    volume_secrets: HashMap<Object, HashSet<String>>,
+}
+
+impl Graph {
+    pub fn put_pod(&mut self, pod: &Pod) {
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        self.remove_pod(&namespace, &name);
+        let Some(spec) = pod.spec.as_ref() else { return };
+        let Some(node) = spec.node_name.clone().filter(|node| !node.is_empty()) else { return };
+        // A mirror pod is the kubelet's own statement; it must not open doors.
+        let annotations = pod.metadata.annotations.as_ref();
+        let is_mirror =
+            annotations.is_some_and(|all| all.contains_key("kubernetes.io/config.mirror"));
+        let objects = if is_mirror { HashSet::new() } else { references(pod, spec, &namespace) };
+        for object in &objects {
+            let nodes = self.users.entry(object.clone()).or_default();
+            *nodes.entry(node.clone()).or_default() += 1;
+        }
+        self.pods.insert((namespace, name), PodNode { node, objects });
+    }
+
+    pub fn remove_pod(&mut self, namespace: &str, name: &str) {
+        let Some(pod) = self.pods.remove(&(namespace.to_owned(), name.to_owned())) else { return };
+        for object in &pod.objects {
+            let Some(nodes) = self.users.get_mut(object) else { continue };
+            if let Some(count) = nodes.get_mut(&pod.node) {
+                *count -= 1;
+                if *count == 0 {
+                    nodes.remove(&pod.node);
+                }
+            }
+            if nodes.is_empty() {
+                self.users.remove(object);
+            }
+        }
+    }
+
+    pub fn put_volume(&mut self, volume: &PersistentVolume) {
+        let name = volume.metadata.name.clone().unwrap_or_default();
+        self.remove_volume(&name);
+        let Some(spec) = volume.spec.as_ref() else { return };
+        let Some(claim) = &spec.claim_ref else { return };
+        let object = |kind, namespace: &Option<String>, name: &Option<String>| Object {
+            kind,
+            namespace: namespace.clone().unwrap_or_default(),
+            name: name.clone().unwrap_or_default(),
+        };
+        let claim = object(Kind::Claim, &claim.namespace, &claim.name);
+        let csi = spec.csi.as_ref();
+        let refs = csi.map(|csi| [&csi.node_publish_secret_ref, &csi.node_stage_secret_ref]);
+        let secrets: Vec<_> = refs
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|reference| object(Kind::Secret, &reference.namespace, &reference.name))
+            .collect();
+        for secret in &secrets {
+            self.volume_secrets.entry(secret.clone()).or_default().insert(name.clone());
+        }
+        self.volumes.insert(name, Volume { claim, secrets });
+    }
+
+    pub fn remove_volume(&mut self, name: &str) {
+        let Some(volume) = self.volumes.remove(name) else { return };
+        for secret in &volume.secrets {
+            if let Some(volumes) = self.volume_secrets.get_mut(secret) {
+                volumes.remove(name);
+                if volumes.is_empty() {
+                    self.volume_secrets.remove(secret);
+                }
+            }
+        }
+    }
+
+    fn is_used(&self, node: &str, object: &Object) -> bool {
+        if self.users.get(object).is_some_and(|nodes| nodes.contains_key(node)) {
+            return true;
+        }
+        let volumes = self.volume_secrets.get(object).into_iter().flatten();
+        volumes.into_iter().any(|volume| self.is_volume_used(node, volume))
+    }
+
+    fn is_volume_used(&self, node: &str, volume: &str) -> bool {
+        self.volumes.get(volume).is_some_and(|volume| self.is_used(node, &volume.claim))
+    }
+
+    fn is_pod_on(&self, node: &str, namespace: &str, name: &str) -> bool {
+        let pod = self.pods.get(&(namespace.to_owned(), name.to_owned()));
+        pod.is_some_and(|pod| pod.node == node)
+    }
+}
+
+/// What a pod refers to in its namespace.
+fn references(pod: &Pod, spec: &PodSpec, namespace: &str) -> HashSet<Object> {
+    let mut found = HashSet::new();
+    let mut add = |kind, name: &str| {
+        if !name.is_empty() {
+            let object = Object { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+            found.insert(object);
+        }
+    };
+    add(Kind::ServiceAccount, spec.service_account_name.as_deref().unwrap_or_default());
+    for secret in spec.image_pull_secrets.iter().flatten() {
+        add(Kind::Secret, &secret.name);
+    }
+    container_references(spec, &mut add);
+    volume_references(pod, spec, &mut add);
+    for claim in
+        pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten())
+    {
+        add(Kind::ResourceClaim, claim.resource_claim_name.as_deref().unwrap_or_default());
+    }
+    for claim in spec.resource_claims.iter().flatten() {
+        add(Kind::ResourceClaim, claim.resource_claim_name.as_deref().unwrap_or_default());
+    }
+    found
+}
+
+fn container_references(spec: &PodSpec, add: &mut impl FnMut(Kind, &str)) {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let containers = containers.map(|one| (&one.env, &one.env_from));
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (&one.env, &one.env_from));
+    for (env, env_from) in containers.chain(ephemeral) {
+        for source in env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+            if let Some(key) = &source.secret_key_ref {
+                add(Kind::Secret, &key.name);
+            }
+            if let Some(key) = &source.config_map_key_ref {
+                add(Kind::ConfigMap, &key.name);
+            }
+        }
+        for source in env_from.iter().flatten() {
+            if let Some(secret) = &source.secret_ref {
+                add(Kind::Secret, &secret.name);
+            }
+            if let Some(map) = &source.config_map_ref {
+                add(Kind::ConfigMap, &map.name);
+            }
+        }
+    }
+}
+
+fn volume_references(pod: &Pod, spec: &PodSpec, add: &mut impl FnMut(Kind, &str)) {
+    for volume in spec.volumes.iter().flatten() {
+        if let Some(secret) = &volume.secret {
+            add(Kind::Secret, secret.secret_name.as_deref().unwrap_or_default());
+        }
+        if let Some(map) = &volume.config_map {
+            add(Kind::ConfigMap, &map.name);
+        }
+        if let Some(claim) = &volume.persistent_volume_claim {
+            add(Kind::Claim, &claim.claim_name);
+        }
+        if volume.ephemeral.is_some() {
+            let pod = pod.metadata.name.as_deref().unwrap_or_default();
+            add(Kind::Claim, &format!("{pod}-{}", volume.name));
+        }
+        if let Some(secret) =
+            volume.csi.as_ref().and_then(|csi| csi.node_publish_secret_ref.as_ref())
+        {
+            add(Kind::Secret, &secret.name);
+        }
+        let sources =
+            volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+        for source in sources {
+            if let Some(secret) = &source.secret {
+                add(Kind::Secret, &secret.name);
+            }
+            if let Some(map) = &source.config_map {
+                add(Kind::ConfigMap, &map.name);
+            }
+        }
+    }
+}
+
+/// The authorizer. Clones share the graph.
+#[derive(Clone)]
+pub struct NodeAuthorizer {
+    /// Written by the mirrors' tasks, read by every request of a node; never held across an await.
+    graph: Arc<RwLock<Graph>>,
+    /// What every node may do, whatever runs on it.
+    rules: Arc<[PolicyRule]>,
+}
+
+impl NodeAuthorizer {
+    /// Reads pods and volumes, and follows them from then on with tasks of `tasks`.
+    pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
+        let authorizer = Self::new();
+        let graph = authorizer.graph.clone();
+        let pods = mirror::<Pod>(registry, tasks, move |change| {
+            let mut graph = graph.write().expect("no panic under the lock");
+            match change {
+                Change::Reset(all) => {
+                    graph.pods.clear();
+                    graph.users.clear();
+                    all.iter().for_each(|pod| graph.put_pod(pod));
+                }
+                Change::Put(pod) => graph.put_pod(&pod),
+                Change::Remove(key) => graph.remove_pod(&key.namespace, &key.name),
+            }
+        });
+        let graph = authorizer.graph.clone();
+        let volumes = mirror::<PersistentVolume>(registry, tasks, move |change| {
+            let mut graph = graph.write().expect("no panic under the lock");
+            match change {
+                Change::Reset(all) => {
+                    graph.volumes.clear();
+                    graph.volume_secrets.clear();
+                    all.iter().for_each(|volume| graph.put_volume(volume));
+                }
+                Change::Put(volume) => graph.put_volume(&volume),
+                Change::Remove(key) => graph.remove_volume(&key.name),
+            }
+        });
+        futures::join!(pods, volumes);
+        authorizer
+    }
+
+    fn new() -> Self {
+        Self {
+            graph: Arc::default(),
+            rules: bootstrap::rules_of_cluster_role("system:node").into(),
+        }
+    }
+
+    fn decide(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
+        let used = |kind| self.related(node, request, kind);
+        let verb = request.verb.as_str();
+        let is_name = request.name == node;
+        let check = |allowed: bool, why: &str| if allowed { Ok(()) } else { Err(why.to_owned()) };
+        match (request.group.as_str(), request.resource.as_str(), request.subresource.as_str()) {
+            _ if !request.is_resource => Err(String::new()),
+            ("", "secrets", _) => readable(request).and_then(|()| used(Kind::Secret)),
+            ("", "configmaps", _) => readable(request).and_then(|()| used(Kind::ConfigMap)),
+            ("", "persistentvolumeclaims", "status") => {
+                check(
+                    matches!(verb, "get" | "update" | "patch"),
+                    "can only get/update/patch this type",
+                )?;
+                used(Kind::Claim)
+            }
+            ("", "persistentvolumeclaims", _) => gettable(request).and_then(|()| used(Kind::Claim)),
+            ("", "persistentvolumes", _) => {
+                gettable(request)?;
+                let graph = self.graph.read().expect("no panic under the lock");
+                check(graph.is_volume_used(node, &request.name), &unrelated(node))
+            }
+            ("resource.k8s.io", "resourceclaims", _) => {
+                gettable(request).and_then(|()| used(Kind::ResourceClaim))
+            }
+            ("", "serviceaccounts", "token") => {
+                check(
+                    verb == "create" && !request.name.is_empty(),
+                    "can only create tokens for individual service accounts",
+                )?;
+                used(Kind::ServiceAccount)
+            }
+            ("", "serviceaccounts", _) => {
+                gettable(request).and_then(|()| used(Kind::ServiceAccount))
+            }
+            ("", "pods", "") if verb == "get" => {
+                let graph = self.graph.read().expect("no panic under the lock");
+                check(graph.is_pod_on(node, &request.namespace, &request.name), &unrelated(node))
+            }
+            ("", "nodes", "") if verb == "get" => check(
+                is_name,
+                &format!("node '{node}' cannot read '{}', only its own Node object", request.name),
+            ),
+            ("coordination.k8s.io", "leases", _) => {
+                let verbs = ["get", "create", "update", "patch", "delete"];
+                check(
+                    verbs.contains(&verb),
+                    "can only get, create, update, patch, or delete a node lease",
+                )?;
+                check(
+                    request.namespace == LEASES,
+                    &format!("can only access leases in the {LEASES:?} system namespace"),
+                )?;
+                check(
+                    verb == "create" || is_name,
+                    "can only access node lease with the same name as the requesting node",
+                )
+            }
+            ("storage.k8s.io", "csinodes", sub) => {
+                let verbs = ["get", "create", "update", "patch", "delete"];
+                check(sub.is_empty(), "cannot authorize CSINode subresources")?;
+                check(
+                    verbs.contains(&verb),
+                    "can only get, create, update, patch, or delete a CSINode",
+                )?;
+                check(
+                    verb == "create" || is_name,
+                    "can only access CSINode with the same name as the requesting node",
+                )
+            }
+            ("resource.k8s.io", "resourceslices", sub) => {
+                let verbs = [
+                    "get",
+                    "create",
+                    "update",
+                    "patch",
+                    "delete",
+                    "list",
+                    "watch",
+                    "deletecollection",
+                ];
+                check(sub.is_empty(), "cannot authorize ResourceSlice subresources")?;
+                check(
+                    verbs.contains(&verb),
+                    "only the following verbs are allowed for a ResourceSlice",
+                )
+            }
+            _ => check(self.rules.iter().any(|rule| rule_allows(rule, request)), ""),
+        }
+    }
+
+    /// Whether a pod on the node refers to the object.
+    fn related(&self, node: &str, request: &RequestInfo, kind: Kind) -> Result<(), String> {
+        let (namespace, name) = (request.namespace.clone(), request.name.clone());
+        let object = Object { kind, namespace, name };
+        let graph = self.graph.read().expect("no panic under the lock");
+        if graph.is_used(node, &object) { Ok(()) } else { Err(unrelated(node)) }
+    }
+}
+
+fn unrelated(node: &str) -> String {
+    format!("no relationship found between node '{node}' and this object")
+}
+
+/// get, list and watch of one named object.
+fn readable(request: &RequestInfo) -> Result<(), String> {
+    let refuse = |why: &str| Err(why.to_owned());
+    match request.verb.as_str() {
+        "get" | "list" | "watch" => {}
+        _ => return refuse("can only read resources of this type"),
+    }
+    if !request.subresource.is_empty() {
+        return refuse("cannot read subresource");
+    }
+    if request.name.is_empty() {
+        return refuse("can only read namespaced object of this type");
+    }
+    Ok(())
+}
+
+fn gettable(request: &RequestInfo) -> Result<(), String> {
+    let refuse = |why: &str| Err(why.to_owned());
+    match (request.verb.as_str(), request.subresource.as_str(), request.name.as_str()) {
+        ("get", "", "") => refuse("can only get individual resources of this type"),
+        ("get", "", _) => Ok(()),
+        ("get", ..) => refuse("cannot get subresource"),
+        _ => refuse("can only get individual resources of this type"),
+    }
+}
+
+/// The node's name, if the user is a node.
+pub fn node_name(user: &UserInfo) -> Option<&str> {
+    user.name.strip_prefix(USER_PREFIX).filter(|_| user.in_group(NODES_GROUP))
+}
+
+#[async_trait]
+impl Authorizer for NodeAuthorizer {
+    async fn authorize(&self, attributes: &Attributes) -> Decision {
+        let Some(node) = node_name(&attributes.user) else {
+            return Decision::NoOpinion { reason: String::new() };
+        };
+        if node.is_empty() {
+            let reason = format!("unknown node for user {:?}", attributes.user.name);
+            return Decision::NoOpinion { reason };
+        }
+        match self.decide(node, &attributes.request) {
+            Ok(()) => Decision::Allow { reason: String::new() },
+            Err(reason) => Decision::NoOpinion { reason },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn authorizer() -> NodeAuthorizer {
+        let authorizer = NodeAuthorizer::new();
+        let mut graph = authorizer.graph.write().expect("no panic");
+        let pod = |node: &str, annotation: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": format!("p{node}"), "namespace": "web", "annotations": {annotation: "x"}},
+                "spec": {
+                    "nodeName": node,
+                    "serviceAccountName": "bot",
+                    "containers": [{"name": "c", "env": [
+                        {"name": "A", "valueFrom": {"secretKeyRef": {"name": "password", "key": "k"}}},
+                    ], "envFrom": [{"configMapRef": {"name": "settings"}}]}],
+                    "volumes": [
+                        {"name": "v", "persistentVolumeClaim": {"claimName": "data"}},
+                        {"name": "t", "projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}]}},
+                    ],
+                },
+            }))
+            .expect("a pod")
+        };
+        graph.put_pod(&pod("n1", "none"));
+        graph.put_pod(&pod("n2", "kubernetes.io/config.mirror"));
+        let volume = json!({
+            "metadata": {"name": "pv"},
+            "spec": {
+                "claimRef": {"namespace": "web", "name": "data"},
+                "csi": {"driver": "d", "volumeHandle": "h",
+                        "nodePublishSecretRef": {"namespace": "csi", "name": "login"}},
+            },
+        });
+        graph.put_volume(&serde_json::from_value(volume).expect("a volume"));
+        drop(graph);
+        authorizer
+    }
+
+    async fn may(authorizer: &NodeAuthorizer, node: &str, verb: &str, object: &str) -> bool {
+        // group/resource/subresource/namespace/name
+        let parts: Vec<&str> = object.split('/').collect();
+        let [group, resource, subresource, namespace, name] = parts[..] else { panic!("{object}") };
+        let request = RequestInfo {
+            is_resource: true,
+            verb: verb.into(),
+            group: group.into(),
+            resource: resource.into(),
+            subresource: subresource.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            ..RequestInfo::default()
+        };
+        let user = UserInfo::new(format!("{USER_PREFIX}{node}"), &[NODES_GROUP]);
+        let decision = authorizer.authorize(&Attributes { user, request }).await;
+        matches!(decision, Decision::Allow { .. })
+    }
+
+    #[tokio::test]
+    async fn a_node_sees_what_its_pods_need() {
+        let authorizer = authorizer();
+        let check = async |verb: &str, object: &str, expected: bool| {
+            assert_eq!(may(&authorizer, "n1", verb, object).await, expected, "{verb} {object}");
+            // The other node has a mirror pod only, which opens nothing.
+            let shared = ["/secrets/", "/configmaps/", "/serviceaccounts/", "persistentvolume"];
+            if shared.iter().any(|part| object.contains(part)) {
+                assert!(!may(&authorizer, "n2", verb, object).await, "{verb} {object}");
+            }
+        };
+        check("get", "/secrets//web/password", true).await;
+        check("watch", "/secrets//web/password", true).await;
+        check("list", "/secrets//web/", false).await;
+        check("update", "/secrets//web/password", false).await;
+        check("get", "/secrets//web/other", false).await;
+        check("get", "/secrets//csi/login", true).await;
+        check("get", "/configmaps//web/settings", true).await;
+        check("get", "/configmaps//web/kube-root-ca.crt", true).await;
+        check("get", "/persistentvolumeclaims//web/data", true).await;
+        check("get", "/persistentvolumes///pv", true).await;
+        check("create", "/serviceaccounts/token/web/bot", true).await;
+        check("create", "/serviceaccounts/token/web/other", false).await;
+        check("get", "/pods//web/pn1", true).await;
+        check("get", "/pods//web/pn2", false).await;
+        check("watch", "/pods///", true).await;
+        check("patch", "/pods/status/web/pn1", true).await;
+        check("get", "/nodes///n1", true).await;
+        check("get", "/nodes///n2", false).await;
+        check("create", "/nodes///", true).await;
+        check("patch", "/nodes/status//n1", true).await;
+        check("update", "coordination.k8s.io/leases//kube-node-lease/n1", true).await;
+        check("update", "coordination.k8s.io/leases//kube-node-lease/n2", false).await;
+        check("get", "coordination.k8s.io/leases//kube-system/n1", false).await;
+        check("list", "/services///", true).await;
+        check("delete", "apps/deployments//web/a", false).await;
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_goes_takes_its_rights_along() {
+        let authorizer = authorizer();
+        authorizer.graph.write().expect("no panic").remove_pod("web", "pn1");
+        assert!(!may(&authorizer, "n1", "get", "/secrets//web/password").await);
+        assert!(!may(&authorizer, "n1", "get", "/persistentvolumes///pv").await);
+        let graph = authorizer.graph.read().expect("no panic");
+        assert!(graph.users.is_empty());
+    }
+
+    #[test]
+    fn only_members_of_the_group_are_nodes() {
+        let check = |user: UserInfo, expected: Option<&str>| assert_eq!(node_name(&user), expected);
+        check(UserInfo::new("system:node:a", &[NODES_GROUP]), Some("a"));
+        check(UserInfo::new("system:node:a", &[]), None);
+        check(UserInfo::new("jane", &[NODES_GROUP]), None);
+    }
+}

@@ -1,0 +1,403 @@
+//! The roles and bindings that every cluster starts with, and their upkeep at every start.
+//!
+//! In: the table `policy.txt` (facts of upstream's bootstrap policy). Out: API objects, and writes
+//! through the registry that add what is missing. Objects whose annotation
+//! `rbac.authorization.kubernetes.io/autoupdate` is `false` are left alone; rules and subjects that
+//! people added stay. Upstream: `rbac/reconciliation`.
+
+use std::collections::BTreeMap;
+
+use apiserver::registry::Intent;
+use apiserver::request::{Key, RequestContext};
+use apiserver::{Registry, StatusError};
+use futures::StreamExt;
+use k8s_openapi::api::rbac::v1::{
+    AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef,
+    Subject,
+};
+use machinery::status::Reason;
+use machinery::{LabelSelector, Object, ObjectMeta};
+
+use super::index::rule_of;
+use super::{broken_down, is_covered};
+
+const TABLE: &str = include_str!("policy.txt");
+const API_GROUP: &str = "rbac.authorization.k8s.io";
+const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
+/// Writes at one time: enough to share the store's syncs.
+const AT_ONCE: usize = 32;
+
+/// The bootstrap objects.
+#[derive(Default)]
+pub struct Policy {
+    pub cluster_roles: Vec<ClusterRole>,
+    pub roles: Vec<Role>,
+    pub cluster_role_bindings: Vec<ClusterRoleBinding>,
+    pub role_bindings: Vec<RoleBinding>,
+}
+
+/// The table as objects.
+///
+/// # Panics
+/// If the table is malformed, which its test excludes.
+pub fn policy() -> Policy {
+    let mut policy = Policy::default();
+    // Whether rules belong to the last Role, not to the last ClusterRole.
+    let mut in_role = false;
+    for line in TABLE.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [..] if line.starts_with(' ') => {
+                let rules = match in_role {
+                    true => policy.roles.last_mut().map(|role| &mut role.rules),
+                    false => policy.cluster_roles.last_mut().map(|role| &mut role.rules),
+                };
+                let rules = rules.expect("rules follow their role");
+                rules.get_or_insert_default().push(parse_rule(&words));
+            }
+            ["ClusterRole", name, flags @ ..] => {
+                in_role = false;
+                policy.cluster_roles.push(cluster_role(name, flags));
+            }
+            ["Role", place] => {
+                in_role = true;
+                let (metadata, rules) = (namespaced(place), Some(vec![]));
+                policy.roles.push(Role { metadata, rules });
+            }
+            ["ClusterRoleBinding", name, role, subjects @ ..] => {
+                policy.cluster_role_bindings.push(ClusterRoleBinding {
+                    metadata: metadata(name),
+                    role_ref: role_ref("ClusterRole", role),
+                    subjects: parse_subjects(subjects),
+                });
+            }
+            ["RoleBinding", place, role, subjects @ ..] => {
+                let (kind, role) = role.split_once(':').expect("KIND:ROLE");
+                policy.role_bindings.push(RoleBinding {
+                    metadata: namespaced(place),
+                    role_ref: role_ref(kind, role),
+                    subjects: parse_subjects(subjects),
+                });
+            }
+            other => panic!("malformed line of the policy table: {other:?}"),
+        }
+    }
+    policy
+}
+
+/// The rules of one of the table's ClusterRoles.
+pub(crate) fn rules_of_cluster_role(name: &str) -> Vec<apiserver::authz::PolicyRule> {
+    let role = policy().cluster_roles.into_iter().find(|role| role.name() == name);
+    role.and_then(|role| role.rules).unwrap_or_default().into_iter().map(rule_of).collect()
+}
+
+fn cluster_role(name: &str, flags: &[&str]) -> ClusterRole {
+    let mut role =
+        ClusterRole { metadata: metadata(name), rules: Some(vec![]), ..ClusterRole::default() };
+    for flag in flags {
+        match flag.split_once('=').expect("to=ROLE or from=ROLE") {
+            ("to", other) => {
+                let labels = role.metadata.labels.get_or_insert_default();
+                labels.insert(aggregate_label(other), "true".into());
+            }
+            (_, other) => {
+                let selector = LabelSelector {
+                    match_labels: Some([(aggregate_label(other), "true".to_owned())].into()),
+                    ..LabelSelector::default()
+                };
+                let rule = AggregationRule { cluster_role_selectors: Some(vec![selector]) };
+                role.aggregation_rule = Some(rule);
+                // The controller's.
+                role.rules = None;
+            }
+        }
+    }
+    role
+}
+
+fn aggregate_label(role: &str) -> String {
+    format!("rbac.authorization.k8s.io/aggregate-to-{role}")
+}
+
+fn metadata(name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.into()),
+        labels: Some(
+            [("kubernetes.io/bootstrapping".to_owned(), "rbac-defaults".to_owned())].into(),
+        ),
+        annotations: Some([(AUTOUPDATE.to_owned(), "true".to_owned())].into()),
+        ..ObjectMeta::default()
+    }
+}
+
+/// `NAMESPACE/NAME`
+fn namespaced(place: &str) -> ObjectMeta {
+    let (namespace, name) = place.split_once('/').expect("NAMESPACE/NAME");
+    ObjectMeta { namespace: Some(namespace.into()), ..metadata(name) }
+}
+
+fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef { api_group: Some(API_GROUP.into()), kind: kind.into(), name: name.into() }
+}
+
+fn parse_rule(words: &[&str]) -> PolicyRule {
+    let list = |text: &str| -> Vec<String> {
+        text.split(',').map(|one| if one == "core" { "" } else { one }.to_owned()).collect()
+    };
+    let mut rule = PolicyRule { verbs: list(words[0]), ..PolicyRule::default() };
+    match words[1..] {
+        [urls] => {
+            rule.non_resource_urls = Some(list(urls.strip_prefix("url=").expect("url=PATHS")));
+        }
+        [groups, resources, ref names @ ..] => {
+            rule.api_groups = Some(list(groups));
+            rule.resources = Some(list(resources));
+            let names =
+                names.first().map(|names| names.strip_prefix("names=").expect("names=NAMES"));
+            rule.resource_names = names.map(list);
+        }
+        [] => panic!("a rule of the policy table has verbs only"),
+    }
+    rule
+}
+
+fn parse_subjects(words: &[&str]) -> Option<Vec<Subject>> {
+    let subject = |word: &&str| {
+        let (kind, name) = word.split_once(':').expect("KIND:NAME");
+        match kind {
+            "ServiceAccount" => {
+                let (namespace, name) = name.split_once('/').expect("NAMESPACE/NAME");
+                let (kind, name) = (kind.to_owned(), name.to_owned());
+                Subject { api_group: None, kind, name, namespace: Some(namespace.into()) }
+            }
+            _ => Subject {
+                api_group: Some(API_GROUP.into()),
+                kind: kind.into(),
+                name: name.into(),
+                namespace: None,
+            },
+        }
+    };
+    (!words.is_empty()).then(|| words.iter().map(subject).collect())
+}
+
+/// Creates what is missing and completes what is there. The namespaces kube-system and kube-public
+/// must exist.
+pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
+    let policy = policy();
+    let mut all = vec![];
+    all.extend(
+        policy.cluster_roles.into_iter().map(|one| desired(registry, one, cluster_role_lacks)),
+    );
+    all.extend(policy.roles.into_iter().map(|one| desired(registry, one, role_lacks)));
+    let bindings = policy.cluster_role_bindings.into_iter();
+    all.extend(bindings.map(|one| desired(registry, one, cluster_binding_lacks)));
+    all.extend(policy.role_bindings.into_iter().map(|one| desired(registry, one, binding_lacks)));
+    let writes = all.into_iter().map(|one| ensure(registry, one));
+    let mut writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);
+    while let Some(result) = writes.next().await {
+        result?;
+    }
+    Ok(())
+}
+
+/// Adds to the second object what it lacks of the first, which is of the same kind. Returns whether
+/// it cannot be completed but must be made anew.
+type Complete = fn(&dyn Object, &mut dyn Object) -> bool;
+
+struct Desired {
+    ctx: RequestContext,
+    object: Box<dyn Object>,
+    complete: Complete,
+}
+
+fn desired<T>(registry: &Registry, object: T, complete: Complete) -> Desired
+where
+    T: k8s_openapi::Resource + Object,
+{
+    Desired { ctx: registry.own_context::<T>(), object: Box::new(object), complete }
+}
+
+async fn ensure(registry: &Registry, desired: Desired) -> Result<(), StatusError> {
+    let Desired { ctx, object, complete } = desired;
+    let key = Key::new(object.namespace(), object.name());
+    let create = || Intent::Create { object: object.boxed_clone() };
+    match registry.write(&ctx, &key, create()).await {
+        Err(error) if error.is(Reason::AlreadyExists) => {}
+        other => return other.map(|_| ()),
+    }
+    let present = registry.get(&ctx.resource, &key, None).await?.object()?;
+    if is_frozen(present.meta()) {
+        return Ok(());
+    }
+    let mut completed = present.boxed_clone();
+    if complete(&*object, &mut *completed) {
+        // A role reference cannot change: the binding is made anew.
+        registry.write(&ctx, &key, Intent::Delete { options: Default::default() }).await?;
+        return registry.write(&ctx, &key, create()).await.map(|_| ());
+    }
+    if completed.to_value() == present.to_value() {
+        return Ok(());
+    }
+    let wanted = object.boxed_clone();
+    let modify = move |present: &mut dyn Object| {
+        complete(&*wanted, present);
+        Ok(())
+    };
+    registry.write(&ctx, &key, Intent::Modify(Box::new(modify))).await.map(|_| ())
+}
+
+/// Whether people asked for the object to be left alone.
+fn is_frozen(meta: &ObjectMeta) -> bool {
+    let annotation = meta.annotations.as_ref().and_then(|all| all.get(AUTOUPDATE));
+    annotation.is_some_and(|value| value == "false")
+}
+
+fn cluster_role_lacks(wanted: &dyn Object, present: &mut dyn Object) -> bool {
+    let (wanted, present) = (wanted.expect::<ClusterRole>(), present.expect_mut::<ClusterRole>());
+    complete_meta(&wanted.metadata, &mut present.metadata);
+    if wanted.aggregation_rule.is_some() && present.aggregation_rule.is_none() {
+        present.aggregation_rule = wanted.aggregation_rule.clone();
+    }
+    complete_rules(&wanted.rules, &mut present.rules);
+    false
+}
+
+fn role_lacks(wanted: &dyn Object, present: &mut dyn Object) -> bool {
+    let (wanted, present) = (wanted.expect::<Role>(), present.expect_mut::<Role>());
+    complete_meta(&wanted.metadata, &mut present.metadata);
+    complete_rules(&wanted.rules, &mut present.rules);
+    false
+}
+
+fn cluster_binding_lacks(wanted: &dyn Object, present: &mut dyn Object) -> bool {
+    let wanted = wanted.expect::<ClusterRoleBinding>();
+    let present = present.expect_mut::<ClusterRoleBinding>();
+    complete_meta(&wanted.metadata, &mut present.metadata);
+    complete_subjects(&wanted.subjects, &mut present.subjects);
+    wanted.role_ref != present.role_ref
+}
+
+fn binding_lacks(wanted: &dyn Object, present: &mut dyn Object) -> bool {
+    let (wanted, present) = (wanted.expect::<RoleBinding>(), present.expect_mut::<RoleBinding>());
+    complete_meta(&wanted.metadata, &mut present.metadata);
+    complete_subjects(&wanted.subjects, &mut present.subjects);
+    wanted.role_ref != present.role_ref
+}
+
+fn complete_meta(wanted: &ObjectMeta, meta: &mut ObjectMeta) {
+    type Map = Option<BTreeMap<String, String>>;
+    let merge = |wanted: &Map, have: &mut Map| {
+        for (key, value) in wanted.iter().flatten() {
+            have.get_or_insert_default().entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    };
+    merge(&wanted.labels, &mut meta.labels);
+    merge(&wanted.annotations, &mut meta.annotations);
+}
+
+fn complete_rules(wanted: &Option<Vec<PolicyRule>>, rules: &mut Option<Vec<PolicyRule>>) {
+    for rule in wanted.iter().flatten() {
+        let held: Vec<_> = rules.iter().flatten().cloned().map(rule_of).collect();
+        let parts = broken_down(&rule_of(rule.clone()));
+        if !parts.iter().all(|part| is_covered(&held, part)) {
+            rules.get_or_insert_default().push(rule.clone());
+        }
+    }
+}
+
+fn complete_subjects(wanted: &Option<Vec<Subject>>, subjects: &mut Option<Vec<Subject>>) {
+    for subject in wanted.iter().flatten() {
+        let list = subjects.get_or_insert_default();
+        if !list.contains(subject) {
+            list.push(subject.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Objects of ours beside upstream's.
+    const OURS: &[&str] = &[
+        "system:coredns",
+        "decapod:kubelet-bootstrap",
+        "decapod:node-autoapprove-bootstrap",
+        "decapod:node-autoapprove-certificate-rotation",
+    ];
+
+    /// What upstream's own empty cluster holds, where the specification's folder is at hand.
+    fn golden() -> Option<Value> {
+        let spec = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/spec");
+        let path = spec.join("golden/empty-cluster.json.gz");
+        let file = std::fs::File::open(path).ok()?;
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("gzip");
+        Some(serde_json::from_str(&text).expect("JSON"))
+    }
+
+    fn check_kind<T: Object>(golden: &Value, resource: &str, ours: &[T]) {
+        let list = &golden[format!("{resource}.v1.rbac.authorization.k8s.io")]["items"];
+        let theirs = list.as_array().expect("a list");
+        for their in theirs {
+            let mut expected = their.clone();
+            let metadata = expected["metadata"].as_object_mut().expect("metadata");
+            for minted in ["creationTimestamp", "resourceVersion", "uid"] {
+                metadata.remove(minted);
+            }
+            let name = their["metadata"]["name"].as_str().expect("a name");
+            let namespace = their["metadata"]["namespace"].as_str().unwrap_or_default();
+            let own = ours.iter().find(|one| one.name() == name && one.namespace() == namespace);
+            let mut own = own.unwrap_or_else(|| panic!("{resource} {name} is missing")).to_value();
+            if expected.get("aggregationRule").is_some() {
+                expected.as_object_mut().expect("an object").remove("rules");
+            }
+            let fields = own.as_object_mut().expect("an object");
+            fields.retain(|key, _| key != "kind" && key != "apiVersion");
+            assert_eq!(own, expected, "{resource} {name}");
+        }
+        let known = |one: &&T| theirs.iter().any(|their| their["metadata"]["name"] == one.name());
+        for extra in ours.iter().filter(|one| !known(one)) {
+            assert!(OURS.contains(&extra.name()), "{resource} {} is not upstream's", extra.name());
+        }
+    }
+
+    #[test]
+    fn the_table_is_upstreams() {
+        let policy = policy();
+        assert!(policy.cluster_roles.len() > 70 && policy.cluster_role_bindings.len() > 50);
+        let Some(golden) = golden() else {
+            println!("skipped: the specification is not beside the repository");
+            return;
+        };
+        check_kind(&golden, "clusterroles", &policy.cluster_roles);
+        check_kind(&golden, "roles", &policy.roles);
+        check_kind(&golden, "clusterrolebindings", &policy.cluster_role_bindings);
+        check_kind(&golden, "rolebindings", &policy.role_bindings);
+    }
+
+    #[test]
+    fn completing_adds_and_never_takes() {
+        let wanted = policy().cluster_roles.into_iter().find(|role| role.name() == "view");
+        assert!(wanted.expect("it is in the table").rules.is_none());
+        let policy = policy();
+        let wanted = &policy.cluster_roles[1];
+        let mut present = wanted.clone();
+        let own = parse_rule(&["get", "core", "pods"]);
+        present.rules = Some(vec![own.clone()]);
+        present.metadata.labels = None;
+        assert!(!cluster_role_lacks(wanted, &mut present));
+        let rules = present.rules.as_ref().expect("rules");
+        assert_eq!(rules.len(), 1 + wanted.rules.as_ref().expect("rules").len());
+        assert_eq!(rules[0], own);
+        assert!(present.metadata.labels.is_some());
+        let once = present.clone();
+        cluster_role_lacks(wanted, &mut present);
+        assert_eq!(present, once, "completing again changes nothing");
+    }
+}

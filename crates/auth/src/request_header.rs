@@ -1,0 +1,127 @@
+//! Users that a trusted front proxy vouches for, by `X-Remote-User` and its like. This is how
+//! aggregated API servers learn who asks; the client certificate must come from the front-proxy
+//! authority, or the headers count for nothing.
+
+use apiserver::StatusError;
+use apiserver::authn::Authenticator;
+use apiserver::request::UserInfo;
+use async_trait::async_trait;
+use http::HeaderMap;
+use http::request::Parts;
+use transport::tls::{ChainVerifier, TlsError};
+
+use crate::x509::{peer_chain, verified_leaf};
+
+const USER: &str = "x-remote-user";
+const UID: &str = "x-remote-uid";
+const GROUP: &str = "x-remote-group";
+const EXTRA_PREFIX: &str = "x-remote-extra-";
+
+pub struct RequestHeader {
+    verifier: ChainVerifier,
+    /// Common names that may vouch; empty for all that the authority signed.
+    allowed_names: Vec<String>,
+}
+
+impl RequestHeader {
+    pub fn new(ca_pem: &str, allowed_names: Vec<String>) -> Result<Self, TlsError> {
+        Ok(Self { verifier: ChainVerifier::new(ca_pem)?, allowed_names })
+    }
+}
+
+#[async_trait]
+impl Authenticator for RequestHeader {
+    async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError> {
+        let Some(name) = text(&request.headers, USER).filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
+        let Some(chain) = peer_chain(request).filter(|chain| !chain.is_empty()) else {
+            return Ok(None);
+        };
+        let Ok(leaf) = verified_leaf(&self.verifier, &chain) else { return Ok(None) };
+        if !self.allowed_names.is_empty() && !self.allowed_names.contains(&leaf.common_name) {
+            return Err(StatusError::unauthorized());
+        }
+        Ok(Some(UserInfo {
+            name: name.to_owned(),
+            uid: text(&request.headers, UID).unwrap_or_default().to_owned(),
+            groups: texts(&request.headers, GROUP),
+            extra: extras(&request.headers, EXTRA_PREFIX),
+        }))
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+pub(crate) fn texts(headers: &HeaderMap, name: &str) -> Vec<String> {
+    let values = headers.get_all(name).into_iter();
+    values.filter_map(|value| value.to_str().ok()).map(str::to_owned).collect()
+}
+
+/// Headers `<prefix><key>: <value>`; keys are percent-encoded where HTTP would not carry them.
+pub(crate) fn extras(
+    headers: &HeaderMap,
+    prefix: &str,
+) -> std::collections::BTreeMap<String, Vec<String>> {
+    let keys = headers.keys().filter_map(|name| name.as_str().strip_prefix(prefix).zip(Some(name)));
+    keys.map(|(key, name)| (percent_decode(key), texts(headers, name.as_str()))).collect()
+}
+
+fn percent_decode(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let hex = tail.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| *first == b'%') {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use apiserver::authn::PeerCertificates;
+    use pki::{Authority, Component};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_front_proxy_may_vouch() {
+        let authority = Authority::generate("front-proxy-ca").expect("keys can be made");
+        let other = Authority::generate("kubernetes").expect("keys can be made");
+        let names = vec!["front-proxy-client".to_owned()];
+        let authenticator = RequestHeader::new(authority.cert_pem(), names).expect("an authority");
+        let check = async |signer: &Authority, expected: Option<&str>| {
+            let issued = signer.issue(&Component::FrontProxyClient.profile()).expect("signs");
+            let (mut parts, ()) = http::Request::builder()
+                .header("X-Remote-User", "jane")
+                .header("X-Remote-Group", "dev")
+                .header("X-Remote-Group", "ops")
+                .header("X-Remote-Extra-Example.com%2Fscope", "all")
+                .body(())
+                .expect("a request")
+                .into_parts();
+            let chain = pki::certificates(issued.cert_pem.as_bytes()).expect("parses");
+            let chain = chain.iter().map(|cert| cert.der().to_vec()).collect();
+            parts.extensions.insert(PeerCertificates(chain));
+            let got = authenticator.authenticate(&parts).await.expect("no wrong credentials");
+            assert_eq!(got.as_ref().map(|user| user.name.as_str()), expected);
+            if let Some(user) = got {
+                assert_eq!(user.groups, ["dev", "ops"]);
+                assert_eq!(user.extra["example.com/scope"], ["all"]);
+            }
+        };
+        check(&authority, Some("jane")).await;
+        check(&other, None).await;
+    }
+}

@@ -1,0 +1,296 @@
+//! The review kinds: questions about identity and permission, answered instead of stored.
+//!
+//! Each is a `Strategy` whose `review` answers; the resource rows take them from [`strategies`].
+
+use std::sync::Arc;
+
+use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
+use apiserver::request::{RequestContext, RequestInfo, UserInfo};
+use apiserver::resource::Strategy;
+use apiserver::{Registry, StatusError};
+use async_trait::async_trait;
+use k8s_openapi::api::authentication::v1 as authentication;
+use k8s_openapi::api::authorization::v1 as authorization;
+use machinery::Object;
+
+use crate::tokens::BearerTokens;
+
+const AUTHORIZATION: &str = "authorization.k8s.io";
+const AUTHENTICATION: &str = "authentication.k8s.io";
+
+/// `(group, kind, strategy)` of every review kind.
+pub fn strategies(
+    authorizer: Arc<dyn Authorizer>,
+    tokens: Arc<BearerTokens>,
+) -> Vec<(&'static str, &'static str, Arc<dyn Strategy>)> {
+    let access = || authorizer.clone();
+    vec![
+        (AUTHORIZATION, "SubjectAccessReview", Arc::new(SubjectAccess(access()))),
+        (AUTHORIZATION, "LocalSubjectAccessReview", Arc::new(LocalSubjectAccess(access()))),
+        (AUTHORIZATION, "SelfSubjectAccessReview", Arc::new(SelfSubjectAccess(access()))),
+        (AUTHORIZATION, "SelfSubjectRulesReview", Arc::new(SelfSubjectRules(access()))),
+        (AUTHENTICATION, "TokenReview", Arc::new(TokenReviews(tokens))),
+        (AUTHENTICATION, "SelfSubjectReview", Arc::new(SelfSubject)),
+    ]
+}
+
+/// May `user` do what the attributes say? `None`: neither kind of attributes is given.
+pub async fn evaluate(
+    authorizer: &dyn Authorizer,
+    user: UserInfo,
+    resource: Option<&authorization::ResourceAttributes>,
+    path: Option<&authorization::NonResourceAttributes>,
+) -> Option<authorization::SubjectAccessReviewStatus> {
+    let request = match (resource, path) {
+        (Some(resource), _) => resource_question(resource),
+        (None, Some(path)) => path_question(path),
+        (None, None) => return None,
+    };
+    let decision = authorizer.authorize(&Attributes { user, request }).await;
+    let reason = |reason: String| (!reason.is_empty()).then_some(reason);
+    let mut status = authorization::SubjectAccessReviewStatus::default();
+    match decision {
+        Decision::Allow { reason: why } => (status.allowed, status.reason) = (true, reason(why)),
+        Decision::Deny { reason: why } => {
+            (status.denied, status.reason) = (Some(true), reason(why))
+        }
+        Decision::NoOpinion { reason: why } => status.reason = reason(why),
+    }
+    Some(status)
+}
+
+fn resource_question(attributes: &authorization::ResourceAttributes) -> RequestInfo {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    RequestInfo {
+        is_resource: true,
+        verb: text(&attributes.verb),
+        group: text(&attributes.group),
+        version: text(&attributes.version),
+        namespace: text(&attributes.namespace),
+        resource: text(&attributes.resource),
+        subresource: text(&attributes.subresource),
+        name: text(&attributes.name),
+        ..RequestInfo::default()
+    }
+}
+
+fn path_question(attributes: &authorization::NonResourceAttributes) -> RequestInfo {
+    RequestInfo {
+        verb: attributes.verb.clone().unwrap_or_default(),
+        path: attributes.path.clone().unwrap_or_default(),
+        ..RequestInfo::default()
+    }
+}
+
+fn user_of(spec: &authorization::SubjectAccessReviewSpec) -> UserInfo {
+    UserInfo {
+        name: spec.user.clone().unwrap_or_default(),
+        uid: spec.uid.clone().unwrap_or_default(),
+        groups: spec.groups.clone().unwrap_or_default(),
+        extra: spec.extra.clone().unwrap_or_default(),
+    }
+}
+
+/// A review without a question.
+fn no_question(kind: &str) -> StatusError {
+    use machinery::field::{FieldErrors, Path};
+    let mut errors = FieldErrors::default();
+    let path = Path::new("spec").child("resourceAttributes");
+    let both = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
+    errors.invalid(&path, &serde_json::Value::Null, both);
+    StatusError::invalid(AUTHORIZATION, kind, "", errors)
+}
+
+struct SubjectAccess(Arc<dyn Authorizer>);
+
+#[async_trait]
+impl Strategy for SubjectAccess {
+    async fn review(
+        &self,
+        _registry: &Registry,
+        _ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let review = object.expect_mut::<authorization::SubjectAccessReview>();
+        let spec = &review.spec;
+        let (resource, path) =
+            (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+        let status = evaluate(&*self.0, user_of(spec), resource, path).await;
+        review.status = Some(status.ok_or_else(|| no_question("SubjectAccessReview"))?);
+        Ok(object)
+    }
+}
+
+struct LocalSubjectAccess(Arc<dyn Authorizer>);
+
+#[async_trait]
+impl Strategy for LocalSubjectAccess {
+    async fn review(
+        &self,
+        _registry: &Registry,
+        _ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let namespace = object.namespace().to_owned();
+        let review = object.expect_mut::<authorization::LocalSubjectAccessReview>();
+        let spec = &review.spec;
+        let asked = spec.resource_attributes.as_ref().and_then(|one| one.namespace.as_deref());
+        if asked != Some(namespace.as_str()) {
+            let why = format!(
+                "spec.resourceAttributes.namespace must match namespace: {}",
+                asked.unwrap_or_default()
+            );
+            return Err(StatusError::bad_request(why));
+        }
+        let resource = spec.resource_attributes.as_ref();
+        let status = evaluate(&*self.0, user_of(spec), resource, None).await;
+        review.status = Some(status.ok_or_else(|| no_question("LocalSubjectAccessReview"))?);
+        Ok(object)
+    }
+}
+
+struct SelfSubjectAccess(Arc<dyn Authorizer>);
+
+#[async_trait]
+impl Strategy for SelfSubjectAccess {
+    async fn review(
+        &self,
+        _registry: &Registry,
+        ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let review = object.expect_mut::<authorization::SelfSubjectAccessReview>();
+        let spec = &review.spec;
+        let (resource, path) =
+            (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+        let status = evaluate(&*self.0, ctx.user.clone(), resource, path).await;
+        review.status = Some(status.ok_or_else(|| no_question("SelfSubjectAccessReview"))?);
+        Ok(object)
+    }
+}
+
+struct SelfSubjectRules(Arc<dyn Authorizer>);
+
+#[async_trait]
+impl Strategy for SelfSubjectRules {
+    async fn review(
+        &self,
+        _registry: &Registry,
+        ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let review = object.expect_mut::<authorization::SelfSubjectRulesReview>();
+        let namespace = review.spec.namespace.clone().unwrap_or_default();
+        if namespace.is_empty() {
+            return Err(StatusError::bad_request("no namespace on request"));
+        }
+        review.status = Some(rules_status(self.0.rules(&ctx.user, &namespace).await));
+        Ok(object)
+    }
+}
+
+fn rules_status(rules: Vec<PolicyRule>) -> authorization::SubjectRulesReviewStatus {
+    let some = |list: Vec<String>| (!list.is_empty()).then_some(list);
+    let mut status = authorization::SubjectRulesReviewStatus::default();
+    for rule in rules {
+        if !rule.non_resource_urls.is_empty() {
+            let non_resource_urls = some(rule.non_resource_urls);
+            let one =
+                authorization::NonResourceRule { verbs: rule.verbs.clone(), non_resource_urls };
+            status.non_resource_rules.push(one);
+        }
+        if !rule.resources.is_empty() {
+            status.resource_rules.push(authorization::ResourceRule {
+                verbs: rule.verbs,
+                api_groups: some(rule.api_groups),
+                resources: some(rule.resources),
+                resource_names: some(rule.resource_names),
+            });
+        }
+    }
+    status
+}
+
+struct TokenReviews(Arc<BearerTokens>);
+
+#[async_trait]
+impl Strategy for TokenReviews {
+    async fn review(
+        &self,
+        _registry: &Registry,
+        _ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let review = object.expect_mut::<authentication::TokenReview>();
+        let token = review.spec.token.clone();
+        if token.is_empty() {
+            return Err(StatusError::bad_request(
+                "token is required for TokenReview in authentication",
+            ));
+        }
+        let audiences = review.spec.audiences.clone().unwrap_or_default();
+        let mut status = authentication::TokenReviewStatus::default();
+        match self.0.recognize(&token, &audiences).await {
+            Ok(Some(found)) => {
+                status.authenticated = Some(true);
+                status.user = Some(shown(&found.user));
+                status.audiences = (!found.audiences.is_empty()).then_some(found.audiences);
+            }
+            Ok(None) => {}
+            Err(error) => status.error = Some(error.to_string()),
+        }
+        review.status = Some(status);
+        Ok(object)
+    }
+}
+
+struct SelfSubject;
+
+#[async_trait]
+impl Strategy for SelfSubject {
+    async fn review(
+        &self,
+        _registry: &Registry,
+        ctx: &RequestContext,
+        mut object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
+        let review = object.expect_mut::<authentication::SelfSubjectReview>();
+        let user_info = Some(shown(&ctx.user));
+        review.status = Some(authentication::SelfSubjectReviewStatus { user_info });
+        review.metadata.creation_timestamp = Some(machinery::Time(base::clock::now_seconds()));
+        Ok(object)
+    }
+}
+
+fn shown(user: &UserInfo) -> authentication::UserInfo {
+    authentication::UserInfo {
+        username: Some(user.name.clone()),
+        uid: (!user.uid.is_empty()).then(|| user.uid.clone()),
+        groups: (!user.groups.is_empty()).then(|| user.groups.clone()),
+        extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Masters;
+
+    #[tokio::test]
+    async fn decisions_become_a_status() {
+        let check = async |groups: &[&str], expected: bool| {
+            let attributes = authorization::ResourceAttributes {
+                verb: Some("get".into()),
+                resource: Some("pods".into()),
+                ..Default::default()
+            };
+            let user = UserInfo::new("a", groups);
+            let status = evaluate(&Masters, user, Some(&attributes), None).await;
+            let status = status.expect("a question");
+            assert_eq!((status.allowed, status.denied, status.reason), (expected, None, None));
+        };
+        check(&["system:masters"], true).await;
+        check(&[], false).await;
+        assert!(evaluate(&Masters, UserInfo::default(), None, None).await.is_none());
+    }
+}

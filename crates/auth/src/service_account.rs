@@ -1,0 +1,268 @@
+//! Service account tokens: minting (TokenRequest) and recognizing.
+//!
+//! A token is a JWT signed with the cluster's key (ES256, or RS256 for a key brought along):
+//!
+//! ```text
+//! {"alg":"ES256","kid":…} . {"iss":…,"aud":[…],"exp":…,"iat":…,"nbf":…,"jti":…,
+//!   "sub":"system:serviceaccount:web:bot",
+//!   "kubernetes.io":{"namespace":"web","serviceaccount":{"name":"bot","uid":…},
+//!                    "pod":{…},"node":{…},"secret":{…},"warnafter":…}} . signature
+//! ```
+//!
+//! Invariant: a token is worth no more than the objects it names: account, pod, secret and node must
+//! exist with the same uid when it is shown.
+
+mod keys;
+mod mint;
+
+use apiserver::request::UserInfo;
+use apiserver::{Registry, StatusError};
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
+use machinery::ObjectMeta;
+use serde::{Deserialize, Serialize};
+
+pub use keys::{KeyError, TokenKeys};
+pub use mint::TokenRequests;
+
+use crate::tokens::{Recognized, TokenAuthenticator};
+
+pub const USER_PREFIX: &str = "system:serviceaccount:";
+const GROUP: &str = "system:serviceaccounts";
+/// The issuer of tokens that live in Secrets and never expire.
+const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+const EXTRA: &str = "authentication.kubernetes.io/";
+
+/// The payload. Unknown claims are of no interest.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Claims {
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub aud: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exp: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iat: Option<i64>,
+    #[serde(default)]
+    pub iss: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub jti: String,
+    #[serde(rename = "kubernetes.io", skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<Private>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nbf: Option<i64>,
+    #[serde(default)]
+    pub sub: String,
+    /// Only in tokens that live in Secrets.
+    #[serde(
+        rename = "kubernetes.io/serviceaccount/namespace",
+        skip_serializing_if = "Option::is_none"
+    )]
+    legacy_namespace: Option<String>,
+    #[serde(
+        rename = "kubernetes.io/serviceaccount/secret.name",
+        skip_serializing_if = "Option::is_none"
+    )]
+    legacy_secret: Option<String>,
+    #[serde(
+        rename = "kubernetes.io/serviceaccount/service-account.name",
+        skip_serializing_if = "Option::is_none"
+    )]
+    legacy_name: Option<String>,
+    #[serde(
+        rename = "kubernetes.io/serviceaccount/service-account.uid",
+        skip_serializing_if = "Option::is_none"
+    )]
+    legacy_uid: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Private {
+    pub namespace: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<Reference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Reference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Reference>,
+    pub serviceaccount: Reference,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warnafter: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reference {
+    pub name: String,
+    #[serde(default)]
+    pub uid: String,
+}
+
+fn one_or_many<'de, D: serde::Deserializer<'de>>(decoder: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Audience {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match Audience::deserialize(decoder)? {
+        Audience::One(one) => vec![one],
+        Audience::Many(many) => many,
+    })
+}
+
+/// Recognizes the cluster's own service account tokens.
+pub struct ServiceAccounts {
+    registry: Registry,
+    keys: TokenKeys,
+}
+
+impl ServiceAccounts {
+    pub fn new(registry: Registry, keys: TokenKeys) -> Self {
+        Self { registry, keys }
+    }
+
+    /// Whether all that the token names is (still) there.
+    async fn check_objects(&self, private: &Private) -> Result<(), StatusError> {
+        let refused = |why: &str| {
+            tracing::debug!(account = private.serviceaccount.name, why, "a token is refused");
+            Err(StatusError::unauthorized())
+        };
+        let namespace = private.namespace.as_str();
+        let account = &private.serviceaccount;
+        let found = self.registry.find::<ServiceAccount>(namespace, &account.name).await?;
+        if !found.is_some_and(|found| is_same(&found.metadata, account)) {
+            return refused("no such service account");
+        }
+        if let Some(pod) = &private.pod {
+            let found = self.registry.find::<Pod>(namespace, &pod.name).await?;
+            if !found.is_some_and(|found| is_same(&found.metadata, pod)) {
+                return refused("no such pod");
+            }
+        }
+        if let Some(secret) = &private.secret {
+            let found = self.registry.find::<Secret>(namespace, &secret.name).await?;
+            if !found.is_some_and(|found| is_same(&found.metadata, secret)) {
+                return refused("no such secret");
+            }
+        }
+        // A token bound to a pod names the pod's node for information only.
+        if let Some(node) = private.node.as_ref().filter(|_| private.pod.is_none()) {
+            let found = self.registry.find::<Node>("", &node.name).await?;
+            if !found.is_some_and(|found| is_same(&found.metadata, node)) {
+                return refused("no such node");
+            }
+        }
+        Ok(())
+    }
+
+    async fn legacy(&self, token: &str, claims: &Claims) -> Result<Option<UserInfo>, StatusError> {
+        let text = |claim: &Option<String>| claim.clone().unwrap_or_default();
+        let namespace = text(&claims.legacy_namespace);
+        let secret = text(&claims.legacy_secret);
+        let found = self.registry.find::<Secret>(&namespace, &secret).await?;
+        let stored = found.as_ref().filter(|secret| secret.metadata.deletion_timestamp.is_none());
+        let stored = stored.and_then(|secret| secret.data.as_ref()?.get("token"));
+        if stored.is_none_or(|stored| stored.0 != token.as_bytes()) {
+            return Err(StatusError::unauthorized());
+        }
+        let serviceaccount =
+            Reference { name: text(&claims.legacy_name), uid: text(&claims.legacy_uid) };
+        let private = Private { namespace, serviceaccount, ..Private::default() };
+        self.check_objects(&private).await?;
+        Ok(Some(user_of(&private, "")))
+    }
+}
+
+fn is_same(meta: &ObjectMeta, reference: &Reference) -> bool {
+    meta.uid.as_deref() == Some(reference.uid.as_str()) && !is_long_deleted(meta)
+}
+
+/// Objects under deletion count for a minute more, so that a pod may use its account while it ends.
+fn is_long_deleted(meta: &ObjectMeta) -> bool {
+    let deleted = meta.deletion_timestamp.as_ref();
+    deleted.is_some_and(|at| at.0.as_second() + 60 < base::clock::now().as_second())
+}
+
+#[async_trait]
+impl TokenAuthenticator for ServiceAccounts {
+    async fn recognize(
+        &self,
+        token: &str,
+        audiences: &[String],
+    ) -> Result<Option<Recognized>, StatusError> {
+        let Some(unverified) = TokenKeys::peek(token) else { return Ok(None) };
+        let is_legacy = unverified.iss == LEGACY_ISSUER;
+        if !is_legacy && !self.keys.is_issuer(&unverified.iss) {
+            return Ok(None);
+        }
+        let claims = self.keys.verify(token).map_err(|error| {
+            tracing::debug!(%error, "a service account token is refused");
+            StatusError::unauthorized()
+        })?;
+        if is_legacy {
+            let user = self.legacy(token, &claims).await?;
+            return Ok(user.map(|user| Recognized { user, audiences: audiences.to_vec() }));
+        }
+        let now = base::clock::now().as_second();
+        let is_timely =
+            claims.exp.is_some_and(|exp| now < exp) && claims.nbf.is_none_or(|nbf| nbf <= now);
+        let wanted = |audience: &&String| audiences.contains(audience);
+        let common: Vec<String> = claims.aud.iter().filter(wanted).cloned().collect();
+        let Some(private) = claims.kubernetes.filter(|_| is_timely && !common.is_empty()) else {
+            return Err(StatusError::unauthorized());
+        };
+        self.check_objects(&private).await?;
+        let user = user_of(&private, &claims.jti);
+        Ok(Some(Recognized { user, audiences: common }))
+    }
+}
+
+fn user_of(private: &Private, jti: &str) -> UserInfo {
+    let Private { namespace, serviceaccount: account, .. } = private;
+    let mut user = UserInfo::new(format!("{USER_PREFIX}{namespace}:{}", account.name), &[GROUP]);
+    user.uid = account.uid.clone();
+    user.groups.push(format!("{GROUP}:{namespace}"));
+    let mut put = |key: &str, value: String| {
+        user.extra.insert(format!("{EXTRA}{key}"), vec![value]);
+    };
+    if !jti.is_empty() {
+        put("credential-id", format!("JTI={jti}"));
+    }
+    for (kind, reference) in [("pod", &private.pod), ("node", &private.node)] {
+        if let Some(reference) = reference {
+            put(&format!("{kind}-name"), reference.name.clone());
+            if !reference.uid.is_empty() {
+                put(&format!("{kind}-uid"), reference.uid.clone());
+            }
+        }
+    }
+    user
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_become_a_user() {
+        let reference = |name: &str| Reference { name: name.into(), uid: format!("uid-{name}") };
+        let private = Private {
+            namespace: "web".into(),
+            serviceaccount: reference("bot"),
+            pod: Some(reference("p")),
+            node: Some(reference("n")),
+            ..Private::default()
+        };
+        let user = user_of(&private, "7");
+        assert_eq!(user.name, "system:serviceaccount:web:bot");
+        assert_eq!(user.groups, ["system:serviceaccounts", "system:serviceaccounts:web"]);
+        assert_eq!(user.uid, "uid-bot");
+        let keys: Vec<&str> = user.extra.keys().map(|key| &key[EXTRA.len()..]).collect();
+        assert_eq!(keys, ["credential-id", "node-name", "node-uid", "pod-name", "pod-uid"]);
+    }
+
+    #[test]
+    fn an_audience_may_be_one_string() {
+        let claims: Claims = serde_json::from_str(r#"{"aud":"a","sub":"s"}"#).expect("claims");
+        assert_eq!(claims.aud, ["a"]);
+    }
+}
