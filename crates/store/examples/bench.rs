@@ -64,8 +64,13 @@ async fn main() {
     let all = RangeRequest::new(KeyRange::prefix(&b""[..]));
     let all = store.range(all).await.expect("readable");
     println!("list {:>6} keys        {:>10.2?}", all.count, start.elapsed());
+    // What a killed process would have left.
+    let crashed = tempfile::tempdir_in(&dir).expect("a directory");
+    std::fs::copy(dir.join("store.redb"), crashed.path().join("store.redb")).expect("copied");
     let start = Instant::now();
     store.close().await;
     println!("close                   {:>10.2?}", start.elapsed());
     open(&dir).close().await;
+    print!("after a kill: ");
+    open(crashed.path()).close().await;
 }

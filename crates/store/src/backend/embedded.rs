@@ -30,6 +30,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::committer::{Answer, Committer, Request, Work};
 use self::durable::{Chunk, Durable};
+use self::retention::Limits;
 use self::state::{Overlay, State, Undo};
 use self::watch::{Follower, Hub};
 use super::check_sizes;
@@ -61,7 +62,9 @@ const SHUTDOWN: Duration = Duration::from_secs(5);
 pub struct Options {
     /// History is kept for at least this long…
     pub history_age: Duration,
-    /// …and at least this many revisions of it.
+    /// …unless it has more bytes than this: a burst must not fill the disk;
+    pub history_bytes: u64,
+    /// and at least this many revisions of it, always.
     pub history_revisions: u64,
     /// Recent events in memory, for watches that catch up; older ones come from disk.
     pub ring_bytes: usize,
@@ -75,10 +78,21 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             history_age: Duration::from_secs(300),
+            history_bytes: 1 << 30,
             history_revisions: 10_000,
             ring_bytes: 4 << 20,
             watch_queue: 1024,
             sync: true,
+        }
+    }
+}
+
+impl Options {
+    fn limits(&self) -> Limits {
+        Limits {
+            revisions: self.history_revisions,
+            age: self.history_age,
+            bytes: self.history_bytes,
         }
     }
 }

@@ -13,7 +13,8 @@ use crate::lab::{
     unchanged,
 };
 
-type Case = (&'static str, fn(Lab) -> Pin<Box<dyn Future<Output = ()>>>);
+type Running = Pin<Box<dyn Future<Output = ()>>>;
+type Case = (&'static str, fn(Lab) -> Running);
 
 /// Every async function below, by name.
 macro_rules! cases {
@@ -64,40 +65,43 @@ const CASES: &[Case] = cases![
     a_closed_store_refuses,
 ];
 
-fn run(backend: &'static Backend) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    for (name, case) in CASES {
-        println!("{}: {name}", backend.name);
-        runtime.block_on(case(Lab::new(backend)));
-    }
-}
-
-fn backend(name: &str) -> &'static Backend {
-    BACKENDS.iter().find(|backend| backend.name == name).expect("a row of the table")
+/// Runs every case, each on a thread and a store of its own, and names those that failed.
+fn run(name: &str, adapt: fn(&mut Lab)) {
+    let backend: &'static Backend =
+        BACKENDS.iter().find(|backend| backend.name == name).expect("a row of the table");
+    let run_one = |case: fn(Lab) -> Running| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let mut lab = Lab::new(backend);
+        adapt(&mut lab);
+        runtime.expect("a runtime").block_on(case(lab));
+    };
+    std::thread::scope(|scope| {
+        let run_one = &run_one;
+        let start = |(name, case): &'static Case| (name, scope.spawn(move || run_one(*case)));
+        let running: Vec<_> = CASES.iter().map(start).collect();
+        let failed =
+            running.into_iter().filter_map(|(name, thread)| thread.join().err().and(Some(name)));
+        let failed: Vec<_> = failed.collect();
+        assert!(failed.is_empty(), "failed: {failed:?}");
+    });
 }
 
 #[test]
 fn the_embedded_backend_keeps_the_contract() {
-    run(backend("embedded"));
+    run("embedded", |_| {});
 }
 
 #[test]
 fn the_embedded_backend_keeps_it_with_history_on_disk_only() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    for (name, case) in CASES {
-        println!("{name}");
-        let mut lab = Lab::new(backend("embedded"));
+    run("embedded", |lab| {
         lab.options.ring_bytes = 0;
         lab.options.watch_queue = 1;
-        runtime.block_on(case(lab));
-    }
+    });
 }
 
 #[test]
 fn the_simulated_backend_keeps_the_contract() {
-    run(backend("sim"));
+    run("sim", |_| {});
 }
 
 async fn an_empty_store_is_at_revision_1_and_the_first_write_at_2(lab: Lab) {

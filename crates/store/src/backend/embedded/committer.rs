@@ -31,7 +31,7 @@ use crate::{Error, LeaseId, Op, Result, Revision, Txn, TxnResponse};
 /// Requests per commit, and about how many bytes of values.
 const BATCH_REQUESTS: usize = 1024;
 const BATCH_BYTES: usize = 8 << 20;
-/// Records looked at per commit that also has something else to do, and per one that has not.
+/// Records looked at at least, per commit that also writes; and per one that does not.
 const TRIM_WITH_WRITES: usize = 128;
 const TRIM_ALONE: usize = 1024;
 /// How often a broken disk is tried again, at most.
@@ -237,7 +237,9 @@ impl Committer {
 
     fn commit(&mut self, changes: &Changes) -> Result<()> {
         let floor = self.shared.state().floor;
-        let limit = if changes.is_empty() { TRIM_ALONE } else { TRIM_WITH_WRITES };
+        // Twice what is being added, so that trimming wins whatever the load.
+        let with_writes = TRIM_WITH_WRITES.max(2 * changes.records.len());
+        let limit = if changes.is_empty() { TRIM_ALONE } else { with_writes };
         let trim = Trim { from: self.trimmed, floor, limit };
         let trim = (self.trimmed < floor).then_some(trim);
         if changes.is_empty() && trim.is_none() {
@@ -284,7 +286,8 @@ impl Committer {
             state.ring.push(group.clone());
         }
         drop(state);
-        self.retention.note(now, last);
+        let bytes = changes.records.iter().map(|(_, record)| record.size()).sum::<usize>();
+        self.retention.note(now, last, bytes as u64);
         self.shared.hub().publish(&changes.groups);
     }
 

@@ -18,8 +18,14 @@ use crate::{Event, EventKind, KeyRange, Result, Revision};
 pub(super) struct Loaded {
     pub leases: Leases,
     pub trimmed: Revision,
-    /// When which revision was written, in milliseconds of wall time; thinned out.
-    written: Vec<(u64, Revision)>,
+    written: Vec<Written>,
+}
+
+/// Some revisions that were written at about the same time, in milliseconds of wall time.
+struct Written {
+    at: u64,
+    last: Revision,
+    bytes: u64,
 }
 
 /// Written times closer together than this are one.
@@ -28,12 +34,12 @@ const THIN: u64 = 1000;
 impl Loaded {
     /// Ages count on from when the records were written.
     pub fn retention(&self, options: &Options, now_millis: u64) -> Retention {
-        let mut retention = Retention::new(options.history_revisions, options.history_age);
+        let mut retention = Retention::new(options.limits());
         let now = Instant::now();
-        for (at, revision) in &self.written {
+        for Written { at, last, bytes } in &self.written {
             // No older than the machine's uptime, if the clock cannot say: that keeps it longer.
             let age = Duration::from_millis(now_millis.saturating_sub(*at));
-            retention.note(now.checked_sub(age).unwrap_or(now), *revision);
+            retention.note(now.checked_sub(age).unwrap_or(now), *last, *bytes);
         }
         retention
     }
@@ -42,12 +48,16 @@ impl Loaded {
 /// Reads everything.
 pub(super) fn load(durable: &Durable, ring_bytes: usize) -> Result<(State, Loaded)> {
     let mut state = State::new(ring_bytes);
-    let mut written: Vec<(u64, Revision)> = vec![];
+    let mut written: Vec<Written> = vec![];
     let meta = durable.load(Revision(0), &mut |at, view| {
         replay(&mut state, at, &view);
+        let bytes = (view.key.len() + view.value.len()) as u64;
+        let last = Revision(at.revision);
         match written.last_mut() {
-            Some((last, revision)) if view.at < *last + THIN => *revision = Revision(at.revision),
-            _ => written.push((view.at, Revision(at.revision))),
+            Some(group) if view.at < group.at + THIN => {
+                *group = Written { at: group.at, last, bytes: group.bytes + bytes };
+            }
+            _ => written.push(Written { at: view.at, last, bytes }),
         }
     })?;
     state.floor = meta.floor;

@@ -30,9 +30,13 @@ const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
 impl Record {
+    pub fn size(&self) -> usize {
+        HEADER + self.key.len() + self.value.len()
+    }
+
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        out.reserve(HEADER + self.key.len() + self.value.len());
+        out.reserve(self.size());
         let previous = self.previous.unwrap_or_default();
         out.push(if self.kind == EventKind::Put { PUT } else { DELETE });
         out.extend(self.at.to_le_bytes());

@@ -1,5 +1,6 @@
 //! Which history may go: what is both older than an age and further back than a number of
-//! revisions. Pure; the committer asks when to look and how far the floor may rise.
+//! revisions; and what is more than a number of bytes back, however young, so that a burst cannot
+//! fill the disk. Pure; the committer asks when to look and how far the floor may rise.
 //!
 //! The floor rises in steps, so that an idle cluster (a lease renewed now and then) does not pay
 //! for trimming at every write.
@@ -11,53 +12,82 @@ use tokio::time::Instant;
 
 use crate::Revision;
 
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// At least this many are kept.
+    pub revisions: u64,
+    /// Of the rest, what is younger than this…
+    pub age: Duration,
+    /// …and fits in here.
+    pub bytes: u64,
+}
+
 pub(super) struct Retention {
-    revisions: u64,
-    age: Duration,
-    /// "At this time the store was at that revision", a few dozen per age.
-    samples: VecDeque<(Instant, Revision)>,
+    limits: Limits,
+    /// All that was ever noted.
+    bytes: u64,
+    /// A few dozen per age and per bytes.
+    samples: VecDeque<Sample>,
+}
+
+/// "At this time the store was at that revision, and so much had been written."
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Instant,
+    revision: Revision,
+    bytes: u64,
 }
 
 /// As many samples as an age is divided into, about.
 const RESOLUTION: u32 = 64;
 
 impl Retention {
-    pub fn new(revisions: u64, age: Duration) -> Self {
-        Self { revisions, age, samples: VecDeque::new() }
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, bytes: 0, samples: VecDeque::new() }
     }
 
-    pub fn note(&mut self, now: Instant, revision: Revision) {
-        let recent = |at: Instant| now.saturating_duration_since(at) < self.age / RESOLUTION;
-        if !self.samples.back().is_some_and(|(at, _)| recent(*at)) {
-            self.samples.push_back((now, revision));
+    /// The store has come to this revision, by writing so many bytes.
+    pub fn note(&mut self, now: Instant, revision: Revision, bytes: u64) {
+        self.bytes += bytes;
+        let near = |last: &Sample| {
+            let age = now.saturating_duration_since(last.at);
+            let bytes = self.bytes - last.bytes;
+            age < self.limits.age / RESOLUTION && bytes < self.limits.bytes / u64::from(RESOLUTION)
+        };
+        if !self.samples.back().is_some_and(near) {
+            self.samples.push_back(Sample { at: now, revision, bytes: self.bytes });
         }
     }
 
     /// The step in which the floor rises.
     fn step(&self) -> u64 {
-        (self.revisions / 10).clamp(1, 1000)
+        (self.limits.revisions / 10).clamp(1, 1000)
+    }
+
+    fn may_go(&self, sample: &Sample, now: Instant) -> bool {
+        let is_old = now.saturating_duration_since(sample.at) >= self.limits.age;
+        is_old || self.bytes - sample.bytes > self.limits.bytes
     }
 
     /// The floor to rise to now, if a step is due.
     pub fn due(&mut self, now: Instant, current: Revision, floor: Revision) -> Option<Revision> {
-        let is_old = |at: Instant| now.saturating_duration_since(at) >= self.age;
-        // Of the samples that are old enough, only the newest matters.
-        while self.samples.get(1).is_some_and(|(at, _)| is_old(*at)) {
+        // Of the samples that may go, only the newest matters.
+        while self.samples.get(1).is_some_and(|sample| self.may_go(sample, now)) {
             self.samples.pop_front();
         }
-        let (_, aged) = self.samples.front().filter(|(at, _)| is_old(*at))?;
-        let target = aged.0.min(current.0.saturating_sub(self.revisions));
+        let newest = self.samples.front().filter(|sample| self.may_go(sample, now))?;
+        let target = newest.revision.0.min(current.0.saturating_sub(self.limits.revisions));
         (target >= floor.0 + self.step()).then_some(Revision(target))
     }
 
     /// When a step will be due if nothing more is written.
     pub fn next_look(&self, current: Revision, floor: Revision) -> Option<Instant> {
         let least = floor.0 + self.step();
-        if current.0.saturating_sub(self.revisions) < least {
+        if current.0.saturating_sub(self.limits.revisions) < least {
             return None;
         }
-        let (at, _) = self.samples.iter().find(|(_, revision)| revision.0 >= least)?;
-        Some(*at + self.age)
+        let sample = self.samples.iter().find(|sample| sample.revision.0 >= least)?;
+        Some(sample.at + self.limits.age)
     }
 }
 
@@ -65,13 +95,18 @@ impl Retention {
 mod tests {
     use super::*;
 
-    /// Ten revisions per second from revision 2 on; what is due `seconds` after the last.
+    fn keep(revisions: u64) -> Retention {
+        Retention::new(Limits { revisions, age: Duration::from_secs(300), bytes: 64_000 })
+    }
+
+    /// Ten revisions of 10 bytes per second from revision 2 on; what is due `seconds` after the
+    /// last.
     fn check(kept: u64, written: u64, seconds: u64, floor: u64, expected: Option<u64>) {
         let start = Instant::now();
-        let mut retention = Retention::new(kept, Duration::from_secs(300));
+        let mut retention = keep(kept);
         let at = |revision: u64| start + Duration::from_millis(100) * (revision - 2) as u32;
         for revision in 2..2 + written {
-            retention.note(at(revision), Revision(revision));
+            retention.note(at(revision), Revision(revision), 10);
         }
         let current = Revision(1 + written);
         let now = at(current.0) + Duration::from_secs(seconds);
@@ -90,10 +125,22 @@ mod tests {
     }
 
     #[test]
+    fn a_burst_goes_before_its_time() {
+        let now = Instant::now();
+        let mut retention = keep(10);
+        for revision in 2..102 {
+            retention.note(now, Revision(revision), 1000);
+        }
+        // 64 of the 100 may stay.
+        assert_eq!(retention.due(now, Revision(101), Revision(1)), Some(Revision(36)));
+        assert_eq!(retention.due(now, Revision(101), Revision(36)), None);
+    }
+
+    #[test]
     fn it_looks_again_only_when_something_can_be_due() {
         let start = Instant::now();
-        let mut retention = Retention::new(100, Duration::from_secs(300));
-        retention.note(start, Revision(50));
+        let mut retention = keep(100);
+        retention.note(start, Revision(50), 10);
         assert_eq!(retention.next_look(Revision(50), Revision(1)), None);
         let due = start + Duration::from_secs(300);
         assert_eq!(retention.next_look(Revision(150), Revision(1)), Some(due));
