@@ -1,7 +1,7 @@
 //! A cgroup subtree per test host, in every hierarchy.
 //!
-//! In: a name that no other run has. Out: directories to join, and to bind over the real roots, so
-//! that the host inside sees an empty tree of its own. Works on version 1, version 2 and both
+//! In: a name that no other run has. Out: directories to join, and to mount as roots, so that the
+//! host inside sees an empty tree of its own. Works on version 1, version 2 and both
 //! mounted together. Invariant: nothing is left after [`Cgroups::remove`]; what a killed run left,
 //! the next one sweeps.
 
@@ -23,6 +23,9 @@ pub struct Cgroups {
 
 struct Hierarchy {
     mount: PathBuf,
+    kind: String,
+    /// As `mount` wants them: controllers, or a name.
+    options: String,
     own: PathBuf,
     /// Version 2 forbids processes beside children with controllers: they sit in a leaf.
     leaf: Option<PathBuf>,
@@ -32,12 +35,12 @@ impl Cgroups {
     pub fn create(number: u32) -> Result<Self> {
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         let mut made = Self { hierarchies: Vec::new() };
-        for (mount, kind) in mounts()? {
+        for (mount, kind, options) in mounts()? {
             sweep(&mount);
             let own = mount.join(&name);
             fs::create_dir(&own).with_context(|| format!("{}", own.display()))?;
-            let mut hierarchy = Hierarchy { mount, own, leaf: None };
-            hierarchy.prepare(&kind)?;
+            let mut hierarchy = Hierarchy { mount, kind, options, own, leaf: None };
+            hierarchy.prepare()?;
             made.hierarchies.push(hierarchy);
         }
         Ok(made)
@@ -54,9 +57,16 @@ impl Cgroups {
         self.hierarchies.iter().map(|h| h.own.join("cgroup.procs")).collect()
     }
 
-    /// What to bind over what: (own directory, mount point).
-    pub fn binds(&self) -> Vec<(PathBuf, PathBuf)> {
-        self.hierarchies.iter().map(|h| (h.own.clone(), h.mount.clone())).collect()
+    /// Own directories, as they are called outside.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        self.hierarchies.iter().map(|h| h.own.clone()).collect()
+    }
+
+    /// What to mount anew inside: (mount point, kind, options). In a cgroup namespace the new mount
+    /// shows the own directory as its root.
+    pub fn mounts(&self) -> Vec<(PathBuf, String, String)> {
+        let all = self.hierarchies.iter();
+        all.map(|h| (h.mount.clone(), h.kind.clone(), h.options.clone())).collect()
     }
 
     /// Removes the directories. Their processes are gone, but the kernel may be a little behind.
@@ -71,14 +81,14 @@ impl Cgroups {
 }
 
 impl Hierarchy {
-    fn prepare(&mut self, kind: &str) -> Result<()> {
+    fn prepare(&mut self) -> Result<()> {
         // Version 1: an empty cpuset takes no process.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if let Ok(value) = fs::read_to_string(self.mount.join(file)) {
                 fs::write(self.own.join(file), value)?;
             }
         }
-        if kind == "cgroup2" {
+        if self.kind == "cgroup2" {
             let leaf = self.own.join("host");
             fs::create_dir(&leaf)?;
             self.leaf = Some(leaf);
@@ -93,12 +103,25 @@ impl Hierarchy {
     }
 }
 
-/// Mount points of cgroup file systems and their kinds.
-fn mounts() -> Result<Vec<(PathBuf, String)>> {
-    let text = fs::read_to_string("/proc/self/mounts")?;
-    let fields = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let cgroups = fields.filter(|fields| fields.len() > 2 && fields[2].starts_with("cgroup"));
-    Ok(cgroups.map(|fields| (PathBuf::from(fields[1]), fields[2].to_owned())).collect())
+/// Mount points of cgroup file systems, their kinds and options.
+fn mounts() -> Result<Vec<(PathBuf, String, String)>> {
+    let text = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(text.lines().filter_map(mount_line).collect())
+}
+
+/// `… … … ROOT POINT … - KIND SOURCE OPTIONS`
+fn mount_line(line: &str) -> Option<(PathBuf, String, String)> {
+    let (place, what) = line.split_once(" - ")?;
+    let point = place.split(' ').nth(4)?;
+    let what: Vec<&str> = what.split(' ').collect();
+    let [kind @ ("cgroup" | "cgroup2"), _, options] = what[..] else { return None };
+    let wanted: Vec<&str> = match kind {
+        "cgroup2" => Vec::new(),
+        _ => options.split(',').filter(|word| !matches!(*word, "rw" | "ro" | "xattr")).collect(),
+    };
+    let named = wanted.iter().any(|word| word.starts_with("name="));
+    let options = wanted.join(",");
+    Some((point.into(), kind.to_owned(), if named { format!("none,{options}") } else { options }))
 }
 
 /// Removes what runs left whose process is gone.
@@ -128,5 +151,28 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
     match fs::remove_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str, expected: Option<(&str, &str, &str)>) {
+        let expected = expected.map(|(p, k, o)| (PathBuf::from(p), k.to_owned(), o.to_owned()));
+        assert_eq!(mount_line(line), expected, "{line}");
+    }
+
+    #[test]
+    fn reads_mounts() {
+        let line = "48 47 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:6 - cgroup cgroup rw,cpu";
+        check(line, Some(("/sys/fs/cgroup/cpu", "cgroup", "cpu")));
+        let line = "48 47 0:29 / /c/systemd rw - cgroup systemd rw,xattr,name=systemd";
+        check(line, Some(("/c/systemd", "cgroup", "none,name=systemd")));
+        check(
+            "48 47 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate",
+            Some(("/sys/fs/cgroup", "cgroup2", "")),
+        );
+        check("46 47 0:2 / / rw - ext4 /dev/vda rw", None);
     }
 }

@@ -94,7 +94,7 @@ impl Host {
 
     /// Its cgroups, as they are called outside.
     pub fn cgroups(&self) -> Vec<PathBuf> {
-        self.cgroups.binds().into_iter().map(|(own, _)| own).collect()
+        self.cgroups.directories()
     }
 
     /// The id, outside, of the host's first process.
@@ -208,16 +208,20 @@ impl Entrance {
 struct Plan {
     name: CString,
     process_files: Vec<CString>,
-    binds: Vec<(CString, CString)>,
+    /// Mount point, kind, options.
+    cgroups: Vec<[CString; 3]>,
 }
 
 impl Plan {
     fn new(name: &str, cgroups: &Cgroups) -> Result<Self> {
-        let binds = cgroups.binds().into_iter().map(|(from, to)| Ok((path(&from)?, path(&to)?)));
+        let text = |text: String| CString::new(text);
+        let mounts = cgroups.mounts().into_iter();
+        let mounts =
+            mounts.map(|(to, kind, options)| Ok([path(&to)?, text(kind)?, text(options)?]));
         Ok(Self {
             name: CString::new(name)?,
             process_files: paths(&cgroups.root_process_files())?,
-            binds: binds.collect::<Result<_>>()?,
+            cgroups: mounts.collect::<Result<_>>()?,
         })
     }
 }
@@ -267,8 +271,13 @@ unsafe fn inner(plan: &Plan) -> ! {
         libc::signal(libc::SIGINT, libc::SIG_IGN);
         mount(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, 4);
         mount(None, c"/", None, libc::MS_REC | libc::MS_SHARED, 5);
-        for (from, to) in &plan.binds {
-            mount(Some(from), to, None, libc::MS_BIND, 6);
+        for [to, kind, options] in &plan.cgroups {
+            // The old mount must go: programs that read the list of mounts would find it first.
+            libc::umount2(to.as_ptr(), libc::MNT_DETACH);
+            let data = options.as_ptr().cast();
+            if libc::mount(kind.as_ptr(), to.as_ptr(), kind.as_ptr(), 0, data) != 0 {
+                fail(6);
+            }
         }
         mount(Some(c"proc"), c"/proc", Some(c"proc"), 0, 7);
         mount(Some(c"tmpfs"), c"/run", Some(c"tmpfs"), 0, 8);

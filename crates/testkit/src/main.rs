@@ -1,28 +1,48 @@
-//! The test kit's own program: makes the test images, measures the release binary.
+//! The test kit's own program: test images, a host to play on, the figures.
 //!
-//! In: `images`, or `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, or markdown.
+//! In: `images`, `host PROGRAM [ARGS…]` (runs a program on a host of its own, with an address on a
+//! switch, until it ends), or `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the
+//! program's output, or markdown.
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
+use decapod_testkit::host::Host;
+use decapod_testkit::switch::Switch;
 use decapod_testkit::{images, measure};
+
+const USAGE: &str =
+    "usage: decapod-testkit images | host PROGRAM [ARGS…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let idle = !arguments.iter().any(|word| word == "--starts-only");
-    let words: Vec<&str> =
-        arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["images"] => {
             for path in images::all()? {
                 println!("{}", path.display());
             }
+            Ok(())
         }
-        ["measure", binary] => print!("{}", measure::report(Path::new(binary), 5, idle)?),
-        ["measure", binary, runs] => {
-            print!("{}", measure::report(Path::new(binary), runs.parse()?, idle)?)
+        ["host", program, rest @ ..] => run_on_host(program, rest),
+        ["measure", binary, rest @ ..] => {
+            let idle = !rest.contains(&"--starts-only");
+            let runs = rest.iter().find(|word| !word.starts_with("--")).copied().unwrap_or("5");
+            print!("{}", measure::report(Path::new(binary), runs.parse()?, idle)?);
+            Ok(())
         }
-        _ => bail!("usage: decapod-testkit images | measure BINARY [RUNS] [--starts-only]"),
+        _ => anyhow::bail!(USAGE),
     }
+}
+
+fn run_on_host(program: &str, arguments: &[&str]) -> Result<()> {
+    let mut switch = Switch::new()?;
+    let host = Host::new("node1")?;
+    let address = switch.connect(&host)?;
+    eprintln!("host node1, address {address}, files in {}", host.directory().display());
+    let mut command = host.command(program);
+    let status =
+        host.spawn(command.args(arguments).env("HOST_DIRECTORY", host.directory()))?.wait()?;
+    ensure!(status.success(), "{program}: {status}");
     Ok(())
 }
