@@ -42,6 +42,7 @@ struct Pair {
     leases: Vec<(i64, i64)>,
     /// The ids of the store, of all leases that ever were, as the oracle has them.
     names: BTreeMap<i64, i64>,
+    floor: Revision,
 }
 
 impl Pair {
@@ -57,7 +58,16 @@ impl Pair {
         let dir = tempfile::tempdir().expect("a directory");
         let store = Embedded::open(dir.path(), options.clone()).expect("it opens");
         let names = BTreeMap::from([(0, 0)]);
-        Self { random, dir, options, store, oracle: Sim::open(), leases: vec![], names }
+        Self {
+            random,
+            dir,
+            options,
+            store,
+            oracle: Sim::open(),
+            leases: vec![],
+            names,
+            floor: Revision(1),
+        }
     }
 
     async fn run(mut self) {
@@ -79,6 +89,15 @@ impl Pair {
 
     fn key(&mut self) -> String {
         format!("/{}/{}", self.random.u8(0..2), self.random.u8(0..6))
+    }
+
+    /// Mostly one that can be read; often just the floor.
+    fn revision(&mut self, current: Revision) -> Revision {
+        match self.random.u8(0..4) {
+            0 => Revision(self.random.u64(1..current.0 + 2)),
+            1 => self.floor,
+            _ => Revision(self.random.u64(self.floor.0..current.0 + 2)),
+        }
     }
 
     fn key_range(&mut self) -> KeyRange {
@@ -149,11 +168,12 @@ impl Pair {
     }
 
     async fn range(&mut self) {
-        let current = self.oracle.revision().await.expect("open").0;
+        let current = self.oracle.revision().await.expect("open");
+        let past = self.revision(current);
         let request = RangeRequest {
             range: self.key_range(),
             limit: self.random.usize(0..5),
-            revision: self.random.bool().then(|| Revision(self.random.u64(0..current + 2))),
+            revision: self.random.bool().then_some(past),
             count_only: self.random.u8(0..5) == 0,
         };
         let show = |pair: &Self, answer: Result<store::RangeResponse>, ours| match answer {
@@ -170,7 +190,7 @@ impl Pair {
     /// All events from some start to the present.
     async fn watch(&mut self) {
         let current = self.oracle.revision().await.expect("open");
-        let start = Some(Revision(self.random.u64(1..current.0 + 2)));
+        let start = Some(self.revision(current));
         let request = WatchRequest { range: self.key_range(), start };
         let answer = self.follow(&*self.store, request.clone(), current, true).await;
         let expected = self.follow(&*self.oracle, request.clone(), current, false).await;
@@ -226,6 +246,9 @@ impl Pair {
         let answer = self.store.compact(revision).await.map_err(|e| e.to_string());
         let expected = self.oracle.compact(revision).await.map_err(|e| e.to_string());
         assert_eq!(answer, expected, "compact({revision})");
+        if answer.is_ok() {
+            self.floor = revision;
+        }
     }
 
     /// Close and open; or leave it as a killed process does, and open what is on disk then.

@@ -258,6 +258,7 @@ async fn a_full_disk_refuses_writes_and_loses_nothing() {
     platter.with(|content| content.writes_fail = false);
     let revision = eventually(async || put(&store, "a", "2").await.ok()).await;
     assert_eq!(revision, Revision(3));
+    assert_eq!(put(&store, "a", "2").await.expect("it has recovered"), Revision(4));
     assert_eq!(values(&store, Some(Revision(2))).await.expect("readable"), ["a=1"]);
     store.close().await;
     let store = platter.open().expect("it opens");
