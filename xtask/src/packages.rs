@@ -16,14 +16,15 @@ pub struct Need {
 }
 
 enum Proof {
-    File(&'static str),
+    /// A static library of this file name.
+    Library(&'static str),
     Program(&'static str),
 }
 
 /// What the release build needs beside Rust and a C compiler.
 pub const BUILD: &[Need] = &[Need {
     package: "libseccomp-dev",
-    proof: Proof::File("/usr/lib/x86_64-linux-gnu/libseccomp.a"),
+    proof: Proof::Library("libseccomp.a"),
     why: "seccomp filters, linked into the binary",
 }];
 
@@ -76,10 +77,22 @@ fn apt(arguments: &[&str]) -> Outcome {
     sh::run(&mut command)
 }
 
+/// Where a static library lies, on the distributions that we have met.
+pub fn library_directory(name: &str) -> Option<&'static Path> {
+    const PLACES: &[&str] = &[
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/lib",
+    ];
+    PLACES.iter().map(Path::new).find(|place| place.join(name).is_file())
+}
+
 impl Need {
     fn is_met(&self) -> bool {
         match self.proof {
-            Proof::File(path) => Path::new(path).exists(),
+            Proof::Library(name) => library_directory(name).is_some(),
             Proof::Program(name) => sh::exists(name),
         }
     }
