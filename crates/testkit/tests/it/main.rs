@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use decapod_testkit::host::Host;
+use decapod_testkit::load::Hammer;
 use decapod_testkit::registry::{ADDRESS, Registry};
 use decapod_testkit::switch::Switch;
 use decapod_testkit::{http, images, places, wait};
@@ -85,4 +86,30 @@ fn a_registry_takes_an_index_and_a_manifest() {
     let limit = Duration::from_secs(5);
     let tags = http::get_from(&network, ADDRESS, "/v2/library/nginx/tags/list", limit);
     assert!(tags.expect("the registry answers").body.contains("1.23"));
+}
+
+#[test]
+fn a_hammer_counts_and_keeps_failures() {
+    if !places::is_root_or_says_skipped() {
+        return;
+    }
+    let host = Host::new("hammered").expect("a host can be made");
+    let bind = || std::net::TcpListener::bind("127.0.0.1:80");
+    let listener = host.in_network(bind).expect("a network").expect("the port is free");
+    let network = || host.network().expect("a file can be cloned");
+    let hammer = Hammer::get(network(), "127.0.0.1:80", "/");
+    answer_once(&listener);
+    answer_once(&listener);
+    drop(listener);
+    let limit = Duration::from_secs(5);
+    let refused = || match http::get_from(&network(), "127.0.0.1:80", "/", limit) {
+        Ok(response) => anyhow::bail!("{response:?}"),
+        Err(_) => Ok(()),
+    };
+    wait::until(limit, "nobody answers", refused).expect("the listener is gone");
+    // One refusal at least falls into this span: the hammer asks a hundred times a second.
+    wait::throughout(Duration::from_millis(200), "nobody answers", refused).expect("it stays away");
+    let report = hammer.stop();
+    assert!(report.count > 2, "{report:?}");
+    assert!(!report.failures.is_empty(), "{report:?}");
 }
