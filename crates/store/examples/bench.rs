@@ -53,8 +53,38 @@ async fn many(store: &Arc<dyn Store>, writers: usize, time: Duration) {
     println!("put, {writers:>3} writers        {rate:>10.0}/s");
 }
 
+/// What a live key costs in memory beyond its bytes: a store that was just opened has nothing else.
+async fn memory(dir: &std::path::Path) {
+    const KEYS: usize = 20_000;
+    let key = |i: usize| format!("/registry/configmaps/namespace-{}/name-{i}", i % 50);
+    let options = Options { sync: false, ..Options::default() };
+    let store = Embedded::open(dir, options.clone()).expect("the store opens");
+    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(100) {
+        let op =
+            |i: &usize| Op::Put { key: key(*i).into(), value: vec![b'x'; 1000].into(), lease: 0 };
+        let success = chunk.iter().map(op).collect();
+        store.txn(Txn { success, ..Txn::default() }).await.expect("the write succeeds");
+    }
+    store.close().await;
+    let bytes: usize = (0..KEYS).map(|i| key(i).len() + 1000).sum();
+    let before = resident();
+    let store = Embedded::open(dir, options).expect("the store opens");
+    let used = resident() - before;
+    println!("{KEYS} keys of {} bytes: {} resident each", bytes / KEYS, used / KEYS);
+    store.close().await;
+}
+
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    pages.split(' ').nth(1).and_then(|n| n.parse::<usize>().ok()).expect("a number") * 4096
+}
+
 #[tokio::main]
 async fn main() {
+    // First, while the allocator has no free memory to hide in.
+    let fresh = tempfile::tempdir().expect("a temporary directory");
+    memory(fresh.path()).await;
+
     let dir = tempfile::tempdir().expect("a temporary directory");
     let dir = std::env::args().nth(1).map_or(dir.path().to_owned(), PathBuf::from);
     let store = open(&dir);

@@ -123,6 +123,16 @@ impl Shared {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
+    /// Nobody writes any more: ends the watches and closes the file.
+    fn end(&self) {
+        self.closed.store(true, Ordering::Release);
+        // A poisoned lock means that this is the unwinding of the panic that did it.
+        if let Ok(mut hub) = self.hub.lock() {
+            hub.close();
+        }
+        self.durable.close();
+    }
+
     /// Reads history on a thread that may block.
     async fn history(
         self: &Arc<Self>,

@@ -318,8 +318,8 @@ impl Cursor {
         if self.next < model.floor {
             return Some(WatchItem::Compacted(model.floor));
         }
-        let from = self.next;
-        for (revision, events) in model.log.iter().filter(|(at, _)| *at >= from) {
+        let seen = model.log.partition_point(|(at, _)| *at < self.next);
+        for (revision, events) in &model.log[seen..] {
             self.next = Revision(revision.0 + 1);
             let inside = |event: &&Event| self.range.contains(&event.kv.key);
             let events: Vec<Event> = events.iter().filter(inside).cloned().collect();

@@ -99,13 +99,11 @@ impl Committer {
         }
     }
 
-    /// Runs until the queue is closed and empty, then closes the file.
+    /// Runs until the queue is closed and empty.
     pub fn run(mut self) {
         while let Some(requests) = self.next_batch() {
             self.process(requests);
         }
-        self.shared.hub().close();
-        self.shared.durable.close();
     }
 
     /// Waits for work. `None` when there will be none any more; empty when only time has passed.
@@ -317,6 +315,13 @@ impl Committer {
         let gone = known.into_iter().filter(|id| !meta.leases.iter().any(|(there, _)| there == id));
         self.show(Changes { granted, revoked: gone.collect(), ..changes }, now);
         Ok(())
+    }
+}
+
+/// However it ends, by a panic too: watches must not wait for what will never come.
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.shared.end();
     }
 }
 
