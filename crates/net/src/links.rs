@@ -4,7 +4,7 @@
 //! existing link go by RTM_NEWLINK (`change`): RTM_SETLINK silently ignores some attributes.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base::task::Tasks;
 use futures::TryStreamExt;
@@ -20,7 +20,7 @@ use netlink_packet_route::route::{
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use crate::error::{During, Error, netlink_errno, tolerate};
-use crate::netns;
+use crate::{netns, sysctl};
 
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
@@ -28,6 +28,8 @@ const LOOPBACK: u32 = 1;
 /// One netlink socket for links, addresses and routes. Dropping it ends its task.
 pub struct Links {
     pub(crate) handle: rtnetlink::Handle,
+    /// Where the socket was opened; none: where the process is.
+    netns: Option<PathBuf>,
     /// Owns the task that moves bytes between the handle and the socket.
     _driver: Tasks,
 }
@@ -75,7 +77,8 @@ pub struct Uplink {
 impl Links {
     /// Opens the namespace that the process is in. Needs a tokio runtime.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self::drive(rtnetlink::new_connection().during(|| "open a netlink socket".into())?))
+        let connection = rtnetlink::new_connection().during(|| "open a netlink socket".into())?;
+        Ok(Self::drive(connection, None))
     }
 
     /// Opens the namespace pinned at `path`.
@@ -83,16 +86,19 @@ impl Links {
         let connection = netns::enter(path, rtnetlink::new_connection)
             .await?
             .during(|| format!("open a netlink socket in {}", path.display()))?;
-        Ok(Self::drive(connection))
+        Ok(Self::drive(connection, Some(path.to_owned())))
     }
 
-    fn drive<A, B>((connection, handle, _): (A, rtnetlink::Handle, B)) -> Self
+    fn drive<A, B>(
+        (connection, handle, _): (A, rtnetlink::Handle, B),
+        netns: Option<PathBuf>,
+    ) -> Self
     where
         A: Future<Output = ()> + Send + 'static,
     {
         let driver = Tasks::new("rtnetlink");
         driver.spawn("rtnetlink", connection);
-        Self { handle, _driver: driver }
+        Self { handle, netns, _driver: driver }
     }
 
     pub async fn find(&self, name: &str) -> Result<Option<Link>, Error> {
@@ -131,6 +137,12 @@ impl Links {
     pub async fn set_up(&self, index: u32) -> Result<(), Error> {
         let message = LinkMessageBuilder::<LinkUnspec>::default().index(index).up().build();
         self.handle.link().change(message).execute().await.during(|| format!("set link {index} up"))
+    }
+
+    /// Sets a switch in this namespace; see [`sysctl::set`].
+    pub async fn sysctl(&self, name: &str, value: &str) -> Result<(), Error> {
+        let (name, value) = (name.to_owned(), value.to_owned());
+        netns::enter_or_here(self.netns.as_deref(), move || sysctl::set(&name, &value)).await?
     }
 
     pub async fn set_loopback_up(&self) -> Result<(), Error> {

@@ -87,6 +87,9 @@ impl Bridge {
         for gateway in gateways {
             links.ensure_address(link.index, *gateway).await?;
         }
+        // What pods send to a service without endpoints would go back where it came from: the
+        // kernel advises the pod of a shorter way, and the rate limit then swallows the refusal.
+        links.sysctl(&format!("net/ipv4/conf/{name}/send_redirects"), "0").await?;
         Ok(Self { name: name.to_owned(), index: link.index, mtu })
     }
 }

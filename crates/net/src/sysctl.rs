@@ -16,6 +16,8 @@ use crate::netns;
 pub async fn prepare_node(netns: Option<&Path>) -> Result<(), Error> {
     netns::enter_or_here(netns, || {
         set("net.ipv4.ip_forward", "1")?;
+        // The kernel takes this or the interface's own switch; see `pods::Bridge`.
+        set("net.ipv4.conf.all.send_redirects", "0")?;
         for (name, value) in [
             ("net.ipv6.conf.all.forwarding", "1"),
             ("net.bridge.bridge-nf-call-iptables", "1"),

@@ -108,7 +108,7 @@ fn pod_masquerade(ip: Ip, facts: &Facts) -> Option<Table> {
     }
     let mut table =
         Table { comment: Some("pod traffic that leaves the cluster".into()), ..Table::default() };
-    let chain = "masquerade";
+    let chain = "nat-postrouting";
     table.chain(chain).base = base(ChainKind::Nat, Hook::Postrouting, 100);
     let multicast = if ip == Ip::V4 { "224.0.0.0/4" } else { "ff00::/8" };
     let multicast: IpNet = multicast.parse().expect("a literal network");

@@ -70,6 +70,7 @@ impl Lab {
         attach(&wires, &outside.path, "wire", "outside", "192.168.50.9/24", None).await;
         sysctl::prepare_node(Some(&node.path)).await.expect("sysctls");
         let links = Links::open_in(&node.path).await.expect("netlink");
+        links.set_loopback_up().await.expect("lo up");
         Bridge::ensure(&links, "pods", &[net("10.42.0.1/24")], 1500).await.expect("bridge");
         links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("service route");
         // What is not translated on its way to an external address has somewhere to be refused.

@@ -127,7 +127,7 @@ async fn what_leads_nowhere_is_refused_at_once() {
     rules.apply(&[web(json!({"externalIPs": ["192.0.2.10"]}))], &[web_slice(&["!10.42.0.2"])]);
     let refused = async |from: &Path, to: &str| {
         let error = ask(from, to).await.expect_err("nobody is there");
-        assert!(error.contains("refused"), "{to}: {error}");
+        assert!(error.contains("refused"), "{} {to}: {error}", from.display());
     };
     refused(&pod.netns.path, "10.43.0.50:80").await;
     refused(&lab.node.path, "10.43.0.50:80").await;
