@@ -49,6 +49,8 @@ impl Retention {
     /// The store has come to this revision, by writing so many bytes.
     pub fn note(&mut self, now: Instant, revision: Revision, bytes: u64) {
         self.bytes += bytes;
+        // After opening, the times come from a wall clock that may have been set back.
+        let now = self.samples.back().map_or(now, |last| now.max(last.at));
         let near = |last: &Sample| {
             let age = now.saturating_duration_since(last.at);
             let bytes = self.bytes - last.bytes;
@@ -122,6 +124,33 @@ mod tests {
         check(100, 1000, 1000, 895, None);
         check(100, 5000, 0, 1, Some(1976));
         check(0, 1000, 1000, 1, Some(989));
+    }
+
+    /// Otherwise the committer would wake, find nothing to do, and wake again.
+    #[test]
+    fn when_it_said_it_would_look_something_is_due() {
+        let mut random = 1_u64;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % limit
+        };
+        let start = Instant::now() + Duration::from_secs(1000);
+        for _ in 0..200 {
+            let mut retention = keep(below(60));
+            let (mut current, mut floor) = (Revision(1), Revision(1));
+            for _ in 0..100 {
+                current.0 += 1 + below(20);
+                // Clocks go back, too.
+                let now = start + Duration::from_secs(below(600));
+                retention.note(now, current, below(9000));
+                let Some(look) = retention.next_look(current, floor) else { continue };
+                if below(3) == 0 {
+                    let due = retention.due(look, current, floor);
+                    assert!(due.is_some_and(|due| due > floor && due <= current), "{due:?}");
+                    floor = due.unwrap_or(floor);
+                }
+            }
+        }
     }
 
     #[test]
