@@ -6,37 +6,71 @@
 mod apps;
 mod core;
 mod csr;
+mod events;
 mod job;
+mod kubelets;
 mod parts;
 mod print;
 mod row;
 mod rows;
 mod scale;
 
-pub use row::Row;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use apiserver::resource::ResourceTable;
+use machinery::patch::Schema;
 
-/// All rows, by group; within a group in upstream's discovery order (by name).
-const RESOURCES: &[&[fn() -> Row]] = &[core::ROWS, apps::ROWS, rows::ROWS];
+pub use kubelets::Kubelets;
+pub use row::Row;
 
-/// The table of built-in resources. `schema` tells patches about lists and maps.
-pub fn table(schema: Option<std::sync::Arc<dyn machinery::patch::Schema>>) -> ResourceTable {
-    let rows = RESOURCES.iter().flat_map(|group| group.iter());
-    ResourceTable::new(rows.map(|row| row().build(schema.clone())))
+/// Rows that need nothing but their type, by group.
+const RESOURCES: &[&[fn() -> Row]] = &[core::ROWS, apps::ROWS, events::ROWS, rows::ROWS];
+
+/// What some rows need of the server they are in.
+pub struct Options {
+    /// Tells patches about lists and maps.
+    pub schema: Option<Arc<dyn Schema>>,
+    /// Upstream's `--service-node-port-range`.
+    pub node_ports: RangeInclusive<u16>,
+    pub kubelets: Arc<Kubelets>,
+    /// Rows that belong to other rooms: reviews, tokens.
+    pub more: Vec<Row>,
+}
+
+/// The table of built-in resources.
+pub fn table(options: Options) -> ResourceTable {
+    let Options { schema, node_ports, kubelets, more } = options;
+    let plain = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row());
+    let wired = [core::pod::row(&kubelets), core::node::row(&kubelets), core::service::row(node_ports)];
+    let rows = plain.chain(wired).chain(more);
+    ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        let client = transport::ClientOptions { insecure: true, ..Default::default() };
+        let Ok(http) = transport::HttpClient::new(&client) else { panic!("a client without server is valid") };
+        let kubelets = Arc::new(Kubelets::new(http));
+        Options { schema: None, node_ports: 30000..=32767, kubelets, more: vec![] }
+    }
+
     #[test]
     fn every_row_is_complete() {
-        let table = super::table(None);
+        let table = table(options());
         assert!(table.iter().count() > 50);
         for row in table.iter() {
             assert!(!row.plural.is_empty() && !row.kind.is_empty(), "{}", row.kind);
             assert_eq!(row.singular, row.kind.to_lowercase());
-            let has = |verb| row.verbs.contains(&verb);
-            assert_eq!(row.storage.is_some(), has("get"), "{}", row.plural);
+            assert_eq!(row.storage.is_some(), row.verbs.contains(&"get"), "{}", row.plural);
+            let object = row.stored_codec().empty();
+            let columns = row.strategy.columns();
+            let mut object = object;
+            row.strategy.default(&mut *object);
+            assert_eq!(columns.len(), row.strategy.cells(&*object).len(), "{}", row.plural);
         }
     }
 }

@@ -78,6 +78,11 @@ impl Registry {
         &self.0.store
     }
 
+    /// The tasks of the server, for streams that outlive their request.
+    pub fn tasks(&self) -> &Tasks {
+        &self.0.tasks
+    }
+
     /// The row of a built-in kind, in the version of its Rust type.
     pub fn row_of<T: k8s_openapi::Resource>(&self) -> Arc<Resource> {
         let row = self.0.table.load().by_kind(T::GROUP, T::VERSION, T::KIND).cloned();

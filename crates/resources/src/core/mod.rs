@@ -1,6 +1,8 @@
 //! The core group: pods and what they live on.
 
-mod node;
+pub(crate) mod node;
+mod pod_actions;
+pub(crate) mod service;
 pub(crate) mod pod;
 pub(crate) mod podspec;
 mod pod_print;
@@ -14,8 +16,6 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     simple::endpoints,
     simple::limit_range,
     namespace::row,
-    node::row,
-    pod::row,
     simple::persistent_volume_claim,
     simple::persistent_volume,
     simple::pod_template,

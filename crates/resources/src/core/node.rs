@@ -1,5 +1,7 @@
 //! Nodes.
 
+use std::sync::Arc;
+
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::core::v1::{Node, NodeSpec};
@@ -7,14 +9,21 @@ use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
+use crate::kubelets::{self, Kubelets};
 use crate::parts::{Parts, parts};
 use crate::print::{age, columns, or_none};
 
 const PARTS: Parts<Node> = parts!(Node);
 const ROLE_LABEL: &str = "node-role.kubernetes.io/";
 
-pub(crate) fn row() -> Row {
-    Row::new::<Node>(NodeStrategy).short(&["no"]).storage("minions").status()
+pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
+    const METHODS: &[&str] = &["create", "delete", "get", "patch", "update"];
+    let options = Some(("", "v1", "NodeProxyOptions"));
+    Row::new::<Node>(NodeStrategy)
+        .short(&["no"])
+        .storage("minions")
+        .status()
+        .sub("proxy", options, METHODS, kubelets::node_proxy(kubelets))
 }
 
 struct NodeStrategy;

@@ -1,5 +1,7 @@
 //! Pods.
 
+use std::sync::Arc;
+
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Grace, Strategy};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
@@ -7,16 +9,25 @@ use machinery::Object;
 use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
 
-use super::{pod_print, podspec};
+use super::{pod_actions, pod_print, podspec};
+use crate::kubelets::{self, Kubelets};
 use crate::Row;
 
-pub(crate) fn row() -> Row {
+pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
+    const STREAM: &[&str] = &["create", "get"];
+    let core = |kind| Some(("", "v1", kind));
     Row::new::<Pod>(PodStrategy)
         .short(&["po"])
         .categories(&["all"])
         .status()
         .part("ephemeralcontainers")
         .part("resize")
+        .sub("binding", core("Binding"), &["create"], pod_actions::binding())
+        .sub("eviction", Some(("policy", "v1", "Eviction")), &["create"], pod_actions::eviction())
+        .sub("log", None, &["get"], kubelets::log(kubelets))
+        .sub("exec", core("PodExecOptions"), STREAM, kubelets::exec(kubelets))
+        .sub("attach", core("PodAttachOptions"), STREAM, kubelets::attach(kubelets))
+        .sub("portforward", core("PodPortForwardOptions"), STREAM, kubelets::port_forward(kubelets))
 }
 
 struct PodStrategy;
@@ -71,6 +82,7 @@ impl Strategy for PodStrategy {
                 *pod = old.clone();
                 take_resources(pod.spec.get_or_insert_default(), wanted.unwrap_or_default());
             }
+            "binding" => {}
             _ => pod.status = old.status.clone(),
         }
     }

@@ -1,0 +1,185 @@
+//! What is done to pods by POST: binding to a node, eviction.
+
+use std::sync::Arc;
+
+use apiserver::Registry;
+use apiserver::registry::{DeleteOptions, Intent};
+use apiserver::request::{Key, RequestContext};
+use apiserver::resource::{Behaviour, CreateHandler, Created};
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
+use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
+use machinery::object::{Codec, Typed};
+use machinery::selector::Selector;
+use machinery::status::Reason;
+use machinery::{Object, StatusError, Time};
+
+pub(super) fn binding() -> Behaviour {
+    Behaviour::Create(Arc::new(Bind))
+}
+
+pub(super) fn eviction() -> Behaviour {
+    Behaviour::Create(Arc::new(Evict))
+}
+
+struct Bind;
+
+static BINDING: Typed<Binding> = Typed::new();
+
+#[async_trait]
+impl CreateHandler for Bind {
+    fn codec(&self) -> &dyn Codec {
+        &BINDING
+    }
+
+    async fn create(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        key: &Key,
+        body: Box<dyn Object>,
+    ) -> Result<Created, StatusError> {
+        let binding = body.expect::<Binding>().clone();
+        let node = binding.target.name.clone().unwrap_or_default();
+        if binding.target.kind.as_deref().is_some_and(|kind| !kind.is_empty() && kind != "Node") {
+            return Err(StatusError::bad_request("target.kind must be Node"));
+        }
+        let (row, name) = (ctx.resource.clone(), key.name.clone());
+        let modify = move |object: &mut dyn Object| {
+            let conflict = |why: String| StatusError::conflict(&row.group, "pods/binding", &name, why);
+            if let Some(uid) = binding.metadata.uid.as_deref().filter(|uid| !uid.is_empty() && *uid != object.uid()) {
+                return Err(conflict(format!(
+                    "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                    object.uid()
+                )));
+            }
+            let pod = object.expect_mut::<Pod>();
+            if pod.metadata.deletion_timestamp.is_some() {
+                return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
+            }
+            let spec = pod.spec.get_or_insert_default();
+            match spec.node_name.as_deref() {
+                None | Some("") => {}
+                Some(there) => return Err(conflict(format!("pod {name} is already assigned to node {there:?}"))),
+            }
+            if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
+                return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
+            }
+            spec.node_name = Some(node.clone());
+            for (key, value) in binding.metadata.annotations.iter().flatten() {
+                pod.metadata.annotations.get_or_insert_default().insert(key.clone(), value.clone());
+            }
+            set_scheduled(pod);
+            Ok(())
+        };
+        let mut inner = ctx.clone();
+        // Part "binding": neither the spec's immutability nor the status' separation applies.
+        inner.subresource = "binding".into();
+        registry.write(&inner, key, Intent::Modify(Box::new(modify))).await?;
+        Ok(Created::Success)
+    }
+}
+
+fn set_scheduled(pod: &mut Pod) {
+    let status = pod.status.get_or_insert_default();
+    let conditions = status.conditions.get_or_insert_default();
+    let observed = pod.metadata.generation;
+    let scheduled = PodCondition {
+        type_: "PodScheduled".into(),
+        status: "True".into(),
+        last_transition_time: Some(Time(base::clock::now_seconds())),
+        observed_generation: observed,
+        ..PodCondition::default()
+    };
+    match conditions.iter_mut().find(|condition| condition.type_ == "PodScheduled") {
+        Some(there) => *there = scheduled,
+        None => conditions.push(scheduled),
+    }
+}
+
+struct Evict;
+
+static EVICTION: Typed<Eviction> = Typed::new();
+
+#[async_trait]
+impl CreateHandler for Evict {
+    fn codec(&self) -> &dyn Codec {
+        &EVICTION
+    }
+
+    async fn create(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        key: &Key,
+        body: Box<dyn Object>,
+    ) -> Result<Created, StatusError> {
+        let options = body.expect::<Eviction>().delete_options.clone().unwrap_or_default();
+        let found = registry.find::<Pod>(&key.namespace, &key.name).await?;
+        let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
+        if counts_against_budgets(&pod) {
+            take_disruption(registry, &pod, ctx.dry_run).await?;
+        }
+        let preconditions = options.preconditions.unwrap_or_default();
+        let delete = DeleteOptions {
+            grace_period_seconds: options.grace_period_seconds,
+            propagation_policy: options.propagation_policy,
+            orphan_dependents: None,
+            precondition_uid: preconditions.uid.or(pod.metadata.uid.clone()),
+            precondition_resource_version: preconditions.resource_version,
+        };
+        let mut inner = ctx.clone();
+        inner.subresource = String::new();
+        registry.write(&inner, key, Intent::Delete { options: delete }).await?;
+        Ok(Created::Success)
+    }
+}
+
+/// Pods that have ended, or never began, disturb nobody when they go.
+fn counts_against_budgets(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed" | "Pending"))
+}
+
+async fn take_disruption(registry: &Registry, pod: &Pod, dry_run: bool) -> Result<(), StatusError> {
+    let all = registry.cached::<PodDisruptionBudget>(pod.namespace()).await?;
+    let covers = |budget: &PodDisruptionBudget| {
+        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+        Selector::from_api(selector).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
+    };
+    let budgets: Vec<PodDisruptionBudget> = all.into_iter().filter(covers).collect();
+    let budget = match budgets.as_slice() {
+        [] => return Ok(()),
+        [one] => one,
+        _ => {
+            return Err(StatusError::internal(
+                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+            ));
+        }
+    };
+    let mut ctx = registry.own_context::<PodDisruptionBudget>();
+    ctx.subresource = "status".into();
+    ctx.dry_run = dry_run;
+    let (name, pod_name) = (budget.name().to_owned(), pod.name().to_owned());
+    let modify = move |object: &mut dyn Object| {
+        let budget = object.expect_mut::<PodDisruptionBudget>();
+        let status = budget.status.get_or_insert_default();
+        let allowed = status.disruptions_allowed.unwrap_or_default();
+        if allowed <= 0 {
+            let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+            let detail = format!(
+                "The disruption budget {name} needs {} healthy pods and has {} currently",
+                status.desired_healthy.unwrap_or_default(),
+                status.current_healthy.unwrap_or_default()
+            );
+            return Err(StatusError::new(Reason::TooManyRequests, message)
+                .cause("DisruptionBudget", "", detail));
+        }
+        status.disruptions_allowed = Some(allowed - 1);
+        let now = Time(base::clock::now_seconds());
+        status.disrupted_pods.get_or_insert_default().insert(pod_name.clone(), now);
+        Ok(())
+    };
+    let key = Key::new(budget.namespace(), budget.name());
+    registry.write(&ctx, &key, Intent::Modify(Box::new(modify))).await.map(|_| ())
+}

@@ -1,0 +1,557 @@
+//! Services: their addresses and node ports are the server's to give.
+//!
+//! A cluster IP is taken by creating the IPAddress object of its name, so that the store decides
+//! races and `kubectl get ipaddresses` shows what is taken. Node ports are remembered in memory,
+//! read from the Services at first use.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use apiserver::Registry;
+use apiserver::registry::{DeleteOptions, Intent};
+use apiserver::request::{Key, RequestContext};
+use apiserver::resource::{Column, Strategy};
+use async_trait::async_trait;
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig};
+use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use machinery::field::{FieldErrors, Path};
+use machinery::status::Reason;
+use machinery::{Object, ObjectMeta, StatusError};
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use crate::Row;
+use crate::parts::{Parts, parts};
+use crate::print::{age, columns, labels, or_none};
+
+const PARTS: Parts<Service> = parts!(Service);
+/// Random picks before the range is searched in order.
+const TRIES: usize = 16;
+/// Seconds that ClientIP affinity lasts, unless said otherwise.
+const AFFINITY_SECONDS: i32 = 10_800;
+
+pub(crate) fn row(node_ports: RangeInclusive<u16>) -> Row {
+    Row::new::<Service>(ServiceStrategy { node_ports, taken: Mutex::new(None) })
+        .short(&["svc"])
+        .categories(&["all"])
+        .storage("services/specs")
+        .status()
+}
+
+struct ServiceStrategy {
+    node_ports: RangeInclusive<u16>,
+    /// The node ports in use; `None` until the Services were read. Held while ports are picked, so
+    /// that no two Services pick the same.
+    taken: Mutex<Option<BTreeSet<u16>>>,
+}
+
+#[async_trait]
+impl Strategy for ServiceStrategy {
+    fn default(&self, object: &mut dyn Object) {
+        let service = object.expect_mut::<Service>();
+        service.status.get_or_insert_default().load_balancer.get_or_insert_default();
+        default_spec(service.spec.get_or_insert_default());
+    }
+
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        PARTS.prepare_create(object);
+        self.default(object);
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        PARTS.prepare_update(ctx, object, old);
+        let (spec, old) = (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
+        carry_allocations(spec, old.spec.as_ref());
+    }
+
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let spec = object.expect::<Service>().spec.clone().unwrap_or_default();
+        validate_spec(&spec, &Path::new("spec"), &mut errors);
+        errors
+    }
+
+    fn validate_update(&self, _ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> FieldErrors {
+        let mut errors = self.validate(object);
+        let ip = |object: &dyn Object| object.expect::<Service>().spec.clone().unwrap_or_default().cluster_ip;
+        let (new, old_ip) = (ip(object), ip(old));
+        let external = |object: &dyn Object| kind(object.expect::<Service>()) == "ExternalName";
+        if !external(object) && !external(old) && old_ip.as_deref().is_some_and(|ip| !ip.is_empty()) && new != old_ip {
+            let detail = "may not change once set";
+            errors.invalid(&Path::new("spec").child("clusterIPs").index(0), new.unwrap_or_default(), detail);
+        }
+        errors
+    }
+
+    fn name_errors(&self, name: &str) -> Vec<String> {
+        machinery::names::dns1035_label(name)
+    }
+
+    fn returns_deleted_object(&self) -> bool {
+        true
+    }
+
+    async fn allocate(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: Option<&dyn Object>,
+    ) -> Result<(), StatusError> {
+        if ctx.subresource == "status" {
+            return Ok(());
+        }
+        let service = object.expect_mut::<Service>();
+        let old = old.map(|old| old.expect::<Service>());
+        self.allocate_addresses(registry, ctx, service).await?;
+        self.allocate_ports(registry, ctx, service, old).await?;
+        if let Some(old) = old.filter(|_| !ctx.dry_run) {
+            release_addresses(registry, old, Some(service)).await;
+        }
+        Ok(())
+    }
+
+    async fn deleted(&self, registry: &Registry, object: &dyn Object) {
+        let service = object.expect::<Service>();
+        release_addresses(registry, service, None).await;
+        if let Some(taken) = self.taken.lock().await.as_mut() {
+            ports_of(service).for_each(|port| {
+                taken.remove(&port);
+            });
+        }
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        columns(
+            &[("Type", "string"), ("Cluster-IP", "string"), ("External-IP", "string"), ("Port(s)", "string")],
+            &["Selector"],
+        )
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let service = object.expect::<Service>();
+        let spec = service.spec.clone().unwrap_or_default();
+        vec![
+            object.name().into(),
+            kind(service).into(),
+            or_none(spec.cluster_ip.clone().unwrap_or_default()).into(),
+            external_ip(service).into(),
+            or_none(ports(spec.ports.as_deref().unwrap_or_default())).into(),
+            age(object),
+            labels(spec.selector.as_ref()).into(),
+        ]
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        &["spec.clusterIP", "spec.type"]
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        let service = object.expect::<Service>();
+        let ip = service.spec.as_ref().and_then(|spec| spec.cluster_ip.clone());
+        vec![("spec.clusterIP", ip.unwrap_or_default()), ("spec.type", kind(service).into())]
+    }
+}
+
+fn kind(service: &Service) -> &str {
+    service.spec.as_ref().and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP")
+}
+
+fn has_node_ports(kind: &str) -> bool {
+    matches!(kind, "NodePort" | "LoadBalancer")
+}
+
+fn default_spec(spec: &mut ServiceSpec) {
+    let kind = spec.type_.get_or_insert_with(|| "ClusterIP".into()).clone();
+    let affinity = spec.session_affinity.get_or_insert_with(|| "None".into());
+    if affinity == "None" {
+        spec.session_affinity_config = None;
+    } else {
+        let config: &mut SessionAffinityConfig = spec.session_affinity_config.get_or_insert_default();
+        let config: &mut ClientIPConfig = config.client_ip.get_or_insert_default();
+        config.timeout_seconds.get_or_insert(AFFINITY_SECONDS);
+    }
+    for port in spec.ports.iter_mut().flatten() {
+        port.protocol.get_or_insert_with(|| "TCP".into());
+        let unset = |target: &mut IntOrString| match target {
+            IntOrString::Int(number) => *number == 0,
+            IntOrString::String(name) => name.is_empty(),
+        };
+        port.target_port.take_if(unset);
+        if kind != "ExternalName" || port.target_port.is_some() {
+            port.target_port.get_or_insert(IntOrString::Int(port.port));
+        }
+        port.node_port.take_if(|port| *port == 0);
+        port.name.take_if(|name| name.is_empty());
+    }
+    if kind != "ExternalName" {
+        spec.internal_traffic_policy.get_or_insert_with(|| "Cluster".into());
+    }
+    if has_node_ports(&kind) {
+        spec.external_traffic_policy.get_or_insert_with(|| "Cluster".into());
+    }
+    if kind == "LoadBalancer" {
+        spec.allocate_load_balancer_node_ports.get_or_insert(true);
+    }
+    spec.publish_not_ready_addresses.take_if(|publish| !*publish);
+    spec.selector.take_if(|selector| selector.is_empty());
+    // The old name of the first address.
+    match (&spec.cluster_ip, &spec.cluster_ips) {
+        (Some(ip), None) if !ip.is_empty() => spec.cluster_ips = Some(vec![ip.clone()]),
+        (None, Some(ips)) if !ips.is_empty() => spec.cluster_ip = ips.first().cloned(),
+        _ => {}
+    }
+    spec.cluster_ip.take_if(|ip| ip.is_empty());
+}
+
+/// An update that leaves addresses and ports out keeps those it had.
+fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
+    let Some(old) = old else { return };
+    let kind = spec.type_.clone().unwrap_or_default();
+    if kind == "ExternalName" {
+        (spec.cluster_ip, spec.cluster_ips) = (None, None);
+        (spec.ip_families, spec.ip_family_policy) = (None, None);
+        return;
+    }
+    if spec.cluster_ip.is_none() && old.type_.as_deref() != Some("ExternalName") {
+        spec.cluster_ip = old.cluster_ip.clone();
+        spec.cluster_ips = old.cluster_ips.clone();
+    }
+    if spec.ip_families.is_none() {
+        spec.ip_families = old.ip_families.clone();
+    }
+    if spec.ip_family_policy.is_none() {
+        spec.ip_family_policy = old.ip_family_policy.clone();
+    }
+    let had = old.type_.as_deref().is_some_and(has_node_ports);
+    for port in spec.ports.iter_mut().flatten() {
+        if !has_node_ports(&kind) {
+            // Ports that came from a type with node ports go with it.
+            let same = old.ports.iter().flatten().any(|old| old.node_port == port.node_port);
+            port.node_port.take_if(|_| had && same);
+        } else if port.node_port.is_none() {
+            let same = |old: &&ServicePort| old.port == port.port && old.protocol == port.protocol;
+            port.node_port = old.ports.iter().flatten().find(same).and_then(|old| old.node_port);
+        }
+    }
+}
+
+fn validate_spec(spec: &ServiceSpec, path: &Path, errors: &mut FieldErrors) {
+    let kind = spec.type_.as_deref().unwrap_or_default();
+    const KINDS: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+    if !KINDS.contains(&kind) {
+        errors.not_supported(&path.child("type"), kind, KINDS);
+    }
+    let ports = spec.ports.as_deref().unwrap_or_default();
+    let headless = spec.cluster_ip.as_deref() == Some("None");
+    if ports.is_empty() && !headless && kind != "ExternalName" {
+        errors.required(&path.child("ports"), "");
+    }
+    if kind == "ExternalName" && spec.external_name.as_deref().unwrap_or_default().is_empty() {
+        errors.required(&path.child("externalName"), "");
+    }
+    if headless && has_node_ports(kind) {
+        errors.invalid(&path.child("clusterIPs").index(0), "None", "may not be set to 'None' for LoadBalancer services");
+    }
+    let mut names: Vec<&str> = vec![];
+    for (index, port) in ports.iter().enumerate() {
+        let at = path.child("ports").index(index);
+        let name = port.name.as_deref().unwrap_or_default();
+        if name.is_empty() && ports.len() > 1 {
+            errors.required(&at.child("name"), "");
+        }
+        for why in Some(name).filter(|name| !name.is_empty()).into_iter().flat_map(machinery::names::dns1123_label) {
+            errors.invalid(&at.child("name"), name, &why);
+        }
+        if !name.is_empty() && names.contains(&name) {
+            errors.duplicate(&at.child("name"), name);
+        }
+        names.push(name);
+        if !(1..=65535).contains(&port.port) {
+            errors.invalid(&at.child("port"), port.port, "must be between 1 and 65535, inclusive");
+        }
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        if !["SCTP", "TCP", "UDP"].contains(&protocol) {
+            errors.not_supported(&at.child("protocol"), protocol, &["SCTP", "TCP", "UDP"]);
+        }
+    }
+    let affinity = spec.session_affinity.as_deref().unwrap_or_default();
+    if !["ClientIP", "None"].contains(&affinity) {
+        errors.not_supported(&path.child("sessionAffinity"), affinity, &["ClientIP", "None"]);
+    }
+}
+
+impl ServiceStrategy {
+    async fn allocate_addresses(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        service: &mut Service,
+    ) -> Result<(), StatusError> {
+        if kind(service) == "ExternalName" {
+            return Ok(());
+        }
+        let cidrs = service_cidrs(registry).await?;
+        let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
+        let spec = service.spec.get_or_insert_default();
+        let policy = spec.ip_family_policy.get_or_insert_with(|| "SingleStack".into()).clone();
+        let wanted = families(spec, &policy, &cidrs);
+        spec.ip_families = Some(wanted.iter().map(|family| (*family).to_owned()).collect());
+        if spec.cluster_ip.as_deref() == Some("None") {
+            spec.cluster_ips = Some(vec!["None".into()]);
+            return Ok(());
+        }
+        let mut given = spec.cluster_ips.clone().unwrap_or_default();
+        for (index, family) in wanted.iter().enumerate() {
+            let asked = given.get(index).cloned();
+            let of_family = cidrs.iter().filter(|cidr| family_of(&cidr.addr()) == *family);
+            let ranges: Vec<IpNet> = of_family.copied().collect();
+            let parent = (namespace.as_str(), name.as_str());
+            let ip = take_address(registry, ctx, parent, asked.as_deref(), &ranges).await?;
+            match given.get_mut(index) {
+                Some(slot) => *slot = ip,
+                None => given.push(ip),
+            }
+        }
+        spec.cluster_ip = given.first().cloned();
+        spec.cluster_ips = Some(given);
+        Ok(())
+    }
+
+    async fn allocate_ports(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        service: &mut Service,
+        old: Option<&Service>,
+    ) -> Result<(), StatusError> {
+        let mut taken = self.taken.lock().await;
+        if taken.is_none() {
+            let all = registry.cached::<Service>("").await?;
+            *taken = Some(all.iter().flat_map(ports_of).collect());
+        }
+        let taken = taken.as_mut().expect("filled above");
+        let name = service.name().to_owned();
+        let wants = has_node_ports(kind(service))
+            && service.spec.as_ref().and_then(|spec| spec.allocate_load_balancer_node_ports) != Some(false);
+        let had: BTreeSet<u16> = old.into_iter().flat_map(ports_of).collect();
+        let mut mine: BTreeSet<u16> = BTreeSet::new();
+        let spec = service.spec.get_or_insert_default();
+        for (index, port) in spec.ports.iter_mut().flatten().enumerate() {
+            let asked = port.node_port.and_then(|port| u16::try_from(port).ok());
+            match asked {
+                Some(asked) if had.contains(&asked) || mine.contains(&asked) => {
+                    mine.insert(asked);
+                }
+                Some(asked) => {
+                    let path = Path::new("spec").child("ports").index(index).child("nodePort");
+                    let problem = if !self.node_ports.contains(&asked) {
+                        let (low, high) = (self.node_ports.start(), self.node_ports.end());
+                        Some(format!("provided port is not in the valid range. The range of valid ports is {low}-{high}"))
+                    } else {
+                        taken.contains(&asked).then(|| "provided port is already allocated".to_owned())
+                    };
+                    if let Some(problem) = problem {
+                        let mut errors = FieldErrors::default();
+                        errors.invalid(&path, asked, &problem);
+                        return Err(StatusError::invalid("", "Service", &name, errors));
+                    }
+                    mine.insert(asked);
+                }
+                None if wants => {
+                    let free = self.free_port(taken, &mine).ok_or_else(|| {
+                        StatusError::internal("failed to allocate a nodePort: range is full")
+                    })?;
+                    mine.insert(free);
+                    port.node_port = Some(free.into());
+                }
+                None => {}
+            }
+        }
+        if !ctx.dry_run {
+            had.difference(&mine).for_each(|port| {
+                taken.remove(port);
+            });
+            taken.extend(mine);
+        }
+        Ok(())
+    }
+
+    fn free_port(&self, taken: &BTreeSet<u16>, mine: &BTreeSet<u16>) -> Option<u16> {
+        let free = |port: &u16| !taken.contains(port) && !mine.contains(port);
+        let size = u64::from(self.node_ports.end() - self.node_ports.start()) + 1;
+        let random = (0..TRIES).map(|_| self.node_ports.start() + base::rng::below(size) as u16).find(free);
+        random.or_else(|| self.node_ports.clone().find(free))
+    }
+}
+
+fn ports_of(service: &Service) -> impl Iterator<Item = u16> + '_ {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    ports.filter_map(|port| port.node_port).filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0)
+}
+
+fn family_of(ip: &IpAddr) -> &'static str {
+    if ip.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+/// Which families a Service gets: what it asks for, else the cluster's first, else (dual stack) all.
+fn families(spec: &ServiceSpec, policy: &str, cidrs: &[IpNet]) -> Vec<&'static str> {
+    let mut there: Vec<&'static str> = vec![];
+    for cidr in cidrs {
+        let family = family_of(&cidr.addr());
+        if !there.contains(&family) {
+            there.push(family);
+        }
+    }
+    let asked = spec.ip_families.iter().flatten().filter_map(|name| there.iter().find(|one| *one == name));
+    let mut chosen: Vec<&'static str> = asked.copied().collect();
+    if chosen.is_empty() {
+        let given = spec.cluster_ips.iter().flatten().filter_map(|ip| ip.parse::<IpAddr>().ok());
+        chosen = given.map(|ip| family_of(&ip)).collect();
+    }
+    let count = if policy == "SingleStack" { 1 } else { there.len() };
+    for family in there {
+        if chosen.len() < count && !chosen.contains(&family) {
+            chosen.push(family);
+        }
+    }
+    chosen.truncate(count);
+    chosen
+}
+
+async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
+    let all = registry.cached::<ServiceCIDR>("").await?;
+    let texts = all.iter().flat_map(|one| one.spec.iter()).flat_map(|spec| spec.cidrs.clone().unwrap_or_default());
+    Ok(texts.filter_map(|text| text.parse().ok()).collect())
+}
+
+/// Takes the address that was asked for, or any free one of the ranges.
+async fn take_address(
+    registry: &Registry,
+    ctx: &RequestContext,
+    parent: (&str, &str),
+    asked: Option<&str>,
+    ranges: &[IpNet],
+) -> Result<String, StatusError> {
+    if let Some(asked) = asked {
+        let outside = asked.parse::<IpAddr>().ok().is_none_or(|ip| !ranges.iter().any(|range| range.contains(&ip)));
+        let problem = if outside {
+            let range = ranges.first().map(IpNet::to_string).unwrap_or_default();
+            Some(format!("failed to allocate IP {asked}: the provided IP ({asked}) is not in the valid range. The range of valid IPs is {range}"))
+        } else if ctx.dry_run || reserve(registry, asked, parent).await? {
+            None
+        } else {
+            Some(format!("failed to allocate IP {asked}: provided IP is already allocated"))
+        };
+        let Some(problem) = problem else { return Ok(asked.to_owned()) };
+        let mut errors = FieldErrors::default();
+        errors.invalid(&Path::new("spec").child("clusterIPs"), [asked], &problem);
+        return Err(StatusError::invalid("", "Service", parent.1, errors));
+    }
+    for candidate in candidates(ranges) {
+        if ctx.dry_run || reserve(registry, &candidate, parent).await? {
+            return Ok(candidate);
+        }
+    }
+    Err(StatusError::internal("failed to allocate a serviceIP: range is full"))
+}
+
+/// A few random hosts of the ranges, then all in order (of IPv6 as many as anybody could use).
+/// Upstream leaves the first addresses of a range to those who ask for one.
+fn candidates(ranges: &[IpNet]) -> impl Iterator<Item = String> + '_ {
+    let random = ranges.iter().flat_map(|range| {
+        let bits = u32::from(range.max_prefix_len() - range.prefix_len()).min(16);
+        let size = 1u64 << bits;
+        let reserved = (size / 16).clamp(1, 256).min(size - 1);
+        (0..TRIES).filter_map(move |_| nth(range, reserved + base::rng::below(size - reserved)))
+    });
+    let ordered = ranges.iter().flat_map(|range| range.hosts().take(1 << 16));
+    random.filter(|ip| ranges.iter().any(|range| range.broadcast() != *ip)).chain(ordered).map(|ip| ip.to_string())
+}
+
+fn nth(range: &IpNet, index: u64) -> Option<IpAddr> {
+    match range.network() {
+        IpAddr::V4(ip) => Some(IpAddr::V4((u32::from(ip) + u32::try_from(index).ok()?).into())),
+        IpAddr::V6(ip) => Some(IpAddr::V6((u128::from(ip) + u128::from(index)).into())),
+    }
+}
+
+/// Creates the IPAddress object; `false` when another Service has it.
+async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<bool, StatusError> {
+    let ctx = registry.own_context::<IPAddress>();
+    let reference = ParentReference {
+        group: Some(String::new()).filter(|group| !group.is_empty()),
+        resource: "services".into(),
+        namespace: Some(parent.0.into()),
+        name: parent.1.into(),
+    };
+    let family = ip.parse::<IpAddr>().map(|ip| family_of(&ip)).unwrap_or("IPv4");
+    let labels = [("ipaddress.kubernetes.io/ip-family", family), ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io")];
+    let object = IPAddress {
+        metadata: ObjectMeta {
+            name: Some(ip.into()),
+            labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+            ..ObjectMeta::default()
+        },
+        spec: IPAddressSpec { parent_ref: reference },
+    };
+    let intent = Intent::Create { object: Box::new(object) };
+    match registry.write(&ctx, &Key::new("", ip), intent).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is(Reason::AlreadyExists) => owns(registry, ip, parent).await,
+        Err(error) => Err(error),
+    }
+}
+
+async fn owns(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<bool, StatusError> {
+    let found = registry.find::<IPAddress>("", ip).await?;
+    let reference = found.map(|address| address.spec.parent_ref);
+    Ok(reference.is_some_and(|one| one.namespace.as_deref() == Some(parent.0) && one.name == parent.1))
+}
+
+/// Gives back what `old` had and `new` has not.
+async fn release_addresses(registry: &Registry, old: &Service, new: Option<&Service>) {
+    let ips = |service: &Service| service.spec.clone().unwrap_or_default().cluster_ips.unwrap_or_default();
+    let kept = new.map(ips).unwrap_or_default();
+    for ip in ips(old).into_iter().filter(|ip| ip != "None" && !ip.is_empty() && !kept.contains(ip)) {
+        let parent = (old.namespace(), old.name());
+        if !owns(registry, &ip, parent).await.unwrap_or(false) {
+            continue;
+        }
+        let ctx = registry.own_context::<IPAddress>();
+        let intent = Intent::Delete { options: DeleteOptions::default() };
+        if let Err(error) = registry.write(&ctx, &Key::new("", ip.as_str()), intent).await {
+            tracing::warn!(ip, %error, "the address of a deleted Service stays taken");
+        }
+    }
+}
+
+fn external_ip(service: &Service) -> String {
+    let spec = service.spec.clone().unwrap_or_default();
+    let external = spec.external_ips.unwrap_or_default();
+    match spec.type_.as_deref() {
+        Some("ExternalName") => spec.external_name.unwrap_or_default(),
+        Some("LoadBalancer") => {
+            let status = service.status.clone().unwrap_or_default().load_balancer.unwrap_or_default();
+            let ingress = status.ingress.unwrap_or_default().into_iter();
+            let mut all: Vec<String> = ingress.filter_map(|one| one.ip.or(one.hostname)).collect();
+            all.extend(external);
+            if all.is_empty() { "<pending>".into() } else { all.join(",") }
+        }
+        _ => or_none(external.join(",")),
+    }
+}
+
+fn ports(ports: &[ServicePort]) -> String {
+    let one = |port: &ServicePort| {
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        match port.node_port {
+            Some(node) if node > 0 => format!("{}:{node}/{protocol}", port.port),
+            _ => format!("{}/{protocol}", port.port),
+        }
+    };
+    ports.iter().map(one).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,359 @@
+//! The way from the API server to a kubelet: logs, exec, attach, port-forward, node proxy.
+//!
+//! The server looks at the request, finds the node, and passes bytes on; it does not understand
+//! what runs over an upgraded connection.
+
+use std::sync::Arc;
+
+use apiserver::Registry;
+use apiserver::request::{Key, RequestContext};
+use apiserver::resource::{Behaviour, Body, Connect};
+use async_trait::async_trait;
+use http::{HeaderMap, Method, Request, Response, header};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use machinery::status::Reason;
+use machinery::{Object, StatusError};
+use transport::{HttpClient, Upgrade};
+
+/// The kubelet's port, where a Node does not say.
+const DEFAULT_PORT: i32 = 10250;
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+/// The server's identity towards kubelets.
+#[derive(Clone)]
+pub struct Kubelets {
+    http: HttpClient,
+    /// Kinds of addresses in order of preference. Upstream's `--kubelet-preferred-address-types`.
+    preferred: Vec<String>,
+}
+
+impl Kubelets {
+    /// `http` trusts the kubelets' authority and presents the server's client certificate; its
+    /// requests bring their own address.
+    pub fn new(http: HttpClient) -> Self {
+        let preferred = ["InternalIP", "Hostname", "InternalDNS", "ExternalDNS", "ExternalIP"];
+        Self { http, preferred: preferred.map(str::to_owned).to_vec() }
+    }
+
+    async fn address(&self, registry: &Registry, node: &str) -> Result<String, StatusError> {
+        let found = registry.find::<Node>("", node).await?;
+        let node_object = found.ok_or_else(|| StatusError::not_found("", "nodes", node))?;
+        let status = node_object.status.unwrap_or_default();
+        let addresses = status.addresses.unwrap_or_default();
+        let of_kind = |kind: &String| addresses.iter().find(|address| address.type_ == *kind);
+        let host = self.preferred.iter().find_map(of_kind).ok_or_else(|| {
+            StatusError::internal(format!("no preferred addresses found; known addresses: {addresses:?}"))
+        })?;
+        let endpoint = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
+        let port = endpoint.map(|endpoint| endpoint.port).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
+        let host = if host.address.contains(':') { format!("[{}]", host.address) } else { host.address.clone() };
+        Ok(format!("{host}:{port}"))
+    }
+
+    /// Sends the request on to `path` of a node's kubelet and streams the answer back.
+    async fn forward(
+        &self,
+        registry: &Registry,
+        node: &str,
+        path: &str,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, StatusError> {
+        let address = self.address(registry, node).await?;
+        let uri = format!("https://{address}{path}");
+        let unreachable = |error: transport::ClientError| {
+            StatusError::new(Reason::InternalError, format!("error dialing backend: {error}"))
+        };
+        let upgrades = request.headers().contains_key(header::UPGRADE);
+        let (onward, mut request) = onward(request, uri, upgrades)?;
+        if !upgrades {
+            let body = std::mem::replace(request.body_mut(), transport::empty());
+            let answer = self.http.request(onward.map(|()| body)).await.map_err(unreachable)?;
+            let (mut parts, body) = answer.into_parts();
+            drop_connection_headers(&mut parts.headers);
+            return Ok(Response::from_parts(parts, transport::boxed(body)));
+        }
+        match self.http.upgrade(onward.map(|()| transport::empty())).await.map_err(unreachable)? {
+            Upgrade::Refused(answer) => Ok(answer.map(transport::full)),
+            Upgrade::Switched(parts, backend) => {
+                let client = transport::server_io(&mut request);
+                registry.tasks().spawn("stream to a kubelet", async move {
+                    match client.await {
+                        Ok(client) => {
+                            // Either side may hang up at any time: that is how streams end.
+                            let _ = transport::forward(client, backend).await;
+                        }
+                        Err(error) => tracing::debug!(%error, "the client left before its stream began"),
+                    }
+                });
+                Ok(Response::from_parts(parts, transport::empty()))
+            }
+        }
+    }
+}
+
+/// The request as the kubelet gets it, and what is left of the original.
+fn onward(
+    request: Request<Body>,
+    uri: String,
+    upgrades: bool,
+) -> Result<(Request<()>, Request<Body>), StatusError> {
+    let mut headers = request.headers().clone();
+    for name in [header::HOST, header::AUTHORIZATION, header::CONTENT_LENGTH, header::ACCEPT_ENCODING] {
+        headers.remove(name);
+    }
+    let impersonation: Vec<_> =
+        headers.keys().filter(|name| name.as_str().starts_with("impersonate-")).cloned().collect();
+    for name in impersonation {
+        headers.remove(name);
+    }
+    if !upgrades {
+        drop_connection_headers(&mut headers);
+    }
+    let method = if upgrades { request.method().clone() } else { onward_method(request.method()) };
+    let mut onward = Request::builder().method(method).uri(uri).body(()).map_err(StatusError::internal)?;
+    *onward.headers_mut() = headers;
+    Ok((onward, request))
+}
+
+fn onward_method(method: &Method) -> Method {
+    method.clone()
+}
+
+fn drop_connection_headers(headers: &mut HeaderMap) {
+    for name in [header::CONNECTION, header::UPGRADE, header::TRANSFER_ENCODING, header::TE] {
+        headers.remove(name);
+    }
+}
+
+/// What of a pod is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Log,
+    Exec,
+    Attach,
+    PortForward,
+}
+
+pub(crate) fn log(kubelets: &Arc<Kubelets>) -> Behaviour {
+    connect(kubelets, What::Log)
+}
+
+pub(crate) fn exec(kubelets: &Arc<Kubelets>) -> Behaviour {
+    connect(kubelets, What::Exec)
+}
+
+pub(crate) fn attach(kubelets: &Arc<Kubelets>) -> Behaviour {
+    connect(kubelets, What::Attach)
+}
+
+pub(crate) fn port_forward(kubelets: &Arc<Kubelets>) -> Behaviour {
+    connect(kubelets, What::PortForward)
+}
+
+fn connect(kubelets: &Arc<Kubelets>, what: What) -> Behaviour {
+    Behaviour::Connect(Arc::new(PodStream { kubelets: kubelets.clone(), what }))
+}
+
+struct PodStream {
+    kubelets: Arc<Kubelets>,
+    what: What,
+}
+
+#[async_trait]
+impl Connect for PodStream {
+    async fn connect(
+        &self,
+        registry: &Registry,
+        _ctx: &RequestContext,
+        key: &Key,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, StatusError> {
+        let found = registry.find::<Pod>(&key.namespace, &key.name).await?;
+        let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let pairs = parse_query(&query);
+        let container = match self.what {
+            What::PortForward => String::new(),
+            _ => container_of(&pod, &pairs)?,
+        };
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        if node.is_empty() {
+            return self.unscheduled(key);
+        }
+        let path = self.path(key, &container, &pairs);
+        self.kubelets.forward(registry, &node, &path, request).await
+    }
+}
+
+impl PodStream {
+    /// Upstream answers an empty log for a pod that is on no node yet, and refuses the rest.
+    fn unscheduled(&self, key: &Key) -> Result<Response<Body>, StatusError> {
+        match self.what {
+            What::Log => {
+                let answer = Response::builder().header(header::CONTENT_TYPE, "text/plain");
+                answer.body(transport::empty()).map_err(StatusError::internal)
+            }
+            _ => Err(StatusError::bad_request(format!("pod {} does not have a host assigned", key.name))),
+        }
+    }
+
+    fn path(&self, key: &Key, container: &str, pairs: &[(String, String)]) -> String {
+        let place = format!("{}/{}", key.namespace, key.name);
+        let pass = |names: &[(&str, &str)]| -> String {
+            let mut query = vec![];
+            for (name, value) in pairs {
+                if let Some((_, kubelet)) = names.iter().find(|(client, _)| client == name) {
+                    // The kubelet knows switches as 1 and 0.
+                    let value = match (value.as_str(), *name == *kubelet) {
+                        ("true", false) => "1",
+                        ("false", false) => "0",
+                        (other, _) => other,
+                    };
+                    query.push(format!("{kubelet}={}", escape(value)));
+                }
+            }
+            if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) }
+        };
+        const STREAMS: &[(&str, &str)] =
+            &[("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty"), ("command", "command")];
+        const LOG: &[(&str, &str)] = &[
+            ("follow", "follow"),
+            ("previous", "previous"),
+            ("sinceSeconds", "sinceSeconds"),
+            ("sinceTime", "sinceTime"),
+            ("timestamps", "timestamps"),
+            ("tailLines", "tailLines"),
+            ("limitBytes", "limitBytes"),
+            ("stream", "stream"),
+        ];
+        match self.what {
+            What::Log => format!("/containerLogs/{place}/{container}{}", pass(LOG)),
+            What::Exec => format!("/exec/{place}/{container}{}", pass(STREAMS)),
+            What::Attach => format!("/attach/{place}/{container}{}", pass(STREAMS)),
+            What::PortForward => format!("/portForward/{place}{}", pass(&[("ports", "port")])),
+        }
+    }
+}
+
+/// The container that is named, or the only one, or the one an annotation prefers.
+fn container_of(pod: &Pod, pairs: &[(String, String)]) -> Result<String, StatusError> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let inits: Vec<String> = spec.init_containers.into_iter().flatten().map(|one| one.name).collect();
+    let ephemeral: Vec<String> = spec.ephemeral_containers.into_iter().flatten().map(|one| one.name).collect();
+    let main: Vec<String> = spec.containers.into_iter().map(|one| one.name).collect();
+    let asked = pairs.iter().find(|(name, value)| name == "container" && !value.is_empty());
+    let known = |name: &String| main.contains(name) || inits.contains(name) || ephemeral.contains(name);
+    if let Some((_, name)) = asked {
+        return if known(name) {
+            Ok(name.clone())
+        } else {
+            Err(StatusError::bad_request(format!("container {name} is not valid for pod {}", pod.name())))
+        };
+    }
+    let preferred = pod.metadata.annotations.as_ref().and_then(|map| map.get(DEFAULT_CONTAINER));
+    if let Some(name) = preferred.filter(|name| known(name)) {
+        return Ok(name.clone());
+    }
+    match main.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(StatusError::bad_request(format!("a container name must be specified for pod {}", pod.name()))),
+        several => {
+            let mut message = format!(
+                "a container name must be specified for pod {}, choose one of: [{}]",
+                pod.name(),
+                several.join(" ")
+            );
+            if !inits.is_empty() {
+                message.push_str(&format!(" or one of the init containers: [{}]", inits.join(" ")));
+            }
+            Err(StatusError::bad_request(message))
+        }
+    }
+}
+
+pub(crate) fn node_proxy(kubelets: &Arc<Kubelets>) -> Behaviour {
+    Behaviour::Connect(Arc::new(NodeProxy(kubelets.clone())))
+}
+
+/// `/api/v1/nodes/N/proxy/…` is the kubelet's own API.
+struct NodeProxy(Arc<Kubelets>);
+
+#[async_trait]
+impl Connect for NodeProxy {
+    async fn connect(
+        &self,
+        registry: &Registry,
+        _ctx: &RequestContext,
+        key: &Key,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, StatusError> {
+        let marker = format!("/nodes/{}/proxy", key.name);
+        let path = request.uri().path();
+        let rest = path.split_once(&marker).map(|(_, rest)| rest).unwrap_or_default();
+        let rest = if rest.is_empty() { "/" } else { rest };
+        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+        let path = format!("{rest}{query}");
+        // `node:port` names another port; the kubelet's is meant all the same.
+        let node = key.name.split(':').next().unwrap_or_default().to_owned();
+        self.0.forward(registry, &node, &path, request).await
+    }
+}
+
+pub(crate) fn parse_query(query: &str) -> Vec<(String, String)> {
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (unescape(name), unescape(value))
+    };
+    query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
+}
+
+fn unescape(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = || text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match bytes[at] {
+            b'+' => out.push(b' '),
+            b'%' => match hex() {
+                Some(byte) => {
+                    out.push(byte);
+                    at += 2;
+                }
+                None => out.push(b'%'),
+            },
+            byte => out.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            out.push(byte as char);
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_survive_the_way_to_the_kubelet() {
+        let pairs = parse_query("command=sh&command=-c&command=echo%20a%2Bb&stdin=true&tty=false&stdout=true");
+        let http = HttpClient::new(&transport::ClientOptions { insecure: true, ..Default::default() });
+        let Ok(http) = http else { panic!("a client without server is valid") };
+        let stream = PodStream { kubelets: Arc::new(Kubelets::new(http)), what: What::Exec };
+        assert_eq!(
+            stream.path(&Key::new("ns", "pod"), "c", &pairs),
+            "/exec/ns/pod/c?command=sh&command=-c&command=echo%20a%2Bb&input=1&tty=false&output=1"
+        );
+    }
+}
