@@ -3,7 +3,9 @@
 
 extern crate decapod_proxy as proxy;
 
+mod api;
 mod fixtures;
 mod goldens;
 mod lab;
+mod run;
 mod traffic;

@@ -1,0 +1,117 @@
+//! The whole component: an API on one side, the kernel on the other.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use base::task::Tasks;
+use net::netns;
+use proxy::{Config, run};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::api::Api;
+use crate::fixtures::{facts, service, slice};
+use crate::lab::{LIMIT, Lab, ask, skipped};
+
+/// Asks until the answer is the expected one.
+async fn eventually(lab: &Lab, to: &str, expected: &str) {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let answer = ask(&lab.node.path, to).await;
+        if answer.as_ref().map_or_else(|e| e.contains(expected), |text| text == expected) {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{to}: {answer:?}, not {expected}");
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn get(lab: &Lab, port: u16, path: &str) -> String {
+    let to = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut stream = netns::connect(&lab.node.path, to).await.expect("connect");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("write");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("read");
+    text
+}
+
+fn config(lab: &Lab) -> Config {
+    let facts = facts();
+    Config {
+        node_name: facts.node,
+        cluster_cidrs: facts.cluster_cidrs,
+        service_cidrs: facts.service_cidrs,
+        netns: Some(lab.node.path.clone()),
+        ..Config::default()
+    }
+}
+
+#[tokio::test]
+async fn services_follow_the_api_and_outlive_the_process() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (_a, _b) = (lab.pod(2).await, lab.pod(3).await);
+    let api = Api::default();
+    let port = json!([{"name": "http", "port": 80, "nodePort": 30080}]);
+    let web = service("web", json!({"type": "NodePort", "clusterIP": "10.43.0.50", "ports": port}));
+    let at = |pods: &[&str]| slice("web", ("http", "TCP", 8080), pods);
+    api.put("services", &web);
+    api.put("endpointslices", &at(&["10.42.0.2"]));
+
+    let tasks = Tasks::new("test");
+    let (proxy, stop) = (run(api.client(), config(&lab), tasks.stop_signal()), tasks.clone());
+    let story = async {
+        eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
+        // Node ports answer once the node is known.
+        api.put(
+            "nodes",
+            &json!({
+                "metadata": {"name": "here"},
+                "spec": {"podCIDRs": ["10.42.0.0/24"]},
+                "status": {"addresses": [{"type": "InternalIP", "address": "192.168.50.1"}]},
+            }),
+        );
+        eventually(&lab, "192.168.50.1:30080", "10.42.0.2").await;
+        api.put("endpointslices", &at(&["!10.42.0.2", "10.42.0.3"]));
+        eventually(&lab, "10.43.0.50:80", "10.42.0.3").await;
+        api.put("endpointslices", &at(&["!10.42.0.2", "!10.42.0.3"]));
+        eventually(&lab, "10.43.0.50:80", "refused").await;
+        api.put("endpointslices", &at(&["10.42.0.2"]));
+        eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
+
+        let health = get(&lab, 10256, "/healthz").await;
+        assert!(health.starts_with("HTTP/1.1 200") && health.contains("\"nodeEligible\": true"));
+        assert!(get(&lab, 10249, "/proxyMode").await.ends_with("nftables"));
+        let metrics = get(&lab, 10249, "/metrics").await;
+        assert!(metrics.contains("nftables_sync_failures_total 0"), "{metrics}");
+        stop.stop();
+    };
+    let (outcome, ()) =
+        tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(proxy, story) })
+            .await
+            .expect("the story ends");
+    outcome.expect("a clean end");
+    // Nobody is there any more; the rules are.
+    eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
+    let lists = api.queries();
+    assert!(lists.iter().any(|q| q.contains("endpointslices") && q.contains("service-proxy-name")));
+    assert!(lists.iter().any(|q| q.contains("nodes") && q.contains("metadata.name")));
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_an_error_that_says_so() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let taken = SocketAddr::from(([0, 0, 0, 0], 10256));
+    let _held = netns::listen(&lab.node.path, taken).await.expect("listen");
+    let tasks = Tasks::new("test");
+    let error = run(Api::default().client(), config(&lab), tasks.stop_signal()).await;
+    let text = error.expect_err("taken").to_string();
+    assert!(text.contains("0.0.0.0:10256") && text.contains("in use"), "{text}");
+}
