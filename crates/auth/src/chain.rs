@@ -3,48 +3,36 @@
 use std::sync::Arc;
 
 use apiserver::StatusError;
-use apiserver::authn::{Authenticator, LocalIdentity};
+use apiserver::authn::Authenticator;
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
 use http::request::Parts;
 
-use crate::{ALL_AUTHENTICATED, ALL_UNAUTHENTICATED, ANONYMOUS, MASTERS};
+use crate::{ALL_AUTHENTICATED, MASTERS};
 
-/// Asks in order; the first that knows the user answers. Who fails at all is refused, who shows
-/// nothing is anonymous (if that is allowed). Authenticated users get their group.
-pub struct Authenticators {
-    pub list: Vec<Box<dyn Authenticator>>,
-    pub anonymous: bool,
-}
+/// Asks in order; the first that knows the user answers. Wrong credentials of one kind do not hide
+/// right ones of another, but with no right ones they are an error. Upstream: `union.New`.
+pub struct Authenticators(pub Vec<Box<dyn Authenticator>>);
 
 #[async_trait]
 impl Authenticator for Authenticators {
     async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError> {
-        if let Some(LocalIdentity(user)) = request.extensions.get() {
-            return Ok(Some(authenticated(user.clone())));
-        }
         let mut failure = None;
-        for authenticator in &self.list {
+        for authenticator in &self.0 {
             match authenticator.authenticate(request).await {
                 Ok(Some(user)) => return Ok(Some(authenticated(user))),
                 Ok(None) => {}
-                // Upstream: another kind of credentials on the same request may still be right.
                 Err(error) => failure = Some(error),
             }
         }
-        match failure {
-            Some(error) => Err(error),
-            None if self.anonymous => Ok(Some(UserInfo::new(ANONYMOUS, &[ALL_UNAUTHENTICATED]))),
-            None => Ok(None),
-        }
+        failure.map_or(Ok(None), Err)
     }
 }
 
 /// The user with the group of all authenticated users.
 pub(crate) fn authenticated(mut user: UserInfo) -> UserInfo {
-    let is_anonymous = user.name == ANONYMOUS || user.in_group(ALL_UNAUTHENTICATED);
-    if !is_anonymous && !user.in_group(ALL_AUTHENTICATED) {
+    if !user.in_group(ALL_AUTHENTICATED) {
         user.groups.push(ALL_AUTHENTICATED.to_owned());
     }
     user
@@ -124,21 +112,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn wrong_credentials_are_not_anonymous() {
+    async fn wrong_credentials_are_not_absent_ones() {
         let (parts, ()) = http::Request::new(()).into_parts();
-        let check = async |list: &[Result<Option<&'static str>, ()>], anonymous, expected| {
+        let check = async |list: &[Result<Option<&'static str>, ()>], expected| {
             let list = list.iter().map(|one| Box::new(Fixed(*one)) as Box<dyn Authenticator>);
-            let all = Authenticators { list: list.collect(), anonymous };
-            let got = all.authenticate(&parts).await;
-            let got = got.map(|user| user.map(|user| (user.name, user.groups.join(","))));
-            let expected: Result<Option<(&str, &str)>, ()> = expected;
-            let expected = expected.map(|user| user.map(|(a, b)| (a.to_owned(), b.to_owned())));
-            assert_eq!(got.map_err(|_| ()), expected);
+            let got = Authenticators(list.collect()).authenticate(&parts).await;
+            let got = got.map(|user| user.map(|user| format!("{} {}", user.name, user.groups[0])));
+            let expected: Result<Option<&str>, ()> = expected;
+            assert_eq!(got.map_err(|_| ()), expected.map(|user| user.map(str::to_owned)));
         };
-        check(&[Ok(None), Ok(Some("a"))], true, Ok(Some(("a", ALL_AUTHENTICATED)))).await;
-        check(&[Err(()), Ok(Some("a"))], true, Ok(Some(("a", ALL_AUTHENTICATED)))).await;
-        check(&[Err(()), Ok(None)], true, Err(())).await;
-        check(&[Ok(None)], true, Ok(Some((ANONYMOUS, ALL_UNAUTHENTICATED)))).await;
-        check(&[Ok(None)], false, Ok(None)).await;
+        check(&[Ok(None), Ok(Some("a"))], Ok(Some("a system:authenticated"))).await;
+        check(&[Err(()), Ok(Some("a"))], Ok(Some("a system:authenticated"))).await;
+        check(&[Err(()), Ok(None)], Err(())).await;
+        check(&[Ok(None)], Ok(None)).await;
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! In: request heads with connection facts, tokens, and the cluster's own objects (accounts, roles,
 //! bindings, pods), read through the server's registry. Out: a [`UserInfo`] per request and a
-//! decision per question. Plugs into the seams of `apiserver`: [`Authenticators`] is its
-//! `Authenticator`, [`Authorizers`] its `Authorizer`.
+//! decision per question. Plugs into the seams of `apiserver`, whose filters also do anonymous access
+//! and impersonation: [`Authenticators`] is its `Authenticator`, [`Authorizers`] its `Authorizer`.
 //!
 //! ```text
-//! request ─► x509 ─► front proxy ─► bearer token ─────────────► anonymous
+//! request ─► x509 ─► front proxy ─► bearer token
 //!                                   (static, service account,
 //!                                    bootstrap)
 //! question ─► system:masters ─► node ─► RBAC
@@ -18,7 +18,6 @@
 
 pub mod bootstrap_token;
 mod chain;
-pub mod impersonation;
 mod mirror;
 pub mod node;
 pub mod rbac;
@@ -35,6 +34,4 @@ pub use chain::{Authenticators, Authorizers, Masters};
 pub use rbac::Rbac;
 
 pub const ALL_AUTHENTICATED: &str = "system:authenticated";
-pub const ALL_UNAUTHENTICATED: &str = "system:unauthenticated";
-pub const ANONYMOUS: &str = "system:anonymous";
 pub const MASTERS: &str = "system:masters";

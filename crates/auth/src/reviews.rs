@@ -1,6 +1,6 @@
 //! The review kinds: questions about identity and permission, answered instead of stored.
 //!
-//! Each is a `Strategy` whose `review` answers; the resource rows take them from [`strategies`].
+//! Each is a `Strategy` whose `review` answers; the rows of these kinds take them.
 
 use std::sync::Arc;
 
@@ -16,23 +16,6 @@ use machinery::Object;
 use crate::tokens::BearerTokens;
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
-const AUTHENTICATION: &str = "authentication.k8s.io";
-
-/// `(group, kind, strategy)` of every review kind.
-pub fn strategies(
-    authorizer: Arc<dyn Authorizer>,
-    tokens: Arc<BearerTokens>,
-) -> Vec<(&'static str, &'static str, Arc<dyn Strategy>)> {
-    let access = || authorizer.clone();
-    vec![
-        (AUTHORIZATION, "SubjectAccessReview", Arc::new(SubjectAccess(access()))),
-        (AUTHORIZATION, "LocalSubjectAccessReview", Arc::new(LocalSubjectAccess(access()))),
-        (AUTHORIZATION, "SelfSubjectAccessReview", Arc::new(SelfSubjectAccess(access()))),
-        (AUTHORIZATION, "SelfSubjectRulesReview", Arc::new(SelfSubjectRules(access()))),
-        (AUTHENTICATION, "TokenReview", Arc::new(TokenReviews(tokens))),
-        (AUTHENTICATION, "SelfSubjectReview", Arc::new(SelfSubject)),
-    ]
-}
 
 /// May `user` do what the attributes say? `None`: neither kind of attributes is given.
 pub async fn evaluate(
@@ -101,7 +84,8 @@ fn no_question(kind: &str) -> StatusError {
     StatusError::invalid(AUTHORIZATION, kind, "", errors)
 }
 
-struct SubjectAccess(Arc<dyn Authorizer>);
+/// SubjectAccessReview.
+pub struct SubjectAccess(pub Arc<dyn Authorizer>);
 
 #[async_trait]
 impl Strategy for SubjectAccess {
@@ -121,7 +105,8 @@ impl Strategy for SubjectAccess {
     }
 }
 
-struct LocalSubjectAccess(Arc<dyn Authorizer>);
+/// LocalSubjectAccessReview.
+pub struct LocalSubjectAccess(pub Arc<dyn Authorizer>);
 
 #[async_trait]
 impl Strategy for LocalSubjectAccess {
@@ -149,7 +134,8 @@ impl Strategy for LocalSubjectAccess {
     }
 }
 
-struct SelfSubjectAccess(Arc<dyn Authorizer>);
+/// SelfSubjectAccessReview.
+pub struct SelfSubjectAccess(pub Arc<dyn Authorizer>);
 
 #[async_trait]
 impl Strategy for SelfSubjectAccess {
@@ -169,7 +155,8 @@ impl Strategy for SelfSubjectAccess {
     }
 }
 
-struct SelfSubjectRules(Arc<dyn Authorizer>);
+/// SelfSubjectRulesReview.
+pub struct SelfSubjectRules(pub Arc<dyn Authorizer>);
 
 #[async_trait]
 impl Strategy for SelfSubjectRules {
@@ -211,7 +198,8 @@ fn rules_status(rules: Vec<PolicyRule>) -> authorization::SubjectRulesReviewStat
     status
 }
 
-struct TokenReviews(Arc<BearerTokens>);
+/// TokenReview.
+pub struct TokenReviews(pub Arc<BearerTokens>);
 
 #[async_trait]
 impl Strategy for TokenReviews {
@@ -244,7 +232,8 @@ impl Strategy for TokenReviews {
     }
 }
 
-struct SelfSubject;
+/// SelfSubjectReview.
+pub struct SelfSubject;
 
 #[async_trait]
 impl Strategy for SelfSubject {

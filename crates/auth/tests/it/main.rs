@@ -1,0 +1,290 @@
+//! The authorizers and authenticators on a real registry: writes go through it, indexes follow it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use apiserver::Registry;
+use apiserver::admission::Chain;
+use apiserver::authz::{Attributes, Authorizer, Decision};
+use apiserver::registry::Intent;
+use apiserver::request::{Key, RequestInfo, UserInfo};
+use apiserver::resource::{CreateHandler, Created, Resource, ResourceTable, Strategy};
+use base::task::Tasks;
+use decapod_auth as auth;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::{ClusterResourceScope, Metadata};
+use machinery::ObjectMeta;
+use machinery::object::Typed;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+struct Plain;
+
+impl Strategy for Plain {
+    fn name_errors(&self, _: &str) -> Vec<String> {
+        vec![]
+    }
+}
+
+fn row<T>() -> Resource
+where
+    T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Default + Clone,
+    T: Send + Sync + 'static,
+{
+    let scope = std::any::TypeId::of::<T::Scope>();
+    Resource {
+        group: T::GROUP.into(),
+        version: T::VERSION.into(),
+        kind: T::KIND.into(),
+        plural: T::URL_PATH_SEGMENT.into(),
+        singular: T::KIND.to_lowercase(),
+        short_names: vec![],
+        categories: vec![],
+        namespaced: scope != std::any::TypeId::of::<ClusterResourceScope>(),
+        verbs: apiserver::resource::ALL_VERBS.to_vec(),
+        storage: Some(T::URL_PATH_SEGMENT.into()),
+        codec: Arc::new(Typed::<T>::new()),
+        conversion: None,
+        strategy: Arc::new(Plain),
+        subresources: vec![],
+        custom: false,
+        definition: String::new(),
+        schema: None,
+    }
+}
+
+struct World {
+    registry: Registry,
+    tasks: Tasks,
+}
+
+impl World {
+    fn start() -> Self {
+        let table = ResourceTable::new([
+            row::<ClusterRole>(),
+            row::<ClusterRoleBinding>(),
+            row::<Role>(),
+            row::<RoleBinding>(),
+            row::<Pod>(),
+            row::<Node>(),
+            row::<PersistentVolume>(),
+            row::<Secret>(),
+            row::<ServiceAccount>(),
+        ]);
+        let tasks = Tasks::new("test");
+        let registry = Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone());
+        Self { registry, tasks }
+    }
+
+    async fn create<T>(&self, namespace: &str, name: &str, object: serde_json::Value) -> T
+    where
+        T: k8s_openapi::Resource + machinery::Object + DeserializeOwned + Clone + 'static,
+    {
+        let mut object: T = serde_json::from_value(object).expect("an object of the kind");
+        object.meta_mut().name = Some(name.into());
+        object.meta_mut().namespace = (!namespace.is_empty()).then(|| namespace.into());
+        let ctx = self.registry.own_context::<T>();
+        let key = Key::new(namespace, name);
+        let intent = Intent::Create { object: Box::new(object) };
+        let written = self.registry.write(&ctx, &key, intent).await.expect("is created");
+        let object = written.object.object().expect("decodes");
+        object.downcast::<T>().expect("the kind").clone()
+    }
+
+    async fn delete<T: k8s_openapi::Resource>(&self, namespace: &str, name: &str) {
+        let ctx = self.registry.own_context::<T>();
+        let intent = Intent::Delete { options: Default::default() };
+        let key = Key::new(namespace, name);
+        self.registry.write(&ctx, &key, intent).await.expect("is deleted");
+    }
+
+    async fn shutdown(self) {
+        self.tasks.shutdown(Duration::from_secs(5)).await;
+    }
+}
+
+fn question(
+    user: &UserInfo,
+    verb: &str,
+    resource: &str,
+    namespace: &str,
+    name: &str,
+) -> Attributes {
+    let (group, resource) = resource.split_once(':').unwrap_or(("", resource));
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let request = RequestInfo {
+        is_resource: true,
+        verb: verb.into(),
+        group: group.into(),
+        resource: resource.into(),
+        subresource: subresource.into(),
+        namespace: namespace.into(),
+        name: name.into(),
+        ..RequestInfo::default()
+    };
+    Attributes { user: user.clone(), request }
+}
+
+async fn may(authorizer: &dyn Authorizer, attributes: &Attributes) -> bool {
+    matches!(authorizer.authorize(attributes).await, Decision::Allow { .. })
+}
+
+/// Waits until the index has seen what the registry wrote.
+async fn until(authorizer: &dyn Authorizer, attributes: &Attributes, expected: bool) {
+    let wait = async {
+        while may(authorizer, attributes).await != expected {
+            tokio::task::yield_now().await;
+        }
+    };
+    let limit = Duration::from_secs(10);
+    tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("{attributes:?}"));
+}
+
+#[tokio::test]
+async fn the_bootstrap_policy_lets_components_work() {
+    let world = World::start();
+    auth::rbac::bootstrap::reconcile(&world.registry).await.expect("an empty cluster is filled");
+    let before = world.registry.revision().await.expect("a revision");
+    auth::rbac::bootstrap::reconcile(&world.registry).await.expect("a second start");
+    assert_eq!(before, world.registry.revision().await.expect("a revision"), "nothing to do");
+
+    let rbac = auth::Rbac::start(&world.registry, &world.tasks).await;
+    let scheduler = UserInfo::new("system:kube-scheduler", &["system:authenticated"]);
+    let dns = UserInfo::new("system:kube-dns", &["system:authenticated"]);
+    let check = async |user: &UserInfo, verb: &str, resource: &str, expected: bool| {
+        let attributes = question(user, verb, resource, "", "");
+        assert_eq!(may(&rbac, &attributes).await, expected, "{verb} {resource}");
+    };
+    check(&scheduler, "list", "pods", true).await;
+    check(&scheduler, "create", "pods/binding", true).await;
+    check(&scheduler, "list", "secrets", false).await;
+    check(&dns, "watch", "discovery.k8s.io:endpointslices", true).await;
+    check(&dns, "delete", "services", false).await;
+    let controller = "system:serviceaccount:kube-system:replicaset-controller";
+    check(&UserInfo::new(controller, &[]), "create", "pods", true).await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn reconciling_repairs_what_was_damaged_and_keeps_what_was_added() {
+    let world = World::start();
+    let own = json!({"rules": [{"verbs": ["get"], "apiGroups": ["x"], "resources": ["y"]}]});
+    world.create::<ClusterRole>("", "system:node-proxier", own.clone()).await;
+    let frozen = json!({"metadata": {"annotations": {"rbac.authorization.kubernetes.io/autoupdate": "false"}}});
+    world.create::<ClusterRole>("", "system:discovery", frozen).await;
+    let wrong = json!({"roleRef": {"apiGroup": "", "kind": "ClusterRole", "name": "view"}});
+    world.create::<ClusterRoleBinding>("", "system:node-proxier", wrong).await;
+    auth::rbac::bootstrap::reconcile(&world.registry).await.expect("reconciles");
+
+    let role = |name: &'static str| world.registry.find::<ClusterRole>("", name);
+    let proxier = role("system:node-proxier").await.expect("reads").expect("exists");
+    let rules = proxier.rules.expect("rules");
+    assert!(rules.len() > 1 && rules[0].resources.as_deref() == Some(&["y".to_owned()][..]));
+    let discovery = role("system:discovery").await.expect("reads").expect("exists");
+    assert!(discovery.rules.is_none_or(|rules| rules.is_empty()));
+    let binding = world.registry.find::<ClusterRoleBinding>("", "system:node-proxier").await;
+    let binding = binding.expect("reads").expect("exists");
+    assert_eq!(binding.role_ref.name, "system:node-proxier");
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_indexes_follow_the_registry() {
+    let world = World::start();
+    let rbac = auth::Rbac::start(&world.registry, &world.tasks).await;
+    let node = auth::node::NodeAuthorizer::start(&world.registry, &world.tasks).await;
+    let jane = UserInfo::new("jane", &[]);
+    let asks = question(&jane, "get", "pods", "web", "p");
+    assert!(!may(&rbac, &asks).await);
+    let rules = json!({"rules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]});
+    world.create::<Role>("web", "reader", rules).await;
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+        "subjects": [{"kind": "User", "name": "jane"}],
+    });
+    world.create::<RoleBinding>("web", "readers", binding).await;
+    until(&rbac, &asks, true).await;
+    world.delete::<RoleBinding>("web", "readers").await;
+    until(&rbac, &asks, false).await;
+
+    let kubelet = UserInfo::new("system:node:n1", &["system:nodes"]);
+    let asks = question(&kubelet, "get", "secrets", "web", "password");
+    assert!(!may(&node, &asks).await);
+    let pod = json!({"spec": {
+        "nodeName": "n1", "containers": [{"name": "c"}],
+        "volumes": [{"name": "v", "secret": {"secretName": "password"}}],
+    }});
+    world.create::<Pod>("web", "p", pod).await;
+    until(&node, &asks, true).await;
+    world.delete::<Pod>("web", "p").await;
+    until(&node, &asks, false).await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_minted_token_is_good_while_its_pod_lives() {
+    use auth::tokens::TokenAuthenticator;
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let pki = pki::Pki::open_or_create(root.path()).expect("creates");
+    let issuer = "https://kubernetes.default.svc.cluster.local";
+    let keys = auth::service_account::TokenKeys::of_cluster(&pki, issuer).expect("keys");
+    let world = World::start();
+    let account = world.create::<ServiceAccount>("web", "bot", json!({})).await;
+    world.create::<Node>("", "n1", json!({})).await;
+    let spec = json!({"nodeName": "n1", "serviceAccountName": "bot", "containers": []});
+    world.create::<Pod>("web", "p", json!({"spec": spec})).await;
+
+    let mint = auth::service_account::TokenRequests::new(keys.clone());
+    let ask = async |body: serde_json::Value| {
+        let request: TokenRequest = serde_json::from_value(body).expect("a TokenRequest");
+        let ctx = world.registry.own_context::<ServiceAccount>();
+        let key = Key::new("web", "bot");
+        let created = mint.create(&world.registry, &ctx, &key, Box::new(request)).await;
+        created.map(|created| match created {
+            Created::Object(object) => {
+                let request = object.downcast::<TokenRequest>().expect("the kind");
+                request.status.clone().and_then(|status| status.token).expect("a token")
+            }
+            Created::Success => panic!("an answer without a token"),
+        })
+    };
+    let bound = json!({"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p"}});
+    let token = ask(json!({"spec": bound})).await.expect("a token");
+    let foreign = ask(json!({"spec": {"audiences": ["vault"]}})).await.expect("a token");
+    let short = ask(json!({"spec": {"expirationSeconds": 60}})).await.expect_err("too short");
+    assert!(short.message.contains("may not specify a duration less than 10 minutes"), "{short}");
+
+    let accounts = auth::service_account::ServiceAccounts::new(world.registry.clone(), keys);
+    let ours = [issuer.to_owned()];
+    let found = accounts.recognize(&token, &ours).await.expect("valid").expect("recognized");
+    assert_eq!(found.user.name, "system:serviceaccount:web:bot");
+    assert_eq!(Some(&found.user.uid), account.metadata.uid.as_ref());
+    assert_eq!(found.user.extra["authentication.kubernetes.io/node-name"], ["n1"]);
+    assert!(accounts.recognize(&foreign, &ours).await.is_err());
+    let vault = accounts.recognize(&foreign, &["vault".to_owned()]).await;
+    assert_eq!(vault.expect("valid").expect("recognized").audiences, ["vault"]);
+    assert_eq!(accounts.recognize("opaque", &ours).await.expect("not ours"), None);
+
+    world.delete::<Pod>("web", "p").await;
+    assert!(accounts.recognize(&token, &ours).await.is_err(), "its pod is gone");
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_clusters_token_lets_a_node_join() {
+    use auth::tokens::TokenAuthenticator;
+    let world = World::start();
+    let token = pki::BootstrapToken::from_secret("anything");
+    for _ in 0..2 {
+        auth::bootstrap_token::ensure(&world.registry, &token).await.expect("exists");
+    }
+    let tokens = auth::bootstrap_token::BootstrapTokens::new(world.registry.clone());
+    let found = tokens.recognize(&token.to_string(), &[]).await.expect("reads").expect("known");
+    assert_eq!(found.user.name, format!("system:bootstrap:{}", token.id));
+    let other = pki::BootstrapToken { secret: "0123456789abcdef".into(), ..token };
+    assert_eq!(tokens.recognize(&other.to_string(), &[]).await.expect("reads"), None);
+    world.shutdown().await;
+}
