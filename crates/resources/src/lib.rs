@@ -4,6 +4,7 @@
 //! derive. A new kind is a file and a line in [`RESOURCES`].
 
 mod apps;
+pub mod bootstrap;
 mod core;
 mod csr;
 mod events;

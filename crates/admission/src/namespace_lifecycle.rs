@@ -1,0 +1,57 @@
+//! Nothing is created in a namespace that is missing or going, and the namespaces that the cluster
+//! cannot do without stay.
+
+use apiserver::StatusError;
+use apiserver::admission::{Attributes, Operation, Plugin};
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::Namespace;
+
+const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+/// Kinds that are no objects, so that no namespace need exist for them.
+const REVIEW_GROUP: &str = "authorization.k8s.io";
+
+pub(crate) struct NamespaceLifecycle;
+
+#[async_trait]
+impl Plugin for NamespaceLifecycle {
+    fn name(&self) -> &'static str {
+        "NamespaceLifecycle"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        matches!(operation, Operation::Create | Operation::Update | Operation::Delete)
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let row = &attributes.ctx.resource;
+        let is_namespace = attributes.is_resource("", "namespaces");
+        if attributes.operation == Operation::Delete {
+            if is_namespace && IMMORTAL.contains(&attributes.key.name.as_str()) {
+                let why = "this namespace may not be deleted";
+                return Err(StatusError::forbidden("", "namespaces", &attributes.key.name, why));
+            }
+            return Ok(());
+        }
+        let namespace = attributes.key.namespace.as_str();
+        if !row.namespaced || namespace.is_empty() || row.group == REVIEW_GROUP {
+            return Ok(());
+        }
+        if attributes.operation != Operation::Create {
+            return Ok(());
+        }
+        let Some(found) = attributes.registry.find::<Namespace>("", namespace).await? else {
+            return Err(StatusError::not_found("", "namespaces", namespace));
+        };
+        let phase = found.status.as_ref().and_then(|status| status.phase.as_deref());
+        if phase != Some("Terminating") {
+            return Ok(());
+        }
+        let why = format!("unable to create new content in namespace {namespace} because it is being terminated");
+        let detail = format!("namespace {namespace} is being terminated");
+        Err(StatusError::forbidden(&row.group, &row.plural, &attributes.key.name, why).cause(
+            "NamespaceTerminating",
+            "metadata.namespace",
+            detail,
+        ))
+    }
+}

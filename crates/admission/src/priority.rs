@@ -1,0 +1,61 @@
+//! A pod's priority is the value of its PriorityClass, or of the class that is the default.
+
+use apiserver::StatusError;
+use apiserver::admission::{Attributes, Operation, Plugin};
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use machinery::Object;
+
+pub(crate) struct Priority;
+
+#[async_trait]
+impl Plugin for Priority {
+    fn name(&self) -> &'static str {
+        "Priority"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        operation == Operation::Create
+    }
+
+    async fn admit(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
+        if !attributes.is_resource("", "pods") {
+            return Ok(());
+        }
+        let registry = attributes.registry;
+        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>()) else {
+            return Ok(());
+        };
+        let name = pod.name().to_owned();
+        let spec = pod.spec.get_or_insert_default();
+        let asked = spec.priority_class_name.clone().filter(|class| !class.is_empty());
+        let class = match &asked {
+            Some(asked) => {
+                let found = registry.find::<PriorityClass>("", asked).await?;
+                let refused = || StatusError::forbidden("", "pods", &name, format!("no PriorityClass with name {asked} was found"));
+                Some(found.ok_or_else(refused)?)
+            }
+            None => default_class(&registry.cached::<PriorityClass>("").await?),
+        };
+        let value = class.as_ref().and_then(|class| class.value).unwrap_or_default();
+        if spec.priority.is_some_and(|priority| priority != value) {
+            let why = "the integer value of priority must not be provided in pod spec; priority admission controller computed ";
+            let given = spec.priority.unwrap_or_default();
+            return Err(StatusError::forbidden("", "pods", &name, format!("{why}{value} from the given PriorityClass name {given}")));
+        }
+        spec.priority = Some(value);
+        if let Some(class) = &class {
+            spec.priority_class_name = Some(class.name().to_owned());
+        }
+        let policy = class.and_then(|class| class.preemption_policy).unwrap_or_else(|| "PreemptLowerPriority".into());
+        spec.preemption_policy.get_or_insert(policy);
+        Ok(())
+    }
+}
+
+/// Of several defaults the lowest wins.
+fn default_class(all: &[PriorityClass]) -> Option<PriorityClass> {
+    let defaults = all.iter().filter(|class| class.global_default == Some(true));
+    defaults.min_by_key(|class| class.value).cloned()
+}

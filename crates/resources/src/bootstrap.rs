@@ -1,0 +1,291 @@
+//! The objects that every cluster has from its first second: namespaces, the `kubernetes` Service,
+//! priority classes, the Service range, what joining nodes need to know.
+//!
+//! Run at each start: creates what is missing, mends what must match the server's flags (addresses
+//! of the API server), and leaves the rest to whoever changed it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use apiserver::Registry;
+use apiserver::registry::Intent;
+use apiserver::request::Key;
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Namespace, Secret, Service,
+    ServicePort, ServiceSpec,
+};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
+use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use machinery::status::Reason;
+use machinery::{Object, ObjectMeta, StatusError};
+
+/// What of a server's settings shows in the objects.
+#[derive(Clone, Debug, Default)]
+pub struct Cluster {
+    pub service_cidrs: Vec<IpNet>,
+    /// Where this API server is reached.
+    pub addresses: Vec<IpAddr>,
+    pub port: u16,
+    pub cluster_dns: Vec<IpAddr>,
+    /// PEM of the authority that clients trust, and of the one for front proxies.
+    pub ca_pem: String,
+    pub front_proxy_ca_pem: String,
+    /// Id and secret of the token that nodes join with.
+    pub bootstrap_token: Option<(String, String)>,
+    /// `https://host:port`, as nodes reach the server.
+    pub server_url: String,
+}
+
+/// Creates and mends the objects.
+pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
+    for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+        create(registry, Namespace { metadata: named("", name), ..Namespace::default() }).await?;
+    }
+    create(registry, service_cidr(cluster)).await?;
+    for (name, value, description) in PRIORITY_CLASSES {
+        create(registry, priority_class(name, value, description)).await?;
+    }
+    create(registry, kubernetes_service(cluster)).await?;
+    put(registry, kubernetes_endpoints(cluster), |new, old| old.subsets = new.subsets.clone()).await?;
+    for slice in kubernetes_slices(cluster) {
+        put(registry, slice, |new, old| {
+            old.endpoints = new.endpoints.clone();
+            old.ports = new.ports.clone();
+        })
+        .await?;
+    }
+    if let Some(service) = dns_service(cluster) {
+        create(registry, service).await?;
+    }
+    put(registry, authentication_config(cluster), |new, old| old.data = new.data.clone()).await?;
+    put(registry, cluster_info(cluster), |new, old| old.data = new.data.clone()).await?;
+    if let Some(secret) = bootstrap_secret(cluster) {
+        put(registry, secret, |new, old| old.data = new.data.clone()).await?;
+    }
+    Ok(())
+}
+
+const PRIORITY_CLASSES: [(&str, i32, &str); 2] = [
+    (
+        "system-cluster-critical",
+        2_000_000_000,
+        "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+    ),
+    (
+        "system-node-critical",
+        2_000_001_000,
+        "Used for system critical pods that must not be moved from their current node.",
+    ),
+];
+
+fn named(namespace: &str, name: &str) -> ObjectMeta {
+    let namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());
+    ObjectMeta { name: Some(name.into()), namespace, ..ObjectMeta::default() }
+}
+
+fn map<const N: usize>(pairs: [(&str, &str); N]) -> Option<BTreeMap<String, String>> {
+    Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into())
+}
+
+/// Creates what is not there.
+async fn create<T>(registry: &Registry, object: T) -> Result<(), StatusError>
+where
+    T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
+{
+    let (namespace, name) = (object.namespace().to_owned(), object.name().to_owned());
+    if registry.find::<T>(&namespace, &name).await?.is_some() {
+        return Ok(());
+    }
+    let ctx = registry.own_context::<T>();
+    let intent = Intent::Create { object: Box::new(object) };
+    match registry.write(&ctx, &Key::new(namespace, name), intent).await {
+        Err(error) if !error.is(Reason::AlreadyExists) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Creates what is not there, else carries over what must match.
+async fn put<T>(registry: &Registry, object: T, mend: fn(&T, &mut T)) -> Result<(), StatusError>
+where
+    T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
+{
+    let key = Key::new(object.namespace(), object.name());
+    if registry.find::<T>(&key.namespace, &key.name).await?.is_none() {
+        return create(registry, object).await;
+    }
+    let ctx = registry.own_context::<T>();
+    let modify = move |there: &mut dyn Object| {
+        mend(&object, there.expect_mut::<T>());
+        Ok(())
+    };
+    registry.write(&ctx, &key, Intent::Modify(Box::new(modify))).await.map(|_| ())
+}
+
+fn service_cidr(cluster: &Cluster) -> ServiceCIDR {
+    let cidrs = cluster.service_cidrs.iter().map(IpNet::to_string).collect();
+    ServiceCIDR {
+        metadata: named("", "kubernetes"),
+        spec: Some(ServiceCIDRSpec { cidrs: Some(cidrs) }),
+        status: None,
+    }
+}
+
+fn priority_class(name: &str, value: i32, description: &str) -> PriorityClass {
+    PriorityClass {
+        metadata: named("", name),
+        value: Some(value),
+        description: Some(description.into()),
+        ..PriorityClass::default()
+    }
+}
+
+fn kubernetes_service(cluster: &Cluster) -> Service {
+    let first = cluster.service_cidrs.first().and_then(|cidr| cidr.hosts().next());
+    let port = ServicePort {
+        name: Some("https".into()),
+        port: 443,
+        protocol: Some("TCP".into()),
+        target_port: Some(IntOrString::Int(cluster.port.into())),
+        ..ServicePort::default()
+    };
+    Service {
+        metadata: ObjectMeta {
+            labels: map([("component", "apiserver"), ("provider", "kubernetes")]),
+            ..named("default", "kubernetes")
+        },
+        spec: Some(ServiceSpec {
+            type_: Some("ClusterIP".into()),
+            cluster_ip: first.map(|ip| ip.to_string()),
+            ports: Some(vec![port]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn kubernetes_endpoints(cluster: &Cluster) -> Endpoints {
+    let address = |ip: &IpAddr| EndpointAddress { ip: ip.to_string(), ..EndpointAddress::default() };
+    let port = EndpointPort {
+        name: Some("https".into()),
+        port: cluster.port.into(),
+        protocol: Some("TCP".into()),
+        ..EndpointPort::default()
+    };
+    let subset = EndpointSubset {
+        addresses: Some(cluster.addresses.iter().map(address).collect()),
+        ports: Some(vec![port]),
+        ..EndpointSubset::default()
+    };
+    let labels = map([("endpointslice.kubernetes.io/skip-mirror", "true")]);
+    Endpoints { metadata: ObjectMeta { labels, ..named("default", "kubernetes") }, subsets: Some(vec![subset]) }
+}
+
+/// One slice per family of the server's addresses.
+fn kubernetes_slices(cluster: &Cluster) -> Vec<EndpointSlice> {
+    let slice = |name: &str, family: &str, v4: bool| {
+        let addresses: Vec<&IpAddr> = cluster.addresses.iter().filter(|ip| ip.is_ipv4() == v4).collect();
+        (!addresses.is_empty()).then(|| EndpointSlice {
+            metadata: ObjectMeta {
+                labels: map([("kubernetes.io/service-name", "kubernetes")]),
+                ..named("default", name)
+            },
+            address_type: family.into(),
+            endpoints: Some(addresses.into_iter().map(endpoint).collect()),
+            ports: Some(vec![SlicePort {
+                name: Some("https".into()),
+                port: Some(cluster.port.into()),
+                protocol: Some("TCP".into()),
+                ..SlicePort::default()
+            }]),
+        })
+    };
+    [slice("kubernetes", "IPv4", true), slice("kubernetes-ipv6", "IPv6", false)].into_iter().flatten().collect()
+}
+
+fn endpoint(ip: &IpAddr) -> Endpoint {
+    let ready = EndpointConditions { ready: Some(true), ..EndpointConditions::default() };
+    Endpoint { addresses: vec![ip.to_string()], conditions: Some(ready), ..Endpoint::default() }
+}
+
+/// Every node answers the cluster DNS address itself, so no proxy has a say in it: upstream's label
+/// for Services of another proxy makes all of them leave it alone.
+fn dns_service(cluster: &Cluster) -> Option<Service> {
+    let first = cluster.cluster_dns.first()?;
+    let port = |name: &str, protocol: &str| ServicePort {
+        name: Some(name.into()),
+        port: 53,
+        protocol: Some(protocol.into()),
+        ..ServicePort::default()
+    };
+    Some(Service {
+        metadata: ObjectMeta {
+            labels: map([
+                ("k8s-app", "kube-dns"),
+                ("kubernetes.io/cluster-service", "true"),
+                ("kubernetes.io/name", "CoreDNS"),
+                ("service.kubernetes.io/service-proxy-name", "decapod-dns"),
+            ]),
+            ..named("kube-system", "kube-dns")
+        },
+        spec: Some(ServiceSpec {
+            cluster_ip: Some(first.to_string()),
+            ports: Some(vec![port("dns", "UDP"), port("dns-tcp", "TCP")]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    })
+}
+
+/// How extension servers know the front proxy and clients.
+fn authentication_config(cluster: &Cluster) -> ConfigMap {
+    ConfigMap {
+        metadata: named("kube-system", "extension-apiserver-authentication"),
+        data: map([
+            ("client-ca-file", cluster.ca_pem.as_str()),
+            ("requestheader-allowed-names", r#"["front-proxy-client"]"#),
+            ("requestheader-client-ca-file", cluster.front_proxy_ca_pem.as_str()),
+            ("requestheader-extra-headers-prefix", r#"["X-Remote-Extra-"]"#),
+            ("requestheader-group-headers", r#"["X-Remote-Group"]"#),
+            ("requestheader-uid-headers", r#"["X-Remote-Uid"]"#),
+            ("requestheader-username-headers", r#"["X-Remote-User"]"#),
+        ]),
+        ..ConfigMap::default()
+    }
+}
+
+/// What anybody may know before joining: the server and its authority, as kubeadm publishes it.
+fn cluster_info(cluster: &Cluster) -> ConfigMap {
+    use base64::Engine;
+    let ca = base64::engine::general_purpose::STANDARD.encode(&cluster.ca_pem);
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    certificate-authority-data: {ca}\n    server: {}\ncontexts: []\ncurrent-context: \"\"\npreferences: {{}}\nusers: []\n",
+        cluster.server_url
+    );
+    ConfigMap {
+        metadata: named("kube-public", "cluster-info"),
+        data: map([("kubeconfig", kubeconfig.as_str())]),
+        ..ConfigMap::default()
+    }
+}
+
+fn bootstrap_secret(cluster: &Cluster) -> Option<Secret> {
+    let (id, secret) = cluster.bootstrap_token.as_ref()?;
+    let data = [
+        ("token-id", id.as_str()),
+        ("token-secret", secret.as_str()),
+        ("usage-bootstrap-authentication", "true"),
+        ("usage-bootstrap-signing", "true"),
+        ("auth-extra-groups", "system:bootstrappers:decapod:default-node-token"),
+        ("description", "The token that nodes of this cluster join with."),
+    ];
+    let bytes = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
+    Some(Secret {
+        metadata: named("kube-system", &format!("bootstrap-token-{id}")),
+        type_: Some("bootstrap.kubernetes.io/token".into()),
+        data: Some(data.map(|(key, value)| (key.to_owned(), bytes(value))).into()),
+        ..Secret::default()
+    })
+}
