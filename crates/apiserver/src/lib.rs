@@ -17,9 +17,19 @@ pub mod admission;
 pub mod authn;
 pub mod authz;
 pub mod cacher;
+pub mod codec;
+pub mod discovery;
+pub mod filters;
+pub mod health;
+pub mod metrics;
+pub mod openapi;
 pub mod registry;
 pub mod request;
 pub mod resource;
+pub mod serve;
+pub mod verbs;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use machinery::StatusError;
 pub use registry::Registry;

@@ -1,0 +1,296 @@
+//! Request bodies: bytes to an object of the kind that the route wants.
+//!
+//! In: a body, its media type, the wanted kind. Out: the object, or the 400 that upstream answers,
+//! word by word. Unknown and duplicate fields are refused, warned about or ignored as the request
+//! says.
+//!
+//! Invariant: what leaves has the wanted kind and version; an absent kind or version means the
+//! wanted one.
+
+use std::borrow::Cow;
+
+use machinery::object::{Codec, Decoded, Unstructured};
+use machinery::{Object, StatusError};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::gojson;
+use crate::request::{FieldValidation, RequestContext};
+use crate::resource::ResourceTable;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyFormat {
+    Json,
+    Yaml,
+}
+
+/// The format that a Content-Type names; none given means JSON. `None`: one that is not accepted.
+pub fn body_format(content_type: Option<&str>) -> Option<BodyFormat> {
+    let Some(text) = content_type else { return Some(BodyFormat::Json) };
+    match text.split(';').next().unwrap_or_default().trim() {
+        "" | "application/json" | "*/*" => Some(BodyFormat::Json),
+        "application/yaml" => Some(BodyFormat::Yaml),
+        _ => None,
+    }
+}
+
+/// The kind that a route wants.
+pub struct Wanted<'a> {
+    pub group: &'a str,
+    pub version: &'a str,
+    pub kind: &'a str,
+    pub codec: &'a dyn Codec,
+    /// All kinds, to tell a wrong kind from an unknown one.
+    pub table: &'a ResourceTable,
+}
+
+impl Wanted<'_> {
+    fn api_version(&self) -> String {
+        group_version(self.group, self.version)
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TypeMeta {
+    #[serde(rename = "apiVersion")]
+    api_version: Option<String>,
+    kind: Option<String>,
+}
+
+/// Decodes a body; notes of strict decoding go where the context says.
+pub fn decode(
+    body: &[u8],
+    format: BodyFormat,
+    wanted: &Wanted<'_>,
+    ctx: &RequestContext,
+) -> Result<Box<dyn Object>, StatusError> {
+    let unrecognized = |why: &str| unrecognized(wanted.kind, why, body);
+    let mut strict = vec![];
+    let json = match format {
+        BodyFormat::Json => {
+            let duplicates = gojson::check(body)
+                .map_err(|why| unrecognized(&format!("couldn't get version/kind; json parse error: {why}")))?;
+            strict.extend(duplicates.iter().map(|path| format!("duplicate field {path:?}")));
+            Cow::Borrowed(body)
+        }
+        BodyFormat::Yaml => {
+            let (value, note) = yaml(body).map_err(|why| unrecognized(&format!("yaml: {why}")))?;
+            strict.extend(note);
+            Cow::Owned(value.to_string().into_bytes())
+        }
+    };
+    if json.trim_ascii() == b"null" {
+        return Ok(wanted.codec.empty());
+    }
+    let types: TypeMeta = serde_json::from_slice(&json)
+        .map_err(|_| unrecognized(&type_meta_error(&json)))?;
+    check_type(&types, wanted, body)?;
+    let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
+    let Decoded { mut object, unknown_fields } =
+        wanted.codec.decode(&json).map_err(|error| cannot(&error.to_string()))?;
+    strict.extend(unknown_fields.iter().map(|path| format!("unknown field {path:?}")));
+    match ctx.field_validation {
+        FieldValidation::Strict if !strict.is_empty() => {
+            return Err(cannot(&format!("strict decoding error: {}", strict.join(", "))));
+        }
+        FieldValidation::Warn => strict.into_iter().for_each(|note| ctx.warn(note)),
+        _ => {}
+    }
+    if let Some(custom) = object.downcast_mut::<Unstructured>() {
+        custom.api_version = wanted.api_version();
+        custom.kind = wanted.kind.into();
+    }
+    Ok(object)
+}
+
+/// Is it the wanted kind in the wanted version?
+fn check_type(types: &TypeMeta, wanted: &Wanted<'_>, body: &[u8]) -> Result<(), StatusError> {
+    let wanted_version = wanted.api_version();
+    let api_version = given(&types.api_version).unwrap_or(&wanted_version);
+    let kind = given(&types.kind).unwrap_or(wanted.kind);
+    if api_version == wanted_version && kind == wanted.kind {
+        return Ok(());
+    }
+    if api_version.matches('/').count() > 1 {
+        let why = format!("unexpected GroupVersion string: {api_version}");
+        return Err(unrecognized(wanted.kind, &why, body));
+    }
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    if !is_registered(wanted.table, group, version, kind) {
+        let why = format!(
+            "no kind {kind:?} is registered for version {api_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
+        );
+        return Err(cannot_be_handled(types, wanted, &why));
+    }
+    if group == wanted.group && kind == wanted.kind {
+        return Err(StatusError::bad_request(format!(
+            "the API version in the data ({api_version}) does not match the expected API version ({wanted_version})"
+        )));
+    }
+    let package = |group: &str| match group {
+        "" => "core".to_owned(),
+        group => group.split('.').next().unwrap_or_default().to_owned(),
+    };
+    let why = format!(
+        "converting ({version}.{kind}) to ({}.{}): unknown conversion",
+        package(wanted.group),
+        wanted.kind,
+    );
+    Err(cannot_be_handled(types, wanted, &why))
+}
+
+fn given(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty())
+}
+
+fn is_registered(table: &ResourceTable, group: &str, version: &str, kind: &str) -> bool {
+    let single = kind.strip_suffix("List").unwrap_or(kind);
+    let generic = group.is_empty() && version == "v1" && matches!(kind, "List" | "Status");
+    generic || table.by_kind(group, version, kind).or_else(|| table.by_kind(group, version, single)).is_some()
+}
+
+/// `Pod in version "v1" cannot be handled as a Pod: …`
+fn cannot_be_handled(types: &TypeMeta, wanted: &Wanted<'_>, why: &str) -> StatusError {
+    let kind = given(&types.kind).unwrap_or(wanted.kind);
+    let api_version = given(&types.api_version);
+    let version = api_version.map_or(wanted.version, |text| text.rsplit('/').next().unwrap_or(text));
+    StatusError::bad_request(format!(
+        "{kind} in version {version:?} cannot be handled as a {}: {why}",
+        wanted.kind
+    ))
+}
+
+/// `the object provided is unrecognized (must be of type Pod): … (the body's beginning)`
+fn unrecognized(kind: &str, why: &str, body: &[u8]) -> StatusError {
+    StatusError::bad_request(format!(
+        "the object provided is unrecognized (must be of type {kind}): {why} ({})",
+        summary(body)
+    ))
+}
+
+/// Upstream: `summarizeData` with 30 bytes.
+fn summary(body: &[u8]) -> String {
+    const LENGTH: usize = 30;
+    let cut = &body[..body.len().min(LENGTH)];
+    let shown = match body.first() {
+        None => return "<empty>".into(),
+        Some(b'{') => String::from_utf8_lossy(cut).into_owned(),
+        Some(_) => cut.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    if body.len() > LENGTH { format!("{shown} ...") } else { shown }
+}
+
+/// Why no kind and version can be read from JSON that is none of an object's.
+fn type_meta_error(json: &[u8]) -> String {
+    const STRUCT: &str = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+    let what = match serde_json::from_slice(json) {
+        Ok(Value::Object(fields)) => {
+            let wrong = ["apiVersion", "kind"]
+                .iter()
+                .find_map(|name| fields.get(*name).filter(|value| !value.is_string()).map(|value| (name, value)));
+            match wrong {
+                Some((name, value)) => {
+                    format!("{} into Go struct field .{name} of type string", go_type(value))
+                }
+                None => format!("object into Go value of type {STRUCT}"),
+            }
+        }
+        Ok(other) => format!("{} into Go value of type {STRUCT}", go_type(&other)),
+        Err(error) => return format!("couldn't get version/kind; json parse error: {error}"),
+    };
+    format!("couldn't get version/kind; json parse error: json: cannot unmarshal {what}")
+}
+
+fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// YAML 1.1, as clients write it: octal file modes, `yes` and `no`. The note tells of a duplicate
+/// key; the last one wins.
+pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
+    use serde_saphyr::DuplicateKeyPolicy;
+    let read = |policy: DuplicateKeyPolicy| -> Result<Value, serde_saphyr::Error> {
+        let options = serde_saphyr::options! {
+            duplicate_keys: policy,
+            legacy_octal_numbers: true,
+            with_snippet: false,
+        };
+        serde_saphyr::from_slice_with_options(body, options)
+    };
+    if body.trim_ascii().is_empty() {
+        return Ok((Value::Null, None));
+    }
+    match read(DuplicateKeyPolicy::Error) {
+        Ok(value) => Ok((value, None)),
+        Err(error) => {
+            let value = read(DuplicateKeyPolicy::LastWins).map_err(|error| error.to_string())?;
+            Ok((value, Some(format!("yaml: unmarshal errors:\n  {error}"))))
+        }
+    }
+}
+
+/// Is it JSON already? (JSON is YAML, but has a quicker reader.)
+pub fn is_json(body: &[u8]) -> bool {
+    body.trim_ascii_start().first() == Some(&b'{') && gojson::check(body).is_ok()
+}
+
+pub fn group_version(group: &str, version: &str) -> String {
+    if group.is_empty() { version.into() } else { format!("{group}/{version}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use machinery::object::Typed;
+
+    use super::*;
+    use crate::request::UserInfo;
+    use crate::testing;
+
+    fn attempt(body: &str, format: BodyFormat, validation: FieldValidation) -> Result<(Box<dyn Object>, Vec<String>), String> {
+        let table = testing::table();
+        let row = Arc::clone(table.get("", "v1", "configmaps").expect("a row"));
+        let mut ctx = RequestContext::new(UserInfo::apiserver(), row, "");
+        ctx.field_validation = validation;
+        let codec = Typed::<ConfigMap>::new();
+        let wanted = Wanted { group: "", version: "v1", kind: "ConfigMap", codec: &codec, table: &table };
+        let object = decode(body.as_bytes(), format, &wanted, &ctx).map_err(|error| error.message.clone())?;
+        Ok((object, ctx.take_warnings()))
+    }
+
+    #[test]
+    fn refuses_in_upstreams_words() {
+        for (body, expected) in [
+            ("", "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)"),
+            ("[]", r#"the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" } (5b5d)"#),
+            (r#"{"apiVersion":1,"kind":"ConfigMap"}"#, r#"the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .apiVersion of type string ({"apiVersion":1,"kind":"Config ...)"#),
+            (r#"{"apiVersion":"a/b/c","kind":"ConfigMap","metadata":{"name":"t"}}"#, r#"the object provided is unrecognized (must be of type ConfigMap): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c","kind":" ...)"#),
+            (r#"{"apiVersion":"v1","kind":"List","items":[]}"#, r#"List in version "v1" cannot be handled as a ConfigMap: converting (v1.List) to (core.ConfigMap): unknown conversion"#),
+            (r#"{"apiVersion":"v1","kind":"Zebra"}"#, r#"Zebra in version "v1" cannot be handled as a ConfigMap: no kind "Zebra" is registered for version "v1" in scheme "pkg/api/legacyscheme/scheme.go:30""#),
+            (r#"{"apiVersion":"bogus/v9","kind":"ConfigMap"}"#, r#"ConfigMap in version "v9" cannot be handled as a ConfigMap: no kind "ConfigMap" is registered for version "bogus/v9" in scheme "pkg/api/legacyscheme/scheme.go:30""#),
+            (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","name":"b"},"zz":1}"#, r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: duplicate field "metadata.name", unknown field "zz""#),
+        ] {
+            let got = attempt(body, BodyFormat::Json, FieldValidation::Strict);
+            assert_eq!(got.err().as_deref(), Some(expected), "{body}");
+        }
+    }
+
+    #[test]
+    fn absent_kinds_are_the_wanted_one() {
+        for body in [r#"{"metadata":{"name":"t"}}"#, "null"] {
+            assert!(attempt(body, BodyFormat::Json, FieldValidation::Strict).is_ok(), "{body}");
+        }
+        let (object, warnings) = attempt("kind: ConfigMap\nmetadata: {name: t}\nzz: 0755\n", BodyFormat::Yaml, FieldValidation::Warn).expect("decodes");
+        assert_eq!((object.name(), warnings), ("t", vec!["unknown field \"zz\"".to_owned()]));
+    }
+}

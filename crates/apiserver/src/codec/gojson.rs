@@ -1,0 +1,333 @@
+//! Go's view of JSON: whether a text is JSON, in the words of Go's `encoding/json`, and which fields
+//! an object has twice.
+//!
+//! In: bytes. Out: the paths of duplicate fields, or the error that clients of upstream know. This
+//! scanner judges, it does not decode: decoding is serde's work. It keeps its own stack, so that a
+//! hostile nesting depth costs no thread stack.
+
+use std::collections::HashSet;
+
+/// Upstream: `encoding/json`'s maximum nesting depth.
+const MAX_DEPTH: usize = 10_000;
+/// More duplicates than this are not listed.
+const MAX_DUPLICATES: usize = 100;
+
+/// Checks the whole text. The duplicates are paths as `metadata.name`, in the order they appear.
+pub fn check(bytes: &[u8]) -> Result<Vec<String>, String> {
+    let mut scanner = Scanner { bytes, at: 0, stack: vec![], duplicates: vec![] };
+    scanner.run()?;
+    Ok(scanner.duplicates)
+}
+
+enum Frame {
+    Object { keys: HashSet<String>, key: String },
+    Array { index: usize },
+}
+
+struct Scanner<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    stack: Vec<Frame>,
+    duplicates: Vec<String>,
+}
+
+const LOOKING_FOR_VALUE: &str = "looking for beginning of value";
+const LOOKING_FOR_KEY: &str = "looking for beginning of object key string";
+
+impl Scanner<'_> {
+    fn run(&mut self) -> Result<(), String> {
+        loop {
+            // A value begins here.
+            let opened = self.value()?;
+            if opened && self.enter()? {
+                continue;
+            }
+            // A value ended: what follows decides whether another begins.
+            if !self.leave()? {
+                break;
+            }
+        }
+        match self.peek() {
+            None => Ok(()),
+            Some(_) => Err(self.unexpected("after top-level value")),
+        }
+    }
+
+    /// Consumes a scalar (false) or the opening bracket of a container (true).
+    fn value(&mut self) -> Result<bool, String> {
+        match self.peek() {
+            None => Err(end_of_input()),
+            Some(open @ (b'{' | b'[')) => {
+                if self.stack.len() >= MAX_DEPTH {
+                    return Err(self.unexpected("exceeded max depth"));
+                }
+                self.at += 1;
+                self.stack.push(match open {
+                    b'{' => Frame::Object { keys: HashSet::new(), key: String::new() },
+                    _ => Frame::Array { index: 0 },
+                });
+                Ok(true)
+            }
+            Some(b'"') => self.string().map(|_| false),
+            Some(b't') => self.literal("true").map(|()| false),
+            Some(b'f') => self.literal("false").map(|()| false),
+            Some(b'n') => self.literal("null").map(|()| false),
+            Some(b'-' | b'0'..=b'9') => self.number().map(|()| false),
+            Some(_) => Err(self.unexpected(LOOKING_FOR_VALUE)),
+        }
+    }
+
+    /// Behind an opening bracket: does a value follow (true), or is the container empty?
+    fn enter(&mut self) -> Result<bool, String> {
+        let next = self.peek();
+        match (self.stack.last(), next) {
+            (_, None) => Err(end_of_input()),
+            (Some(Frame::Object { .. }), Some(b'}')) | (Some(Frame::Array { .. }), Some(b']')) => {
+                self.at += 1;
+                self.stack.pop();
+                Ok(false)
+            }
+            (Some(Frame::Object { .. }), Some(_)) => self.key().map(|()| true),
+            _ => Ok(true),
+        }
+    }
+
+    /// Behind a value: closes what ends; true when another value follows.
+    fn leave(&mut self) -> Result<bool, String> {
+        loop {
+            let next = self.peek();
+            let Some(frame) = self.stack.last_mut() else { return Ok(false) };
+            match (frame, next) {
+                (_, None) => return Err(end_of_input()),
+                (Frame::Object { .. }, Some(b',')) => {
+                    self.at += 1;
+                    self.key()?;
+                    return Ok(true);
+                }
+                (Frame::Array { index }, Some(b',')) => {
+                    *index += 1;
+                    self.at += 1;
+                    return Ok(true);
+                }
+                (Frame::Object { .. }, Some(b'}')) | (Frame::Array { .. }, Some(b']')) => {
+                    self.at += 1;
+                    self.stack.pop();
+                }
+                (Frame::Object { .. }, Some(_)) => {
+                    return Err(self.unexpected("after object key:value pair"));
+                }
+                (Frame::Array { .. }, Some(_)) => return Err(self.unexpected("after array element")),
+            }
+        }
+    }
+
+    fn key(&mut self) -> Result<(), String> {
+        match self.peek() {
+            None => return Err(end_of_input()),
+            Some(b'"') => {}
+            Some(_) => return Err(self.unexpected(LOOKING_FOR_KEY)),
+        }
+        let name = self.string()?;
+        let is_new = match self.stack.last_mut() {
+            Some(Frame::Object { keys, key }) => {
+                key.clone_from(&name);
+                keys.insert(name)
+            }
+            _ => true,
+        };
+        if !is_new && self.duplicates.len() < MAX_DUPLICATES {
+            let path = self.path();
+            if !self.duplicates.contains(&path) {
+                self.duplicates.push(path);
+            }
+        }
+        match self.peek() {
+            None => Err(end_of_input()),
+            Some(b':') => {
+                self.at += 1;
+                Ok(())
+            }
+            Some(_) => Err(self.unexpected("after object key")),
+        }
+    }
+
+    fn path(&self) -> String {
+        let mut path = String::new();
+        for frame in &self.stack {
+            match frame {
+                Frame::Object { key, .. } => {
+                    if !path.is_empty() {
+                        path.push('.');
+                    }
+                    path.push_str(key);
+                }
+                Frame::Array { index } => path.push_str(&format!("[{index}]")),
+            }
+        }
+        path
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let start = self.at;
+        self.at += 1;
+        let mut escaped = false;
+        loop {
+            match self.bytes.get(self.at) {
+                None => return Err(end_of_input()),
+                Some(b'"') => break,
+                Some(b'\\') => {
+                    escaped = true;
+                    self.escape()?;
+                }
+                Some(0..0x20) => return Err(self.unexpected("in string literal")),
+                Some(_) => self.at += 1,
+            }
+        }
+        self.at += 1;
+        let quoted = &self.bytes[start..self.at];
+        if escaped {
+            return Ok(serde_json::from_slice(quoted).unwrap_or_default());
+        }
+        Ok(String::from_utf8_lossy(&quoted[1..quoted.len() - 1]).into_owned())
+    }
+
+    fn escape(&mut self) -> Result<(), String> {
+        self.at += 1;
+        match self.bytes.get(self.at) {
+            None => return Err(end_of_input()),
+            Some(b'u') => {
+                for _ in 0..4 {
+                    self.at += 1;
+                    match self.bytes.get(self.at) {
+                        None => return Err(end_of_input()),
+                        Some(byte) if byte.is_ascii_hexdigit() => {}
+                        Some(_) => return Err(self.unexpected("in \\u hexadecimal character escape")),
+                    }
+                }
+            }
+            Some(b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"') => {}
+            Some(_) => return Err(self.unexpected("in string escape code")),
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn literal(&mut self, word: &str) -> Result<(), String> {
+        for expected in word.bytes() {
+            match self.bytes.get(self.at) {
+                None => return Err(end_of_input()),
+                Some(byte) if *byte == expected => self.at += 1,
+                Some(_) => {
+                    let expected = char::from(expected);
+                    return Err(self.unexpected(&format!("in literal {word} (expecting '{expected}')")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<(), String> {
+        if self.bytes[self.at] == b'-' {
+            self.at += 1;
+        }
+        match self.bytes.get(self.at) {
+            Some(b'0') => self.at += 1,
+            Some(b'1'..=b'9') => self.digits(),
+            None => return Err(end_of_input()),
+            Some(_) => return Err(self.unexpected("in numeric literal")),
+        }
+        if self.bytes.get(self.at) == Some(&b'.') {
+            self.at += 1;
+            self.some_digits("after decimal point in numeric literal")?;
+        }
+        if let Some(b'e' | b'E') = self.bytes.get(self.at) {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.bytes.get(self.at) {
+                self.at += 1;
+            }
+            self.some_digits("in exponent of numeric literal")?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) {
+        while self.bytes.get(self.at).is_some_and(u8::is_ascii_digit) {
+            self.at += 1;
+        }
+    }
+
+    fn some_digits(&mut self, context: &str) -> Result<(), String> {
+        match self.bytes.get(self.at) {
+            None => Err(end_of_input()),
+            Some(byte) if byte.is_ascii_digit() => {
+                self.digits();
+                Ok(())
+            }
+            Some(_) => Err(self.unexpected(context)),
+        }
+    }
+
+    /// The next byte that is no white space.
+    fn peek(&mut self) -> Option<u8> {
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.bytes.get(self.at) {
+            self.at += 1;
+        }
+        self.bytes.get(self.at).copied()
+    }
+
+    fn unexpected(&self, context: &str) -> String {
+        let byte = self.bytes.get(self.at).copied().unwrap_or_default();
+        format!("invalid character {} {context}", quoted(byte))
+    }
+}
+
+fn end_of_input() -> String {
+    "unexpected end of JSON input".into()
+}
+
+/// As Go quotes a byte in these messages.
+fn quoted(byte: u8) -> String {
+    match byte {
+        b'\'' => r"'\''".into(),
+        b'"' => "'\"'".into(),
+        b'\n' => r"'\n'".into(),
+        b'\t' => r"'\t'".into(),
+        b'\r' => r"'\r'".into(),
+        b'\\' => r"'\\'".into(),
+        0..0x20 | 0x7f => format!("'\\x{byte:02x}'"),
+        _ => format!("'{}'", char::from(byte)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_read_as_go_writes_them() {
+        for (text, expected) in [
+            ("", "unexpected end of JSON input"),
+            ("{'a':1}", r"invalid character '\'' looking for beginning of object key string"),
+            ("apiVersion: v1", "invalid character 'a' looking for beginning of value"),
+            (r#"{"a":NaN}"#, "invalid character 'N' looking for beginning of value"),
+            (r#"{"a":01}"#, "invalid character '1' after object key:value pair"),
+            (r#"{"a":1} xyz"#, "invalid character 'x' after top-level value"),
+            ("[1 2]", "invalid character '2' after array element"),
+            ("[1,]", "invalid character ']' looking for beginning of value"),
+            ("tru ", "invalid character ' ' in literal true (expecting 'e')"),
+            ("\u{1f}", r"invalid character '\x1f' looking for beginning of value"),
+            (r#"{"a" 1}"#, "invalid character '1' after object key"),
+        ] {
+            assert_eq!(check(text.as_bytes()), Err(expected.to_owned()), "{text}");
+        }
+        let deep = "[".repeat(11_000);
+        assert_eq!(check(deep.as_bytes()), Err("invalid character '[' exceeded max depth".into()));
+    }
+
+    #[test]
+    fn duplicates_are_found_by_their_path() {
+        let text = r#"{"m":{"n":1,"n":2},"l":[{"k":1},{"k":1,"k":[]}],"e":{},"a":[]}"#;
+        assert_eq!(check(text.as_bytes()), Ok(vec!["m.n".to_owned(), "l[1].k".to_owned()]));
+        assert_eq!(check(br#" {"a":{"b":-1.5e+3,"c":"\u0041\n"}} "#), Ok(vec![]));
+    }
+}

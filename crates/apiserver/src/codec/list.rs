@@ -1,0 +1,135 @@
+//! Lists: the items' bytes one after the other, sent piece by piece when there are many.
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use machinery::StatusError;
+use serde_json::{Value, json};
+
+use super::decode::group_version;
+use super::table::{self, TableOptions};
+use super::{Accept, As, Media, not_acceptable, partial, respond};
+use crate::registry::{List, Stored};
+use crate::resource::{Body, Resource};
+
+/// Lists up to about this size go out in one piece; of longer ones as much is in memory at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// An answer whose length is not known, but is large: worth compressing.
+#[derive(Clone, Copy)]
+pub struct Large;
+
+pub fn list(
+    accept: &Accept,
+    row: &Resource,
+    list: List,
+    options: &TableOptions,
+) -> Result<Response<Body>, StatusError> {
+    let metadata = metadata(&list);
+    match accept.shown_as {
+        As::Itself => Ok(items(accept, row, list, &metadata)),
+        As::Table(version) => {
+            let bytes = table::whole(version, row, &list.items, &metadata, options)?;
+            Ok(super::json(accept, StatusCode::OK, bytes.into()))
+        }
+        As::PartialObjectMetadataList(version) => {
+            let bytes = partial_list(version, &list, &metadata);
+            Ok(super::json(accept, StatusCode::OK, bytes.into()))
+        }
+        As::PartialObjectMetadata(_) => Err(not_acceptable(format!(
+            "you requested PartialObjectMetadata, but the requested object is a list (*{}.{}List)",
+            row.version, row.kind
+        ))),
+    }
+}
+
+fn metadata(list: &List) -> Value {
+    let mut metadata = json!({ "resourceVersion": list.revision.to_string() });
+    if let Some(token) = &list.continue_token {
+        metadata["continue"] = token.as_str().into();
+    }
+    if let Some(remaining) = list.remaining {
+        metadata["remainingItemCount"] = remaining.into();
+    }
+    metadata
+}
+
+fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
+    let api_version = group_version(&row.group, &row.version);
+    let mut out = Vec::with_capacity(1024);
+    out.extend_from_slice(
+        format!(
+            r#"{{"kind":"{}List","apiVersion":"{api_version}","metadata":{metadata},"items":["#,
+            row.kind
+        )
+        .as_bytes(),
+    );
+    out
+}
+
+fn items(accept: &Accept, row: &Resource, list: List, metadata: &Value) -> Response<Body> {
+    let items = list.items.into_iter();
+    let mut writer = Writer { out: head(row, metadata), items, is_first: true, is_closed: false };
+    let plain = accept.media == Media::Json && !accept.pretty;
+    writer.fill(if plain { PIECE_BYTES } else { usize::MAX });
+    if writer.is_closed {
+        return super::json(accept, StatusCode::OK, writer.out.into());
+    }
+    let pieces = futures::stream::iter(writer.map(|piece| Ok(Frame::data(piece))));
+    let body = StreamBody::new(pieces).boxed_unsync();
+    let mut response = respond(StatusCode::OK, accept.media.content_type(), body);
+    response.extensions_mut().insert(Large);
+    response
+}
+
+/// Writes a list as pieces.
+struct Writer {
+    out: Vec<u8>,
+    items: std::vec::IntoIter<Stored>,
+    is_first: bool,
+    is_closed: bool,
+}
+
+impl Writer {
+    /// Writes items until `limit` bytes are there, and the end when all are.
+    fn fill(&mut self, limit: usize) {
+        while !self.is_closed && self.out.len() < limit {
+            let Some(item) = self.items.next() else {
+                self.out.extend_from_slice(b"]}");
+                self.is_closed = true;
+                return;
+            };
+            if !std::mem::take(&mut self.is_first) {
+                self.out.push(b',');
+            }
+            item.write_item_to(&mut self.out);
+        }
+    }
+}
+
+impl Iterator for Writer {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        self.fill(PIECE_BYTES);
+        (!self.out.is_empty()).then(|| std::mem::take(&mut self.out).into())
+    }
+}
+
+fn partial_list(version: &str, list: &List, metadata: &Value) -> Vec<u8> {
+    let mut out = format!(
+        r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{version}","metadata":{metadata},"items":"#
+    )
+    .into_bytes();
+    if list.items.is_empty() {
+        out.extend_from_slice(b"null}");
+        return out;
+    }
+    for (index, item) in list.items.iter().enumerate() {
+        out.push(if index == 0 { b'[' } else { b',' });
+        partial::write_object(&mut out, version, &item.json());
+    }
+    out.extend_from_slice(b"]}");
+    out
+}

@@ -1,0 +1,102 @@
+//! Encodings: bytes of clients to objects and back.
+//!
+//! In: bodies, `Accept` headers, stored objects. Out: objects, responses, watch frames. JSON is the
+//! native form: a stored object is copied, not encoded; YAML, indented JSON, Tables and
+//! PartialObjectMetadata are made from it.
+
+pub mod decode;
+pub mod frames;
+pub mod gojson;
+pub mod gzip;
+pub mod indent;
+pub mod list;
+pub mod negotiate;
+pub mod partial;
+pub mod table;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use machinery::StatusError;
+use machinery::status::Reason;
+use serde_json::Value;
+
+pub use negotiate::{Accept, As, Media};
+
+use crate::registry::Stored;
+use crate::resource::Body;
+use table::TableOptions;
+
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn empty() -> Body {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn respond(status: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+pub fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    respond(status, "text/plain; charset=utf-8", full(text.into()))
+}
+
+/// Go's answer to a path that nobody handles.
+pub fn page_not_found() -> Response<Body> {
+    text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// JSON in the form that the client asked for.
+pub fn json(accept: &Accept, status: StatusCode, json: Bytes) -> Response<Body> {
+    let body = match (accept.media, accept.pretty) {
+        (Media::Json, false) => full(json),
+        (Media::Json, true) => full(indent::indent(&json)),
+        (Media::Yaml, _) => full(to_yaml(&json)),
+    };
+    respond(status, accept.media.content_type(), body)
+}
+
+fn to_yaml(json: &[u8]) -> String {
+    let tree: Value = serde_json::from_slice(json).expect("the server's own JSON is JSON");
+    serde_saphyr::to_string(&tree).expect("every JSON tree is a YAML tree")
+}
+
+/// A stored object in the form that the client asked for.
+pub fn object(
+    accept: &Accept,
+    status: StatusCode,
+    stored: &Stored,
+    options: &TableOptions,
+) -> Result<Response<Body>, StatusError> {
+    let bytes = match accept.shown_as {
+        As::Itself => stored.json(),
+        As::Table(version) => table::one(version, stored, options)?.into(),
+        As::PartialObjectMetadata(version) => partial::object(version, &stored.json()).into(),
+        As::PartialObjectMetadataList(_) => {
+            return Err(not_acceptable(
+                "you requested PartialObjectMetadataList, but the requested object is not a list",
+            ));
+        }
+    };
+    Ok(json(accept, status, bytes))
+}
+
+fn not_acceptable(message: impl Into<String>) -> StatusError {
+    StatusError::new(Reason::NotAcceptable, message).without_details()
+}
+
+/// An error as the client sees it. Errors come as JSON or YAML, never as Tables.
+pub fn error(accept: &Accept, error: &StatusError) -> Response<Body> {
+    let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(accept, status, error.to_json().to_string().into());
+    if let Some(seconds) = error.retry_after_seconds {
+        response.headers_mut().insert(http::header::RETRY_AFTER, seconds.into());
+    }
+    response
+}

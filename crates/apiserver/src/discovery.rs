@@ -1,0 +1,369 @@
+//! Discovery: which groups, versions and resources there are. Derived from the rows, nothing else.
+//!
+//! In: the resource table. Out: `/api`, `/apis` and what is below, in the old form (one document per
+//! group and version) and the aggregated one (all in one, with an ETag). Documents are made on first
+//! use and kept until the rows change.
+//!
+//! Order: groups by [`crate::serve::Options::group_order`], the rest by name; versions by kube's
+//! rule (`v2`, `v1`, `v1beta1`, `v1alpha1`).
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, VARY};
+use http::{HeaderMap, Response, StatusCode};
+use machinery::StatusError;
+use machinery::status::Reason;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::codec::decode::group_version;
+use crate::codec::negotiate::clauses;
+use crate::codec::{self, Accept, As};
+use crate::registry::Registry;
+use crate::resource::{Body, Resource, ResourceTable, Subresource};
+use crate::serve::Shared;
+
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+pub struct Discovery {
+    group_order: &'static [&'static str],
+    /// The documents of one generation of rows. Held while they are made, never across an await.
+    cached: Mutex<Option<(u64, Arc<Documents>)>>,
+}
+
+struct Documents {
+    /// By path: `/apis/apps/v1`.
+    by_path: BTreeMap<String, Bytes>,
+    /// `/api` and `/apis`, with their ETags.
+    aggregated: BTreeMap<&'static str, (Bytes, String)>,
+}
+
+/// A group's versions in order, each with its rows by name.
+struct Group<'a> {
+    name: &'a str,
+    versions: Vec<(&'a str, Vec<&'a Resource>)>,
+}
+
+impl Discovery {
+    pub fn new(group_order: &'static [&'static str]) -> Self {
+        Self { group_order, cached: Mutex::default() }
+    }
+
+    /// Answers `/api` and `/apis` and what is below; `path` has no trailing slash.
+    pub(crate) fn serve(
+        &self,
+        shared: &Shared,
+        path: &str,
+        headers: &HeaderMap,
+        accept: Result<Accept, StatusError>,
+    ) -> Response<Body> {
+        let documents = self.documents(&shared.registry);
+        if let Some((json, tag)) = documents.aggregated.get(path)
+            && wants_aggregated(headers)
+        {
+            return aggregated(json, tag, headers);
+        }
+        let accept = match accept {
+            Ok(Accept { shown_as: As::Itself, .. }) if accepts_plain(headers) => accept.unwrap_or(Accept::JSON),
+            _ => return codec::error(&Accept::JSON, &not_acceptable()),
+        };
+        if path == "/api" {
+            let json = api_versions(&shared.options.advertised);
+            return codec::json(&accept, StatusCode::OK, json.to_string().into());
+        }
+        match documents.by_path.get(path) {
+            Some(json) => codec::json(&accept, StatusCode::OK, json.clone()),
+            None => codec::page_not_found(),
+        }
+    }
+
+    /// The paths of all documents.
+    pub fn paths(&self, registry: &Registry) -> Vec<String> {
+        let mut paths: Vec<String> = self.documents(registry).by_path.keys().cloned().collect();
+        paths.push("/api".into());
+        paths
+    }
+
+    fn documents(&self, registry: &Registry) -> Arc<Documents> {
+        // Read first: rows that change meanwhile make the documents old, not new ones stale.
+        let generation = registry.resources_generation();
+        let mut cached = self.cached.lock().expect("no panic under the lock");
+        if let Some((of, documents)) = &*cached
+            && *of == generation
+        {
+            return documents.clone();
+        }
+        let documents = Arc::new(build(&registry.resources(), self.group_order));
+        *cached = Some((generation, documents.clone()));
+        documents
+    }
+}
+
+fn wants_aggregated(headers: &HeaderMap) -> bool {
+    clauses(headers).iter().any(|clause| {
+        matches!(clause.media, "application/json")
+            && clause.param("as") == Some("APIGroupDiscoveryList")
+            && clause.param("g") == Some("apidiscovery.k8s.io")
+            && clause.param("v") == Some("v2")
+    })
+}
+
+/// Is there a clause without a kind? Forms of discovery that are not served must not look like it.
+fn accepts_plain(headers: &HeaderMap) -> bool {
+    clauses(headers).iter().any(|clause| clause.param("as").is_none())
+}
+
+fn not_acceptable() -> StatusError {
+    StatusError::new(
+        Reason::NotAcceptable,
+        "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+    )
+    .without_details()
+}
+
+fn aggregated(json: &Bytes, tag: &str, headers: &HeaderMap) -> Response<Body> {
+    let known = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let mut response = match known.is_some_and(|known| known.trim_matches('"') == tag) {
+        true => codec::respond(StatusCode::NOT_MODIFIED, AGGREGATED, codec::empty()),
+        false => codec::respond(StatusCode::OK, AGGREGATED, codec::full(json.clone())),
+    };
+    if response.status() == StatusCode::NOT_MODIFIED {
+        response.headers_mut().remove(CONTENT_TYPE);
+    }
+    let quoted = HeaderValue::from_str(&format!("\"{tag}\"")).expect("hex digits");
+    let headers = response.headers_mut();
+    headers.insert(ETAG, quoted);
+    headers.insert(VARY, HeaderValue::from_static("Accept"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("public"));
+    response
+}
+
+fn api_versions(address: &str) -> Value {
+    json!({
+        "kind": "APIVersions",
+        "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{ "clientCIDR": "0.0.0.0/0", "serverAddress": address }],
+    })
+}
+
+fn build(table: &ResourceTable, order: &[&str]) -> Documents {
+    let groups = groups(table, order);
+    let mut by_path = BTreeMap::new();
+    let mut put = |path: String, json: Value| by_path.insert(path, Bytes::from(json.to_string()));
+    for group in &groups {
+        let prefix = if group.name.is_empty() { "/api".to_owned() } else { format!("/apis/{}", group.name) };
+        for (version, rows) in &group.versions {
+            put(format!("{prefix}/{version}"), resource_list(group.name, version, rows));
+        }
+        if !group.name.is_empty() {
+            let mut json = api_group(group);
+            json["kind"] = "APIGroup".into();
+            json["apiVersion"] = "v1".into();
+            put(prefix, json);
+        }
+    }
+    let named: Vec<Value> = groups.iter().filter(|group| !group.name.is_empty()).map(api_group).collect();
+    put("/apis".into(), json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": named }));
+    let one_document = |is_core: bool| {
+        let items: Vec<Value> =
+            groups.iter().filter(|group| group.name.is_empty() == is_core).map(aggregated_group).collect();
+        let json = json!({
+            "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items,
+        })
+        .to_string();
+        let tag: String = Sha256::digest(&json).iter().map(|byte| format!("{byte:02X}")).collect();
+        (Bytes::from(json), tag)
+    };
+    let aggregated = [("/api", one_document(true)), ("/apis", one_document(false))].into();
+    Documents { by_path, aggregated }
+}
+
+fn groups<'a>(table: &'a ResourceTable, order: &[&str]) -> Vec<Group<'a>> {
+    let mut by_name: BTreeMap<&str, BTreeMap<&str, Vec<&Resource>>> = BTreeMap::new();
+    for row in table.iter() {
+        by_name.entry(&row.group).or_default().entry(&row.version).or_default().push(row);
+    }
+    let mut groups: Vec<Group<'_>> = by_name
+        .into_iter()
+        .map(|(name, versions)| {
+            let mut versions: Vec<_> = versions.into_iter().collect();
+            versions.sort_by_key(|(version, _)| version_rank(version));
+            Group { name, versions }
+        })
+        .collect();
+    let rank = |name: &str| order.iter().position(|one| *one == name).unwrap_or(order.len());
+    groups.sort_by_key(|group| rank(group.name));
+    groups
+}
+
+/// Kube's order of versions: stable before beta before alpha, newer before older, others last.
+fn version_rank(version: &str) -> (u8, Reverse<u64>, Reverse<u64>, String) {
+    let last = || (3, Reverse(0), Reverse(0), version.to_owned());
+    let Some(rest) = version.strip_prefix('v') else { return last() };
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let Ok(major) = rest[..digits].parse::<u64>() else { return last() };
+    let (stage, minor) = match &rest[digits..] {
+        "" => (0, "0"),
+        tail => match (tail.strip_prefix("beta"), tail.strip_prefix("alpha")) {
+            (Some(minor), _) => (1, minor),
+            (_, Some(minor)) => (2, minor),
+            _ => return last(),
+        },
+    };
+    match minor.parse() {
+        Ok(minor) => (stage, Reverse(major), Reverse(minor), String::new()),
+        Err(_) => last(),
+    }
+}
+
+fn api_group(group: &Group<'_>) -> Value {
+    let version = |version: &str| json!({ "groupVersion": group_version(group.name, version), "version": version });
+    let versions: Vec<Value> = group.versions.iter().map(|(name, _)| version(name)).collect();
+    json!({ "name": group.name, "preferredVersion": versions[0], "versions": versions })
+}
+
+fn sorted(verbs: &[&'static str]) -> Vec<&'static str> {
+    let mut verbs = verbs.to_vec();
+    verbs.sort_unstable();
+    verbs
+}
+
+fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
+    let mut resources = vec![];
+    for row in rows {
+        resources.push(api_resource(row));
+        let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
+        subresources.sort_by_key(|one| one.name);
+        resources.extend(subresources.into_iter().map(|one| api_subresource(row, one)));
+    }
+    json!({
+        "kind": "APIResourceList", "apiVersion": "v1",
+        "groupVersion": group_version(group, version), "resources": resources,
+    })
+}
+
+fn api_resource(row: &Resource) -> Value {
+    let mut json = json!({
+        "name": row.plural, "singularName": row.singular, "namespaced": row.namespaced,
+        "kind": row.kind, "verbs": sorted(&row.verbs),
+    });
+    if !row.short_names.is_empty() {
+        json["shortNames"] = row.short_names.clone().into();
+    }
+    if !row.categories.is_empty() {
+        json["categories"] = row.categories.clone().into();
+    }
+    if row.storage.is_some() {
+        json["storageVersionHash"] = storage_version_hash(row).into();
+    }
+    json
+}
+
+/// Tells clients when the stored version changes. Upstream: the first bytes of the hash of group,
+/// version and kind of what is stored.
+fn storage_version_hash(row: &Resource) -> String {
+    let stored = row.stored_codec().empty();
+    let (group, version) = stored.api_version().split_once('/').unwrap_or(("", stored.api_version()));
+    let digest = Sha256::digest(format!("{group}/{version}/{}", stored.kind()));
+    STANDARD.encode(&digest[..8])
+}
+
+fn api_subresource(row: &Resource, subresource: &Subresource) -> Value {
+    let mut json = json!({
+        "name": format!("{}/{}", row.plural, subresource.name), "singularName": "",
+        "namespaced": row.namespaced, "kind": row.kind, "verbs": sorted(subresource.verbs),
+    });
+    if let Some(kind) = subresource.kind {
+        json["kind"] = kind.kind.into();
+        if (kind.group, kind.version) != (&row.group, &row.version) {
+            json["group"] = kind.group.into();
+            json["version"] = kind.version.into();
+            if kind.group.is_empty() {
+                json.as_object_mut().expect("made above").remove("group");
+            }
+        }
+    }
+    json
+}
+
+fn aggregated_group(group: &Group<'_>) -> Value {
+    let metadata = if group.name.is_empty() { json!({}) } else { json!({ "name": group.name }) };
+    let versions: Vec<Value> = group
+        .versions
+        .iter()
+        .map(|(version, rows)| {
+            let resources: Vec<Value> = rows.iter().map(|row| aggregated_resource(row)).collect();
+            json!({ "version": version, "resources": resources, "freshness": "Current" })
+        })
+        .collect();
+    json!({ "metadata": metadata, "versions": versions })
+}
+
+fn aggregated_resource(row: &Resource) -> Value {
+    let mut json = json!({
+        "resource": row.plural,
+        "responseKind": { "group": "", "version": "", "kind": row.kind },
+        "scope": if row.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": row.singular,
+        "verbs": sorted(&row.verbs),
+    });
+    if !row.short_names.is_empty() {
+        json["shortNames"] = row.short_names.clone().into();
+    }
+    if !row.categories.is_empty() {
+        json["categories"] = row.categories.clone().into();
+    }
+    let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
+    subresources.sort_by_key(|one| one.name);
+    if !subresources.is_empty() {
+        json["subresources"] = subresources.into_iter().map(|one| aggregated_subresource(row, one)).collect();
+    }
+    json
+}
+
+fn aggregated_subresource(row: &Resource, subresource: &Subresource) -> Value {
+    let listed = api_subresource(row, subresource);
+    let text = |name: &str| listed[name].as_str().unwrap_or_default().to_owned();
+    json!({
+        "subresource": subresource.name,
+        "responseKind": { "group": text("group"), "version": text("version"), "kind": text("kind") },
+        "verbs": listed["verbs"],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_in_kubes_order() {
+        let mut versions = ["v1alpha1", "foo", "v1", "v10", "v2beta1", "v2", "v1beta2", "v1beta1"];
+        versions.sort_by_key(|version| version_rank(version));
+        assert_eq!(versions, ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1beta1", "v1alpha1", "foo"]);
+    }
+
+    #[test]
+    fn documents_derive_from_the_rows() {
+        let documents = build(&crate::testing::table(), &["apps"]);
+        let list: Value = serde_json::from_slice(&documents.by_path["/api/v1"]).expect("JSON");
+        assert_eq!(
+            list["resources"][0],
+            json!({
+                "name": "configmaps", "singularName": "configmap", "namespaced": true, "kind": "ConfigMap",
+                "verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+                "shortNames": ["cm"], "storageVersionHash": "qFsyl6wFWjQ=",
+            })
+        );
+        let group: Value = serde_json::from_slice(&documents.by_path["/apis/apps"]).expect("JSON");
+        assert_eq!(group["preferredVersion"]["groupVersion"], "apps/v1");
+        let (json, tag) = &documents.aggregated["/apis"];
+        let all: Value = serde_json::from_slice(json).expect("JSON");
+        assert_eq!(all["items"][0]["versions"][0]["resources"][0]["subresources"][0]["subresource"], "scale");
+        assert_eq!(tag.len(), 64);
+    }
+}

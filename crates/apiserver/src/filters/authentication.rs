@@ -1,0 +1,42 @@
+//! Who is it? Authenticators in order; the first answer wins.
+
+use http::request::Parts;
+use machinery::StatusError;
+
+use crate::authn::LocalIdentity;
+use crate::request::UserInfo;
+use crate::serve::Shared;
+
+pub const AUTHENTICATED: &str = "system:authenticated";
+pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+pub const ANONYMOUS: &str = "system:anonymous";
+
+pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, StatusError> {
+    // Only this process can set the extension: it is no part of a message.
+    if let Some(LocalIdentity(user)) = parts.extensions.get() {
+        return Ok(with_group(user.clone()));
+    }
+    for authenticator in &shared.authenticators {
+        match authenticator.authenticate(parts).await {
+            Ok(Some(user)) => return Ok(with_group(user)),
+            Ok(None) => {}
+            Err(error) => {
+                // Why it failed is for the operator, not for who guesses passwords.
+                tracing::debug!(%error, path = parts.uri.path(), "authentication failed");
+                return Err(StatusError::unauthorized());
+            }
+        }
+    }
+    if shared.options.anonymous {
+        return Ok(UserInfo::new(ANONYMOUS, &[UNAUTHENTICATED]));
+    }
+    Err(StatusError::unauthorized())
+}
+
+/// Whoever is known is in `system:authenticated`.
+pub fn with_group(mut user: UserInfo) -> UserInfo {
+    if !user.in_group(AUTHENTICATED) && !user.in_group(UNAUTHENTICATED) && user.name != ANONYMOUS {
+        user.groups.push(AUTHENTICATED.into());
+    }
+    user
+}

@@ -1,0 +1,77 @@
+//! The stack: what every request passes before a verb sees it, and every answer on its way out.
+//!
+//! In: a request. Out: a response, always. [`handle`] is the whole stack, in execution order; each
+//! layer has a file. Layers before `authentication` may not trust anything the client says about
+//! itself.
+
+pub(crate) mod authentication;
+pub(crate) mod authorization;
+mod audit_id;
+pub mod body;
+mod gzip;
+pub(crate) mod impersonation;
+pub(crate) mod info;
+pub(crate) mod in_flight;
+mod observe;
+mod panics;
+mod timeout;
+
+use std::sync::Arc;
+
+use http::header::{CACHE_CONTROL, HeaderValue};
+use http::{Request, Response};
+use machinery::StatusError;
+
+use crate::codec;
+use crate::request::RequestInfo;
+use crate::resource::Body;
+use crate::serve::Shared;
+use crate::verbs;
+
+/// The stack.
+pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> Response<Body> {
+    // Names the request in logs and answers: first, so that every line and every error has it.
+    let audit_id = audit_id::of(&request);
+    // What is asked for decides limits, metrics, authorization and dispatch.
+    let info = Arc::new(info::parse(&request));
+    let is_compressible = gzip::is_accepted(&request);
+    // Counts and measures everything below, refusals and panics included.
+    let observed = observe::Observed::start(&shared, &info, &request);
+    // A bug in a handler costs one request, not the process.
+    let work = panics::catch(async {
+        // A client that waits for more than a minute has lost; watches and streams may take long.
+        let limited = timeout::limit(&shared, &info, inside(&shared, &info, request));
+        limited.await.unwrap_or_else(|error| codec::error(&codec::Accept::JSON, &error))
+    });
+    let mut response = work.await;
+    // Large answers shrink tenfold for a little CPU.
+    if is_compressible {
+        response = gzip::compress(response);
+    }
+    // What is secret today may not be answered from a proxy's cache tomorrow.
+    let private = HeaderValue::from_static("no-cache, private");
+    response.headers_mut().entry(CACHE_CONTROL).or_insert(private);
+    audit_id::stamp(&mut response, audit_id);
+    observed.finish(response)
+}
+
+/// The inner half, whose refusals are errors.
+async fn inside(
+    shared: &Arc<Shared>,
+    info: &Arc<RequestInfo>,
+    request: Request<Body>,
+) -> Result<Response<Body>, StatusError> {
+    let (mut parts, body) = request.into_parts();
+    // Who is it? Certificates, tokens, or the process itself.
+    let user = authentication::authenticate(shared, &parts).await?;
+    // Who do they want to be? Authorized as an action of its own.
+    let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
+    // No request holds a place here before it is known whose it is, and none without limit.
+    let place = in_flight::enter(shared, info).await?;
+    // May they?
+    authorization::authorize(shared, info, &user).await?;
+    // A body is read by the verb that wants one, through `body::read`, which has a limit.
+    let response = verbs::dispatch(shared, info, user, parts, body).await;
+    drop(place);
+    response
+}

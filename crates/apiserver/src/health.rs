@@ -1,0 +1,222 @@
+//! `/healthz`, `/livez`, `/readyz`: named checks, one by one or together.
+//!
+//! Parts of the process add checks by name, in the order they are to be shown; what must happen
+//! once after the start (upstream: post-start hooks) is a [`Hook`]. `?verbose` lists all,
+//! `?exclude=NAME` leaves some out, `/readyz/NAME` asks one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::{Response, StatusCode};
+
+use crate::codec;
+use crate::resource::Body;
+use crate::verbs::query::Query;
+
+/// A check that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Check = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+#[derive(Clone)]
+struct Named {
+    name: String,
+    check: Check,
+    /// Shutdown is a reason not to get requests, not a reason to be killed.
+    readiness_only: bool,
+}
+
+/// The checks of a server. Clones share them.
+#[derive(Clone)]
+pub struct Health {
+    /// Guards the list; copied before checks run, so never held across an await.
+    checks: Arc<RwLock<Vec<Named>>>,
+    is_shutting_down: Arc<AtomicBool>,
+}
+
+/// Something that must happen once. The check fails until [`Hook::done`].
+#[derive(Clone)]
+pub struct Hook(Arc<AtomicBool>);
+
+impl Hook {
+    pub fn done(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        let health = Self { checks: Arc::default(), is_shutting_down: Arc::default() };
+        health.add("ping", || Ok(()));
+        health.add("log", || Ok(()));
+        health
+    }
+}
+
+impl Health {
+    pub fn add(&self, name: &str, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) {
+        self.add_async(name, move || {
+            let outcome = check();
+            Box::pin(async move { outcome })
+        });
+    }
+
+    pub fn add_async(
+        &self,
+        name: &str,
+        check: impl Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync + 'static,
+    ) {
+        self.push(Named { name: name.into(), check: Arc::new(check), readiness_only: false });
+    }
+
+    /// A check that only `/readyz` asks.
+    pub fn add_readiness(
+        &self,
+        name: &str,
+        check: impl Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync + 'static,
+    ) {
+        self.push(Named { name: name.into(), check: Arc::new(check), readiness_only: true });
+    }
+
+    /// `poststarthook/NAME`, which fails until the hook is done.
+    pub fn hook(&self, name: &str) -> Hook {
+        let done = Arc::new(AtomicBool::new(false));
+        let seen = done.clone();
+        self.add(&format!("poststarthook/{name}"), move || {
+            if seen.load(Ordering::Acquire) { Ok(()) } else { Err("not finished".into()) }
+        });
+        Hook(done)
+    }
+
+    fn push(&self, named: Named) {
+        self.checks.write().expect("no panic under the lock").push(named);
+    }
+
+    /// From now on `/readyz` says no: load balancers look elsewhere while requests drain.
+    pub fn begin_shutdown(&self) {
+        self.is_shutting_down.store(true, Ordering::Release);
+    }
+
+    /// Do all checks of `/readyz` pass?
+    pub async fn is_ready(&self) -> bool {
+        let checks = self.select("readyz");
+        let outcomes = futures::future::join_all(checks.iter().map(run)).await;
+        outcomes.iter().all(Result::is_ok)
+    }
+
+    /// Answers `/healthz[/NAME]` and its two sisters; `None` for paths that are none of them.
+    pub async fn serve(&self, path: &str, query: &Query) -> Option<Response<Body>> {
+        let mut parts = path.trim_matches('/').splitn(2, '/');
+        let probe = parts.next().filter(|probe| matches!(*probe, "healthz" | "livez" | "readyz"))?;
+        let checks = self.select(probe);
+        match parts.next() {
+            None => Some(all(probe, &checks, query).await),
+            Some(name) => Some(match checks.iter().find(|check| check.name == name) {
+                None => codec::page_not_found(),
+                Some(check) => match run(check).await {
+                    Ok(()) => codec::text(StatusCode::OK, "ok"),
+                    Err(why) => failed(format!("internal server error: {why}\n")),
+                },
+            }),
+        }
+    }
+
+    fn select(&self, probe: &str) -> Vec<Named> {
+        let is_ready = probe == "readyz";
+        let mut checks = self.checks.read().expect("no panic under the lock").clone();
+        checks.retain(|check| is_ready || !check.readiness_only);
+        if is_ready {
+            let down = self.is_shutting_down.clone();
+            let check: Check = Arc::new(move || {
+                let is_down = down.load(Ordering::Acquire);
+                Box::pin(async move { if is_down { Err("process is shutting down".into()) } else { Ok(()) } })
+            });
+            checks.push(Named { name: "shutdown".into(), check, readiness_only: true });
+        }
+        checks
+    }
+}
+
+async fn run(named: &Named) -> Result<(), String> {
+    match tokio::time::timeout(PATIENCE, (named.check)()).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(format!("no answer within {} seconds", PATIENCE.as_secs())),
+    }
+}
+
+async fn all(probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
+    let excluded: Vec<&str> = query.all("exclude").flat_map(|names| names.split(',')).collect();
+    let mut lines = String::new();
+    let mut is_failed = false;
+    let outcomes = futures::future::join_all(checks.iter().map(async |check| {
+        if excluded.contains(&check.name.as_str()) { None } else { Some(run(check).await) }
+    }));
+    for (check, outcome) in checks.iter().zip(outcomes.await) {
+        let name = &check.name;
+        match outcome {
+            None => lines.push_str(&format!("[+]{name} excluded: ok\n")),
+            Some(Ok(())) => lines.push_str(&format!("[+]{name} ok\n")),
+            Some(Err(why)) => {
+                tracing::info!(check = name, why, "{probe} check failed");
+                lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
+                is_failed = true;
+            }
+        }
+    }
+    let unknown: Vec<String> = excluded
+        .iter()
+        .filter(|name| !checks.iter().any(|check| check.name == **name))
+        .map(|name| format!("{name:?}"))
+        .collect();
+    if !unknown.is_empty() {
+        let names = unknown.join(",");
+        lines.push_str(&format!("warn: some health checks cannot be excluded: no matches for {names}\n"));
+    }
+    if is_failed {
+        return failed(format!("{lines}{probe} check failed\n"));
+    }
+    match query.first("verbose") {
+        Some(_) => codec::text(StatusCode::OK, format!("{lines}{probe} check passed\n")),
+        None => codec::text(StatusCode::OK, "ok"),
+    }
+}
+
+fn failed(text: String) -> Response<Body> {
+    let mut response = codec::text(StatusCode::INTERNAL_SERVER_ERROR, text);
+    let nosniff = http::HeaderValue::from_static("nosniff");
+    response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    async fn ask(health: &Health, path: &str, query: &str) -> (u16, String) {
+        let response = health.serve(path, &Query::parse(query)).await.expect("a health path");
+        let code = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("no errors").to_bytes();
+        (code, String::from_utf8_lossy(&body).into_owned())
+    }
+
+    #[tokio::test]
+    async fn checks_answer_one_by_one_and_together() {
+        let health = Health::default();
+        let hook = health.hook("rbac/bootstrap-roles");
+        let failing = "[+]ping ok\n[+]log ok\n[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nlivez check failed\n";
+        assert_eq!(ask(&health, "/livez", "").await, (500, failing.into()));
+        assert_eq!(ask(&health, "/livez", "exclude=poststarthook/rbac/bootstrap-roles").await, (200, "ok".into()));
+        hook.done();
+        assert_eq!(ask(&health, "/livez", "exclude=nope").await, (200, "ok".into()));
+        assert_eq!(ask(&health, "/healthz/ping", "verbose").await, (200, "ok".into()));
+        assert_eq!(ask(&health, "/readyz/nope", "").await, (404, "404 page not found\n".into()));
+        assert!(ask(&health, "/readyz", "verbose").await.1.ends_with("[+]shutdown ok\nreadyz check passed\n"));
+        health.begin_shutdown();
+        assert_eq!(ask(&health, "/readyz", "").await.0, 500);
+        assert_eq!(ask(&health, "/livez", "").await.0, 200);
+    }
+}

@@ -1,0 +1,275 @@
+//! Documents out of operations and schemas.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use super::operations::{Operation, Shape, operations, parameter};
+use super::{SchemaSource, rows_of};
+use crate::resource::{Resource, ResourceTable};
+
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
+const MEDIA_TYPES: &[&str] = &["application/json", "application/yaml"];
+const PATCH_TYPES: &[&str] = &[
+    "application/apply-patch+yaml",
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
+];
+
+/// The dialects differ in where schemas are, and how parameters and bodies are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    V2,
+    V3,
+}
+
+impl Dialect {
+    fn reference(self, name: &str) -> String {
+        match self {
+            Self::V2 => format!("#/definitions/{name}"),
+            Self::V3 => format!("#/components/schemas/{name}"),
+        }
+    }
+}
+
+/// Collects the paths of a document and the definitions that they need.
+struct Builder<'a> {
+    dialect: Dialect,
+    schemas: &'a dyn SchemaSource,
+    paths: BTreeMap<String, Map<String, Value>>,
+    needed: BTreeSet<String>,
+}
+
+/// The document below `/openapi/v3/`; `None` if there is none at this path.
+pub fn v3(table: &ResourceTable, path: &str, schemas: &dyn SchemaSource) -> Option<Value> {
+    let mut builder = Builder::new(Dialect::V3, schemas);
+    let mut rows = rows_of(table, path).peekable();
+    let is_version = rows.peek().is_some();
+    for row in rows {
+        builder.row(row);
+    }
+    if is_version {
+        builder.overview(&format!("/{path}/"), "get available resources", "APIResourceList");
+    } else {
+        match path.split('/').collect::<Vec<_>>()[..] {
+            ["api"] => builder.overview("/api/", "get available API versions", "APIVersions"),
+            ["apis"] => builder.overview("/apis/", "get available API versions", "APIGroupList"),
+            ["version"] => builder.overview("/version/", "get the version information for this server", ""),
+            ["apis", group] if table.iter().any(|row| row.group == group) => {
+                builder.overview(&format!("/{path}/"), "get information of a group", "APIGroup");
+            }
+            _ => return None,
+        }
+    }
+    let (paths, definitions) = builder.finish();
+    Some(json!({
+        "openapi": "3.0.0",
+        "info": info(),
+        "paths": paths,
+        "components": {
+            "schemas": definitions,
+            "securitySchemes": { "BearerToken": bearer_token() },
+        },
+    }))
+}
+
+/// Everything in one document.
+pub fn v2(table: &ResourceTable, schemas: &dyn SchemaSource) -> Value {
+    let mut builder = Builder::new(Dialect::V2, schemas);
+    for row in table.iter() {
+        builder.row(row);
+    }
+    let (paths, definitions) = builder.finish();
+    json!({
+        "swagger": "2.0",
+        "info": info(),
+        "paths": paths,
+        "definitions": definitions,
+        "securityDefinitions": { "BearerToken": bearer_token() },
+        "security": [{ "BearerToken": [] }],
+    })
+}
+
+fn info() -> Value {
+    json!({ "title": "Kubernetes", "version": "v1.36.2" })
+}
+
+fn bearer_token() -> Value {
+    json!({ "type": "apiKey", "name": "authorization", "in": "header", "description": "Bearer Token authentication" })
+}
+
+impl<'a> Builder<'a> {
+    fn new(dialect: Dialect, schemas: &'a dyn SchemaSource) -> Self {
+        Self { dialect, schemas, paths: BTreeMap::new(), needed: BTreeSet::new() }
+    }
+
+    fn row(&mut self, row: &Resource) {
+        for operation in operations(row) {
+            let json = self.operation(row, &operation);
+            let item = self.paths.entry(operation.path.clone()).or_default();
+            item.insert(operation.method.into(), json);
+            if !item.contains_key("parameters") {
+                let parameters = path_parameters(self.dialect, &operation.path);
+                item.insert("parameters".into(), parameters);
+            }
+        }
+    }
+
+    /// A document about the API itself.
+    fn overview(&mut self, path: &str, description: &str, kind: &str) {
+        let name = format!("{META}.{kind}");
+        let schema = if kind.is_empty() { json!({ "type": "object" }) } else { self.reference(&name) };
+        let get = json!({
+            "description": description,
+            "responses": {
+                "200": { "description": "OK", "content": content(MEDIA_TYPES, &schema) },
+                "401": { "description": "Unauthorized" },
+            },
+        });
+        self.paths.entry(path.into()).or_default().insert("get".into(), get);
+    }
+
+    /// A reference, noted for the definitions; without a schema, any object.
+    fn reference(&mut self, name: &str) -> Value {
+        if self.schemas.definition(name).is_none() {
+            return json!({ "type": "object" });
+        }
+        self.needed.insert(name.to_owned());
+        json!({ "$ref": self.dialect.reference(name) })
+    }
+
+    fn shape(&mut self, row: &Resource, kind: &Value, shape: Shape) -> Value {
+        let text = |name: &str| kind[name].as_str().unwrap_or_default();
+        let name = self.schemas.definition_name(text("group"), text("version"), text("kind"));
+        match shape {
+            Shape::Object => self.reference(&name.unwrap_or_else(|| row.definition.clone())),
+            Shape::List => self.reference(&format!("{}List", name.unwrap_or_else(|| row.definition.clone()))),
+            Shape::Patch => self.reference(&format!("{META}.Patch")),
+            Shape::DeleteOptions => self.reference(&format!("{META}.DeleteOptions")),
+            Shape::Status => self.reference(&format!("{META}.Status")),
+            Shape::WatchEvent => self.reference(&format!("{META}.WatchEvent")),
+            Shape::Text => json!({ "type": "string" }),
+        }
+    }
+
+    fn operation(&mut self, row: &Resource, operation: &Operation) -> Value {
+        let kind = &operation.group_version_kind;
+        let answer = self.shape(row, kind, operation.answer);
+        let body = operation.body.map(|shape| self.shape(row, kind, shape));
+        let mut json = json!({
+            "description": operation.description,
+            "tags": [operation.tag],
+            "operationId": operation.id,
+            "x-kubernetes-action": operation.action,
+            "x-kubernetes-group-version-kind": kind,
+        });
+        let mut parameters: Vec<Value> =
+            operation.query.iter().map(|name| write_parameter(self.dialect, name, "query")).collect();
+        let is_patch = operation.body == Some(Shape::Patch);
+        let patch_types = if row.custom { &PATCH_TYPES[..3] } else { PATCH_TYPES };
+        let mut response = json!({ "description": "OK" });
+        match self.dialect {
+            Dialect::V2 => {
+                response["schema"] = answer;
+                json["consumes"] = if is_patch { json!(patch_types) } else { json!(["*/*"]) };
+                json["produces"] = json!(MEDIA_TYPES);
+                json["schemes"] = json!(["https"]);
+                if let Some(schema) = body {
+                    let required = operation.body != Some(Shape::DeleteOptions);
+                    let mut parameter = json!({ "name": "body", "in": "body", "schema": schema });
+                    if required {
+                        parameter["required"] = true.into();
+                    }
+                    parameters.push(parameter);
+                }
+            }
+            Dialect::V3 => {
+                response["content"] = content(MEDIA_TYPES, &answer);
+                if let Some(schema) = body {
+                    let types = if is_patch { patch_types } else { &["*/*"] };
+                    json["requestBody"] = json!({ "content": content(types, &schema) });
+                    if operation.body != Some(Shape::DeleteOptions) {
+                        json["requestBody"]["required"] = true.into();
+                    }
+                }
+            }
+        }
+        if !parameters.is_empty() {
+            json["parameters"] = parameters.into();
+        }
+        json["responses"] = json!({ "200": response, "401": { "description": "Unauthorized" } });
+        json
+    }
+
+    /// The paths, and the closure of the definitions that they need.
+    fn finish(self) -> (Value, Value) {
+        let mut definitions = BTreeMap::new();
+        let mut open: Vec<String> = self.needed.into_iter().collect();
+        while let Some(name) = open.pop() {
+            if definitions.contains_key(&name) {
+                continue;
+            }
+            let Some(mut schema) = self.schemas.definition(&name) else { continue };
+            translate(self.dialect, &mut schema, &mut open);
+            definitions.insert(name, schema);
+        }
+        let paths: Map<String, Value> =
+            self.paths.into_iter().map(|(path, item)| (path, item.into())).collect();
+        (paths.into(), serde_json::to_value(definitions).expect("keys are strings"))
+    }
+}
+
+/// Puts references where this dialect has them, and notes what they name.
+fn translate(dialect: Dialect, schema: &mut Value, found: &mut Vec<String>) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| translate(dialect, item, found)),
+        Value::Object(fields) => {
+            if let Some(Value::String(reference)) = fields.get_mut("$ref")
+                && let Some(name) = reference.strip_prefix("#/definitions/").map(str::to_owned)
+            {
+                *reference = dialect.reference(&name);
+                found.push(name);
+                // OpenAPI 3.0 ignores what stands beside a reference: it goes around it.
+                if dialect == Dialect::V3 && fields.len() > 1 {
+                    let reference = fields.remove("$ref").expect("found above");
+                    fields.insert("allOf".into(), json!([{ "$ref": reference }]));
+                    return;
+                }
+            }
+            for (_, value) in fields.iter_mut() {
+                translate(dialect, value, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn content(types: &[&str], schema: &Value) -> Value {
+    let entries = types.iter().map(|media| ((*media).to_owned(), json!({ "schema": schema })));
+    Value::Object(entries.collect())
+}
+
+fn path_parameters(dialect: Dialect, path: &str) -> Value {
+    let mut names: Vec<&str> =
+        ["name", "namespace"].into_iter().filter(|name| path.contains(&format!("{{{name}}}"))).collect();
+    names.push("pretty");
+    let place = |name: &str| if name == "pretty" { "query" } else { "path" };
+    names.into_iter().map(|name| write_parameter(dialect, name, place(name))).collect()
+}
+
+fn write_parameter(dialect: Dialect, name: &str, place: &str) -> Value {
+    let (kind, description) = parameter(name);
+    let mut json = json!({ "name": name, "in": place, "description": description });
+    match dialect {
+        Dialect::V2 => {
+            json["type"] = kind.into();
+            json["uniqueItems"] = true.into();
+        }
+        Dialect::V3 => json["schema"] = json!({ "type": kind, "uniqueItems": true }),
+    }
+    if place == "path" {
+        json["required"] = true.into();
+    }
+    json
+}

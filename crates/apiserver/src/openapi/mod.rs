@@ -1,0 +1,197 @@
+//! OpenAPI documents: what `kubectl explain`, `apply` and client generators read.
+//!
+//! In: the rows, and a [`SchemaSource`] that knows the kinds' schemas. Out: `/openapi/v3` (an index
+//! with a hash per document), a document per group and version, and `/openapi/v2` with everything.
+//! Documents are made when somebody asks, and kept until the rows change.
+
+mod document;
+mod operations;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::header::{ETAG, HeaderValue, IF_NONE_MATCH};
+use http::{HeaderMap, Response, StatusCode};
+use machinery::StatusError;
+use machinery::status::Reason;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::codec::negotiate::clauses;
+use crate::codec::{self, Accept};
+use crate::registry::Registry;
+use crate::resource::{Body, Resource, ResourceTable};
+
+/// Knows the schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
+pub trait SchemaSource: Send + Sync {
+    /// The definition of a kind, as `io.k8s.api.apps.v1.Deployment`.
+    fn definition_name(&self, group: &str, version: &str, kind: &str) -> Option<String>;
+
+    /// One definition, `x-kubernetes-*` extensions included.
+    fn definition(&self, name: &str) -> Option<Value>;
+
+    /// Changes with the definitions; part of the documents' hashes.
+    fn revision(&self) -> String;
+}
+
+/// No schemas: the documents have paths only.
+struct NoSchemas;
+
+impl SchemaSource for NoSchemas {
+    fn definition_name(&self, _: &str, _: &str, _: &str) -> Option<String> {
+        None
+    }
+
+    fn definition(&self, _: &str) -> Option<Value> {
+        None
+    }
+
+    fn revision(&self) -> String {
+        String::new()
+    }
+}
+
+pub struct OpenApi {
+    schemas: Arc<dyn SchemaSource>,
+    /// Custom kinds may change their schemas and keep their names: the hashes of their documents
+    /// differ from those of the last start.
+    start: String,
+    /// The documents of one generation of rows, by path. Held while one is made.
+    cached: Mutex<(u64, HashMap<String, Document>)>,
+}
+
+#[derive(Clone)]
+struct Document {
+    json: Bytes,
+    hash: String,
+}
+
+impl OpenApi {
+    pub fn new(schemas: Option<Arc<dyn SchemaSource>>) -> Self {
+        let schemas = schemas.unwrap_or_else(|| Arc::new(NoSchemas));
+        Self { schemas, start: base::rng::uuid(), cached: Mutex::default() }
+    }
+
+    pub fn serve(&self, registry: &Registry, path: &str, headers: &HeaderMap) -> Response<Body> {
+        if !accepts_json(headers) {
+            let error = StatusError::new(
+                Reason::NotAcceptable,
+                "only the following media types are accepted: application/json",
+            );
+            return codec::error(&Accept::JSON, &error.without_details());
+        }
+        if path == "/openapi/v3" || path == "/openapi/v3/" {
+            let index = self.index(registry).to_string();
+            return codec::text(StatusCode::OK, index);
+        }
+        match self.document(registry, path) {
+            Some(document) => answer(document, headers),
+            None => codec::page_not_found(),
+        }
+    }
+
+    fn index(&self, registry: &Registry) -> Value {
+        let table = registry.resources();
+        let generation = registry.resources_generation();
+        let mut paths = serde_json::Map::new();
+        for path in document_paths(&table) {
+            let hash = self.hash(&table, &path, generation);
+            let url = format!("/openapi/v3/{path}?hash={hash}");
+            paths.insert(path, json!({ "serverRelativeURL": url }));
+        }
+        json!({ "paths": paths })
+    }
+
+    fn document(&self, registry: &Registry, path: &str) -> Option<Document> {
+        let generation = registry.resources_generation();
+        let mut cached = self.cached.lock().expect("no panic under the lock");
+        if cached.0 != generation {
+            *cached = (generation, HashMap::new());
+        }
+        if let Some(document) = cached.1.get(path) {
+            return Some(document.clone());
+        }
+        let table = registry.resources();
+        let (json, hash) = match path.strip_prefix("/openapi/v3/") {
+            Some(below) => {
+                (document::v3(&table, below, &*self.schemas)?, self.hash(&table, below, generation))
+            }
+            None if path == "/openapi/v2" => {
+                let json = document::v2(&table, &*self.schemas);
+                let hash = hex(&Sha256::digest(json.to_string()));
+                (json, hash)
+            }
+            None => return None,
+        };
+        let document = Document { json: json.to_string().into(), hash };
+        cached.1.insert(path.to_owned(), document.clone());
+        Some(document)
+    }
+
+    /// Differs whenever the document may differ; known without making it.
+    fn hash(&self, table: &ResourceTable, path: &str, generation: u64) -> String {
+        let mut digest = Sha256::new();
+        digest.update(self.schemas.revision());
+        digest.update(env!("CARGO_PKG_VERSION"));
+        for row in rows_of(table, path) {
+            digest.update(format!("{} {} {:?};", row.plural, row.kind, row.verbs));
+            for subresource in &row.subresources {
+                digest.update(format!("{} {:?};", subresource.name, subresource.verbs));
+            }
+            if row.custom {
+                digest.update(format!("{} {generation}", self.start));
+            }
+        }
+        hex(&digest.finalize())
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+fn accepts_json(headers: &HeaderMap) -> bool {
+    clauses(headers)
+        .iter()
+        .any(|clause| matches!(clause.media, "*/*" | "application/*" | "application/json"))
+}
+
+fn answer(document: Document, headers: &HeaderMap) -> Response<Body> {
+    let known = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let is_known = known.is_some_and(|known| known.trim_matches('"') == document.hash);
+    let mut response = match is_known {
+        true => codec::respond(StatusCode::NOT_MODIFIED, "application/json", codec::empty()),
+        false => codec::respond(StatusCode::OK, "application/json", codec::full(document.json)),
+    };
+    let tag = HeaderValue::from_str(&format!("\"{}\"", document.hash)).expect("hex digits");
+    response.headers_mut().insert(ETAG, tag);
+    response
+}
+
+/// The documents that there are: `api`, `apis`, a group, a group's version.
+fn document_paths(table: &ResourceTable) -> Vec<String> {
+    let mut paths: BTreeMap<String, ()> = BTreeMap::new();
+    paths.insert("api".into(), ());
+    paths.insert("apis".into(), ());
+    paths.insert("version".into(), ());
+    for row in table.iter() {
+        paths.insert(version_path(row), ());
+        if !row.group.is_empty() {
+            paths.insert(format!("apis/{}", row.group), ());
+        }
+    }
+    paths.into_keys().collect()
+}
+
+/// `api/v1`, `apis/apps/v1`.
+fn version_path(row: &Resource) -> String {
+    match row.group.as_str() {
+        "" => format!("api/{}", row.version),
+        group => format!("apis/{group}/{}", row.version),
+    }
+}
+
+fn rows_of<'a>(table: &'a ResourceTable, path: &str) -> impl Iterator<Item = &'a Arc<Resource>> {
+    table.iter().filter(move |row| version_path(row) == path)
+}

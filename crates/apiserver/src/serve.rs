@@ -1,0 +1,228 @@
+//! The server as a service: what the listener hands connections to, and what components in the same
+//! process call directly.
+//!
+//! In: a registry, authenticators and authorizers in their order, options. Out: one
+//! `tower::Service` for requests from the network ([`Server::service`]), and one per in-process
+//! identity ([`Server::local`]); both enter the same stack (see [`crate::filters`]).
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use tokio::sync::watch;
+use tower::Service;
+use transport::ConnectionInfo;
+
+use crate::authn::{Authenticator, LocalIdentity, PeerCertificates};
+use crate::authz::{Attributes, Authorizer, Decision};
+use crate::discovery::Discovery;
+use crate::filters::authorization;
+use crate::filters::in_flight::InFlight;
+use crate::health::Health;
+use crate::metrics::Metrics;
+use crate::openapi::{OpenApi, SchemaSource};
+use crate::registry::Registry;
+use crate::request::UserInfo;
+use crate::resource::Body;
+
+/// What `/version` says.
+#[derive(Clone, Debug)]
+pub struct Version {
+    pub major: &'static str,
+    pub minor: &'static str,
+    pub git_version: &'static str,
+    pub git_commit: String,
+    pub build_date: String,
+}
+
+impl Default for Version {
+    fn default() -> Self {
+        Self {
+            major: "1",
+            minor: "36",
+            git_version: concat!("v1.36.2+decapod-", env!("CARGO_PKG_VERSION")),
+            git_commit: String::new(),
+            build_date: "1970-01-01T00:00:00Z".into(),
+        }
+    }
+}
+
+/// A document that is served as it is.
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub path: String,
+    pub content_type: &'static str,
+    pub body: Bytes,
+}
+
+pub struct Options {
+    /// Requests without credentials count for `system:anonymous`.
+    pub anonymous: bool,
+    pub request_timeout: Duration,
+    pub reads_in_flight: usize,
+    pub writes_in_flight: usize,
+    /// Watches that name no timeout end within once and twice this time.
+    pub min_watch: Duration,
+    /// What `/api` tells as the server's address, as `192.0.2.1:6443`.
+    pub advertised: String,
+    pub version: Version,
+    /// Groups in the order of discovery; unknown ones follow by name.
+    pub group_order: &'static [&'static str],
+    /// Documents at fixed paths: the OpenID configuration and keys.
+    pub pages: Vec<Page>,
+    /// Where the schemas of kinds come from; without it OpenAPI has paths only.
+    pub schemas: Option<Arc<dyn SchemaSource>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            anonymous: true,
+            request_timeout: Duration::from_secs(60),
+            reads_in_flight: 400,
+            writes_in_flight: 200,
+            min_watch: Duration::from_secs(1800),
+            advertised: String::new(),
+            version: Version::default(),
+            group_order: &[],
+            pages: vec![],
+            schemas: None,
+        }
+    }
+}
+
+/// What all layers share.
+pub(crate) struct Shared {
+    pub registry: Registry,
+    pub authenticators: Vec<Box<dyn Authenticator>>,
+    pub authorizers: Vec<Box<dyn Authorizer>>,
+    pub in_flight: InFlight,
+    pub metrics: Arc<Metrics>,
+    pub health: Health,
+    pub discovery: Discovery,
+    pub openapi: OpenApi,
+    pub options: Options,
+    /// True from the beginning of the shutdown on: watches end.
+    is_shutting_down: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// Resolves when the server begins to shut down.
+    pub fn shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut signal = self.is_shutting_down.subscribe();
+        async move {
+            // An error means that the server is gone: that is a shutdown too.
+            let _ = signal.wait_for(|is_down| *is_down).await;
+        }
+    }
+}
+
+/// The API server without its listener. Clones are the same server.
+#[derive(Clone)]
+pub struct Server(Arc<Shared>);
+
+impl Server {
+    pub fn new(
+        registry: Registry,
+        authenticators: Vec<Box<dyn Authenticator>>,
+        authorizers: Vec<Box<dyn Authorizer>>,
+        options: Options,
+    ) -> Self {
+        let health = Health::default();
+        let store = registry.clone();
+        health.add_async("etcd", move || {
+            let store = store.clone();
+            Box::pin(async move { store.revision().await.map(|_| ()).map_err(|error| error.to_string()) })
+        });
+        Self(Arc::new(Shared {
+            registry,
+            authenticators,
+            authorizers,
+            in_flight: InFlight::new(options.reads_in_flight, options.writes_in_flight),
+            metrics: Arc::default(),
+            health,
+            discovery: Discovery::new(options.group_order),
+            openapi: OpenApi::new(options.schemas.clone()),
+            options,
+            is_shutting_down: watch::Sender::new(false),
+        }))
+    }
+
+    /// For the network: identities come from certificates and tokens.
+    pub fn service(&self) -> ServerService {
+        ServerService { shared: self.0.clone(), identity: None }
+    }
+
+    /// For a component of this process: every request counts for `user`, and is authorized as any.
+    pub fn local(&self, user: UserInfo) -> ServerService {
+        ServerService { shared: self.0.clone(), identity: Some(LocalIdentity(user)) }
+    }
+
+    pub fn registry(&self) -> &Registry {
+        &self.0.registry
+    }
+
+    /// `/readyz` says no, and watches end, so that the listener can drain.
+    pub fn begin_shutdown(&self) {
+        self.0.health.begin_shutdown();
+        self.0.is_shutting_down.send_replace(true);
+    }
+
+    pub fn health(&self) -> &Health {
+        &self.0.health
+    }
+
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
+
+    /// What the authorizers say, for reviews that ask on behalf of others.
+    pub async fn authorize(&self, attributes: &Attributes) -> Decision {
+        authorization::decide(&self.0.authorizers, attributes).await
+    }
+}
+
+/// A way into a [`Server`].
+#[derive(Clone)]
+pub struct ServerService {
+    shared: Arc<Shared>,
+    identity: Option<LocalIdentity>,
+}
+
+impl<B> Service<Request<B>> for ServerService
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        // Whatever the message came with: only this service says who speaks locally.
+        request.extensions_mut().remove::<LocalIdentity>();
+        if let Some(identity) = &self.identity {
+            request.extensions_mut().insert(identity.clone());
+        }
+        let chain = request.extensions().get::<ConnectionInfo>();
+        if let Some(chain) = chain.and_then(|info| info.peer_certificates.clone()) {
+            let certificates = chain.iter().map(|one| one.to_vec()).collect();
+            request.extensions_mut().insert(PeerCertificates(certificates));
+        }
+        Box::pin(run(self.shared.clone(), request))
+    }
+}
+
+async fn run(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(crate::filters::handle(shared, request).await)
+}

@@ -1,0 +1,132 @@
+//! One request to a resource, with what its verb needs at hand.
+
+use std::sync::Arc;
+
+use http::header::{CONTENT_TYPE, USER_AGENT};
+use http::request::Parts;
+use machinery::status::Reason;
+use machinery::{Object, StatusError};
+
+use super::query::Query;
+use crate::codec::decode::{BodyFormat, Wanted, body_format};
+use crate::codec::negotiate::{Offer, negotiate};
+use crate::codec::table::TableOptions;
+use crate::codec::Accept;
+use crate::registry::Registry;
+use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
+use crate::resource::{Resource, ResourceTable};
+use crate::serve::Shared;
+
+pub(crate) struct Call {
+    pub shared: Arc<Shared>,
+    pub info: Arc<RequestInfo>,
+    pub row: Arc<Resource>,
+    pub table: Arc<ResourceTable>,
+    pub parts: Parts,
+    pub query: Query,
+    pub accept: Accept,
+    pub ctx: RequestContext,
+}
+
+impl Call {
+    pub fn new(
+        shared: &Arc<Shared>,
+        info: &Arc<RequestInfo>,
+        user: UserInfo,
+        row: Arc<Resource>,
+        table: Arc<ResourceTable>,
+        parts: Parts,
+    ) -> Result<Self, StatusError> {
+        let query = Query::of(&parts.uri);
+        let is_list = matches!(info.verb.as_str(), "list" | "watch" | "deletecollection");
+        let is_stream = matches!(info.subresource.as_str(), "log" | "proxy" | "exec" | "attach" | "portforward");
+        let offer = if is_list && info.verb != "deletecollection" { Offer::List } else { Offer::Object };
+        // Streams answer in forms of their own.
+        let accept = if is_stream { Accept::JSON } else { negotiate(&parts.headers, &query, offer)? };
+        let mut ctx = RequestContext::new(user, row.clone(), &info.subresource);
+        ctx.field_manager = agent_name(&parts);
+        let (shared, info) = (shared.clone(), info.clone());
+        Ok(Self { shared, info, row, table, parts, query, accept, ctx })
+    }
+
+    pub fn registry(&self) -> &Registry {
+        &self.shared.registry
+    }
+
+    /// The namespace that objects of the resource are in; empty for cluster-scoped ones, also for a
+    /// namespace itself, whose path names it as its own.
+    pub fn namespace(&self) -> &str {
+        if self.row.namespaced { &self.info.namespace } else { "" }
+    }
+
+    pub fn key(&self) -> Key {
+        Key::new(self.namespace(), self.info.name.as_str())
+    }
+
+    pub fn table_options(&self) -> Result<TableOptions, StatusError> {
+        TableOptions::parse(&self.query)
+    }
+
+    pub fn content_type(&self) -> Option<&str> {
+        self.parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())
+    }
+
+    pub fn body_format(&self) -> Result<BodyFormat, StatusError> {
+        body_format(self.content_type()).ok_or_else(|| unsupported_media_type(
+            "application/json, application/yaml, application/vnd.kubernetes.protobuf",
+        ))
+    }
+
+    /// The resource's own kind.
+    pub fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            group: &self.row.group,
+            version: &self.row.version,
+            kind: &self.row.kind,
+            codec: &*self.row.codec,
+            table: &self.table,
+        }
+    }
+
+    /// An object goes where the URL says. Upstream: `EnsureObjectNamespaceMatchesRequestNamespace`.
+    pub fn place(&self, object: &mut dyn Object) -> Result<(), StatusError> {
+        let wanted = self.namespace();
+        let given = object.namespace();
+        if !given.is_empty() && !wanted.is_empty() && given != wanted {
+            return Err(StatusError::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        object.meta_mut().namespace = (!wanted.is_empty()).then(|| wanted.to_owned());
+        Ok(())
+    }
+
+    /// A PUT's object is the one that the URL names.
+    pub fn check_name(&self, object: &dyn Object) -> Result<(), StatusError> {
+        let wanted = &self.info.name;
+        match object.name() {
+            "" => Err(StatusError::bad_request(format!(
+                "the name of the object ({wanted} based on URL) was undeterminable: name must be provided"
+            ))),
+            name if name == wanted => Ok(()),
+            name => Err(StatusError::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({wanted})"
+            ))),
+        }
+    }
+}
+
+pub(crate) fn unsupported_media_type(accepted: &str) -> StatusError {
+    let message =
+        format!("the body of the request was in an unknown format - accepted media types include: {accepted}");
+    StatusError::new(Reason::UnsupportedMediaType, message).without_details()
+}
+
+/// The first part of the User-Agent: who changes fields, when the query names nobody.
+fn agent_name(parts: &Parts) -> String {
+    const LONGEST: usize = 128;
+    let agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    let name = agent.split('/').next().unwrap_or_default();
+    let name: String = name.chars().filter(|c| !c.is_control()).take(LONGEST).collect();
+    if name.is_empty() { "unknown".into() } else { name }
+}

@@ -1,0 +1,29 @@
+//! `POST` to a collection.
+
+use http::{Response, StatusCode};
+use machinery::StatusError;
+
+use super::Call;
+use super::options::{self, OptionsKind};
+use crate::codec::{self, decode::decode};
+use crate::filters::body;
+use crate::registry::Intent;
+use crate::request::Key;
+use crate::resource::Body;
+
+pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {
+    let format = call.body_format()?;
+    let table_options = call.table_options()?;
+    let bytes = body::read(body).await?;
+    let Call { query, ctx, .. } = &mut call;
+    options::read(OptionsKind::Create, query, ctx)?;
+    let mut object = decode(&bytes, format, &call.wanted(), &call.ctx)?;
+    call.place(&mut *object)?;
+    if call.row.storage.is_none() {
+        let answer = call.registry().review(&call.ctx, object).await?;
+        return Ok(codec::json(&call.accept, StatusCode::CREATED, answer.encode().into()));
+    }
+    let key = Key::new(call.namespace(), object.name());
+    let written = call.registry().write(&call.ctx, &key, Intent::Create { object }).await?;
+    codec::object(&call.accept, StatusCode::CREATED, &written.object, &table_options)
+}

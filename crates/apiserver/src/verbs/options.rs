@@ -1,0 +1,90 @@
+//! The options of writes: `dryRun`, `fieldManager`, `fieldValidation`, `force`.
+//! Upstream: `k8s.io/apimachinery/pkg/apis/meta/v1/validation`.
+
+use machinery::StatusError;
+use machinery::field::{FieldError, FieldErrors, Path};
+
+use super::query::Query;
+use crate::request::{FieldValidation, RequestContext};
+
+/// The kind that errors are about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum OptionsKind {
+    Create,
+    Update,
+    Patch,
+    /// Server-side apply.
+    Apply,
+}
+
+impl OptionsKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Create => "CreateOptions",
+            Self::Update => "UpdateOptions",
+            Self::Patch | Self::Apply => "PatchOptions",
+        }
+    }
+}
+
+/// Puts the options into the context; true if `force` is set.
+pub fn read(kind: OptionsKind, query: &Query, ctx: &mut RequestContext) -> Result<bool, StatusError> {
+    let mut errors = FieldErrors::default();
+    let force = query.optional_flag("force").filter(|_| matches!(kind, OptionsKind::Patch | OptionsKind::Apply));
+    let manager = query.first("fieldManager").unwrap_or_default();
+    if kind == OptionsKind::Apply && manager.is_empty() {
+        errors.required(&Path::new("fieldManager"), "is required for apply patch");
+    }
+    if kind == OptionsKind::Patch && force.is_some() {
+        errors.forbidden(&Path::new("force"), "may not be specified for non-apply patch");
+    }
+    check_manager(manager, &mut errors);
+    let dry_run: Vec<&str> = query.all("dryRun").collect();
+    check_dry_run(&dry_run, &mut errors);
+    let validation = query.first("fieldValidation").unwrap_or_default();
+    ctx.field_validation = match validation {
+        "Ignore" => FieldValidation::Ignore,
+        "Strict" => FieldValidation::Strict,
+        "" | "Warn" => FieldValidation::Warn,
+        other => {
+            let path = Path::new("fieldValidation");
+            errors.not_supported(&path, other, &["", "Ignore", "Strict", "Warn"]);
+            FieldValidation::Warn
+        }
+    };
+    ctx.dry_run = !dry_run.is_empty();
+    if !manager.is_empty() {
+        ctx.field_manager = manager.to_owned();
+    }
+    finish(kind.name(), errors)?;
+    Ok(force == Some(true))
+}
+
+fn check_manager(manager: &str, errors: &mut FieldErrors) {
+    const LONGEST: usize = 128;
+    let path = Path::new("fieldManager");
+    if manager.len() > LONGEST {
+        errors.too_long(&path, LONGEST);
+    }
+    // Go's `unicode.IsPrint` knows no white space but the blank.
+    if manager.chars().any(|c| c.is_control() || (c.is_whitespace() && c != ' ')) {
+        errors.invalid(&path, manager, "should not contain non-printable characters");
+    }
+}
+
+/// `All` is the only value there is.
+pub fn check_dry_run(values: &[&str], errors: &mut FieldErrors) {
+    if values.iter().all(|value| *value == "All") {
+        return;
+    }
+    let shown: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
+    errors.0.push(FieldError {
+        reason: "FieldValueNotSupported",
+        field: "dryRun".into(),
+        message: format!("Unsupported value: [{}]: supported values: \"All\"", shown.join(",")),
+    });
+}
+
+pub fn finish(kind: &str, errors: FieldErrors) -> Result<(), StatusError> {
+    if errors.is_empty() { Ok(()) } else { Err(StatusError::invalid("meta.k8s.io", kind, "", errors)) }
+}

@@ -1,0 +1,99 @@
+//! Paths that are no resources: health, version, metrics, discovery, OpenAPI.
+
+use std::sync::Arc;
+
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::request::Parts;
+use http::{Method, Response, StatusCode};
+use machinery::StatusError;
+use serde_json::json;
+
+use super::no_method;
+use super::query::Query;
+use crate::codec::negotiate::{Offer, negotiate};
+use crate::codec::{self, Accept};
+use crate::request::RequestInfo;
+use crate::resource::Body;
+use crate::serve::Shared;
+
+pub async fn serve(
+    shared: &Arc<Shared>,
+    info: &RequestInfo,
+    parts: Parts,
+) -> Result<Response<Body>, StatusError> {
+    let path = info.path.as_str();
+    let query = Query::of(&parts.uri);
+    if let Some(response) = shared.health.serve(path, &query).await {
+        return Ok(response);
+    }
+    if let Some(page) = shared.options.pages.iter().find(|page| page.path == path) {
+        only_get(&parts)?;
+        return Ok(codec::respond(StatusCode::OK, page.content_type, codec::full(page.body.clone())));
+    }
+    if path.starts_with("/openapi/") {
+        return Ok(shared.openapi.serve(&shared.registry, path, &parts.headers));
+    }
+    match path.trim_end_matches('/') {
+        "" => {
+            only_get(&parts)?;
+            let paths = json!({ "paths": index(shared) });
+            Ok(codec::json(&Accept::JSON, StatusCode::OK, paths.to_string().into()))
+        }
+        "/version" => {
+            only_get(&parts)?;
+            Ok(version(shared, &parts, &query))
+        }
+        "/metrics" => {
+            let mut response = codec::text(StatusCode::OK, shared.metrics.encode());
+            let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            Ok(response)
+        }
+        path if path == "/api" || path == "/apis" || path.starts_with("/api/") || path.starts_with("/apis/") => {
+            only_get(&parts)?;
+            let accept = negotiate(&parts.headers, &query, Offer::Object);
+            Ok(shared.discovery.serve(shared, path, &parts.headers, accept))
+        }
+        _ => Ok(codec::page_not_found()),
+    }
+}
+
+fn only_get(parts: &Parts) -> Result<(), StatusError> {
+    if parts.method == Method::GET { Ok(()) } else { Err(no_method()) }
+}
+
+fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
+    let version = &shared.options.version;
+    let text = json!({
+        "major": version.major,
+        "minor": version.minor,
+        "emulationMajor": version.major,
+        "emulationMinor": version.minor,
+        "minCompatibilityMajor": version.major,
+        "minCompatibilityMinor": version.minor.parse::<u32>().map_or(String::new(), |minor| (minor - 1).to_string()),
+        "gitVersion": version.git_version,
+        "gitCommit": version.git_commit,
+        "gitTreeState": "clean",
+        "buildDate": version.build_date,
+        "goVersion": "none",
+        "compiler": "rustc",
+        "platform": concat!("linux/", "amd64"),
+    })
+    .to_string();
+    let accept = negotiate(&parts.headers, query, Offer::Object).unwrap_or(Accept::JSON);
+    // Upstream indents this one for everybody.
+    codec::json(&Accept { pretty: true, ..accept }, StatusCode::OK, text.into())
+}
+
+/// What `/` lists.
+fn index(shared: &Shared) -> Vec<String> {
+    let mut paths: Vec<String> =
+        ["/healthz", "/livez", "/readyz", "/metrics", "/openapi/v2", "/openapi/v3", "/version"]
+            .map(str::to_owned)
+            .into();
+    paths.extend(shared.options.pages.iter().map(|page| page.path.clone()));
+    paths.extend(shared.discovery.paths(&shared.registry));
+    paths.sort();
+    paths.dedup();
+    paths
+}

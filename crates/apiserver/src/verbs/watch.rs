@@ -1,0 +1,41 @@
+//! `GET` of a collection with `watch`: frames, one per event, until the time is up.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::{Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use machinery::StatusError;
+use machinery::status::Reason;
+
+use super::{Call, get, list_options};
+use crate::codec::frames::Framer;
+use crate::codec::{self, Media};
+use crate::resource::Body;
+
+pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
+    get::refuse_export(&call)?;
+    if call.accept.media != Media::Json {
+        return Err(StatusError::new(
+            Reason::NotAcceptable,
+            "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+        )
+        .without_details());
+    }
+    let table_options = call.table_options()?;
+    let mut options = list_options::read(&call, list_options::For::Watch)?;
+    options.timeout = Some(options.timeout.unwrap_or_else(|| default_timeout(call.shared.options.min_watch)));
+    let events = call.registry().watch(&call.row, call.namespace(), &options).await?;
+    let mut framer = Framer::new(call.row.clone(), &call.accept, table_options);
+    let frames = events
+        .map(move |event| Ok(Frame::data(framer.frame(&event))))
+        .take_until(call.shared.shutdown());
+    let body = StreamBody::new(frames).boxed_unsync();
+    Ok(codec::respond(StatusCode::OK, "application/json", body))
+}
+
+/// Watches end at different times, so that their clients do not come back all at once.
+fn default_timeout(least: Duration) -> Duration {
+    least.mul_f64(1.0 + base::rng::unit())
+}
