@@ -15,13 +15,14 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::statfs::statfs;
+use nix::sys::statfs::{FsType, statfs};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
 
 use crate::error::{During, Error};
 
-const NSFS_MAGIC: i64 = 0x6e73_6673;
+/// The file system that namespace files are on.
+const NSFS: FsType = FsType(0x6e73_6673);
 
 /// Makes a new network namespace (loopback down, nothing else in it) and pins it to `path`. The
 /// directory is made when missing. Fails with EEXIST when a namespace is pinned there already.
@@ -69,7 +70,7 @@ pub fn remove(path: &Path) -> Result<(), Error> {
 
 /// Whether a namespace is pinned at `path`.
 pub fn is_pinned(path: &Path) -> bool {
-    statfs(path).is_ok_and(|stat| stat.filesystem_type().0 as i64 == NSFS_MAGIC)
+    statfs(path).is_ok_and(|stat| stat.filesystem_type() == NSFS)
 }
 
 /// Runs `work` on a thread inside the namespace at `path` and waits for it. Blocks.

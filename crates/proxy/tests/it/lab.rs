@@ -66,12 +66,14 @@ impl Lab {
         let (switch, node, outside) = (Netns::new(), Netns::new(), Netns::new());
         let wires = Links::open_in(&switch.path).await.expect("netlink");
         Bridge::ensure(&wires, "wire", &[net("192.168.50.254/24")], 1500).await.expect("switch");
-        attach(&wires, &node.path, "wire", "node", "192.168.50.1/24", None).await;
-        attach(&wires, &outside.path, "wire", "outside", "192.168.50.9/24", None).await;
+        attach(&wires, &node.path, "wire", "node", &["192.168.50.1/24"], &[]).await;
+        attach(&wires, &outside.path, "wire", "outside", &["192.168.50.9/24"], &[]).await;
         sysctl::prepare_node(Some(&node.path)).await.expect("sysctls");
         let links = Links::open_in(&node.path).await.expect("netlink");
         links.set_loopback_up().await.expect("lo up");
-        Bridge::ensure(&links, "pods", &[net("10.42.0.1/24")], 1500).await.expect("bridge");
+        let gateways = [net("10.42.0.1/24"), net("fd42::1/64")];
+        Bridge::ensure(&links, "pods", &gateways, 1500).await.expect("bridge");
+        links.ensure_service_route(net("fd43::/112"), "pods").await.expect("service route");
         links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("service route");
         // What is not translated on its way to an external address has somewhere to be refused.
         let onward = Via::Link("eth0".into());
@@ -88,8 +90,10 @@ impl Lab {
         let netns = Netns::new();
         let address = format!("10.42.0.{number}");
         let veth = format!("veth{number}");
-        let net = format!("{address}/24");
-        attach(&self.links, &netns.path, "pods", &veth, &net, Some("10.42.0.1")).await;
+        let nets = [format!("{address}/24"), format!("fd42::{number}/64")];
+        let nets = [nets[0].as_str(), nets[1].as_str()];
+        let gateways = ["10.42.0.1", "fd42::1"];
+        attach(&self.links, &netns.path, "pods", &veth, &nets, &gateways).await;
         let peers = Arc::new(Mutex::new(Vec::new()));
         self.serve(&netns.path, 8080, &address, peers.clone()).await;
         Pod { netns, address: address.parse().expect("an address"), peers }
@@ -97,12 +101,13 @@ impl Lab {
 
     /// Answers every connection with `name`; notes who asked.
     pub async fn serve(&self, at: &Path, port: u16, name: &str, peers: Arc<Mutex<Vec<IpAddr>>>) {
-        let any = SocketAddr::from(([0, 0, 0, 0], port));
+        // Both families; IPv4 clients appear as mapped addresses.
+        let any = SocketAddr::from(([0u16; 8], port));
         let listener = netns::listen(at, any).await.expect("listen");
         let name = name.to_owned();
         self.tasks.spawn("server", async move {
             while let Ok((mut stream, peer)) = listener.accept().await {
-                peers.lock().expect("no panic").push(peer.ip());
+                peers.lock().expect("no panic").push(peer.ip().to_canonical());
                 // The client may be gone.
                 let _ = stream.write_all(name.as_bytes()).await;
             }
@@ -115,15 +120,15 @@ async fn attach(
     netns: &Path,
     bridge: &str,
     veth: &str,
-    address: &str,
-    gateway: Option<&str>,
+    addresses: &[&str],
+    gateways: &[&str],
 ) {
     let attachment = PodAttachment {
         netns: netns.to_owned(),
         bridge: bridge.into(),
         host_veth: veth.into(),
-        addresses: vec![net(address)],
-        gateways: gateway.iter().map(|g| g.parse().expect("an address")).collect(),
+        addresses: addresses.iter().map(|a| net(a)).collect(),
+        gateways: gateways.iter().map(|g| g.parse().expect("an address")).collect(),
     };
     attach_pod(links, &attachment).await.expect("attach");
 }

@@ -8,10 +8,12 @@ use net::netns;
 use proxy::{Config, run};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
 
 use crate::api::Api;
 use crate::fixtures::{facts, service, slice};
 use crate::lab::{LIMIT, Lab, ask, skipped};
+use crate::traffic::udp_server;
 
 /// Asks until the answer is the expected one.
 async fn eventually(lab: &Lab, to: &str, expected: &str) {
@@ -100,6 +102,54 @@ async fn services_follow_the_api_and_outlive_the_process() {
     assert!(lists.iter().any(|q| q.contains("endpointslices") && q.contains("service-proxy-name")));
     assert!(lists.iter().any(|q| q.contains("nodes") && q.contains("metadata.name")));
     lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn a_udp_client_moves_on_with_its_service() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (a, b, client) = (lab.pod(2).await, lab.pod(3).await, lab.pod(4).await);
+    udp_server(&lab, &a.netns.path, "a").await;
+    udp_server(&lab, &b.netns.path, "b").await;
+    let api = Api::default();
+    let port = json!([{"port": 53, "protocol": "UDP"}]);
+    api.put("services", &service("dns", json!({"clusterIP": "10.43.0.53", "ports": port})));
+    let at = |pod: &str| slice("dns", ("", "UDP", 5353), &[pod]);
+    api.put("endpointslices", &at("10.42.0.2"));
+    let tasks = Tasks::new("test");
+    let (proxy, stop) = (run(api.client(), config(&lab), tasks.stop_signal()), tasks.clone());
+    let story = async {
+        let to = SocketAddr::from(([10, 43, 0, 53], 53));
+        let any = SocketAddr::from(([0, 0, 0, 0], 0));
+        let socket = netns::udp(&client.netns.path, any).await.expect("bind");
+        // One socket, as a resolver has: asked before there are rules, too.
+        udp_until(&socket, to, "a").await;
+        api.put("endpointslices", &at("10.42.0.3"));
+        udp_until(&socket, to, "b").await;
+        stop.stop();
+    };
+    let both = async { tokio::join!(proxy, story).0 };
+    let outcome = tokio::time::timeout(Duration::from_secs(60), both).await;
+    outcome.expect("the story ends").expect("a clean end");
+    lab.tasks.stop();
+}
+
+/// Asks, again when nothing comes back, until this server answers.
+async fn udp_until(socket: &UdpSocket, to: SocketAddr, expected: &str) {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    let mut buffer = [0; 64];
+    let mut last = String::new();
+    while last != expected {
+        assert!(tokio::time::Instant::now() < deadline, "{last:?} answers, not {expected:?}");
+        // Refused or lost: ask again.
+        let _ = socket.send_to(b"who", to).await;
+        let answer = tokio::time::timeout(Duration::from_millis(50), socket.recv_from(&mut buffer));
+        if let Ok(Ok((size, _))) = answer.await {
+            last = String::from_utf8_lossy(&buffer[..size]).into_owned();
+        }
+    }
 }
 
 #[tokio::test]

@@ -146,6 +146,28 @@ async fn what_leads_nowhere_is_refused_at_once() {
 }
 
 #[tokio::test]
+async fn ipv6_services_work_the_same() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (a, client) = (lab.pod(2).await, lab.pod(3).await);
+    let web = service("web", json!({"clusterIP": "fd43::50", "ports": [{"port": 80}]}));
+    let mut rules = Rules::new(&lab);
+    let slices = [slice("web", ("", "TCP", 8080), &["fd42::2"])];
+    rules.apply(std::slice::from_ref(&web), &slices);
+    let answer = ask(&client.netns.path, "[fd43::50]:80").await;
+    assert_eq!(answer.as_deref(), Ok("10.42.0.2"), "the server has one name");
+    let own = ask(&a.netns.path, "[fd43::50]:80").await;
+    assert_eq!(own.as_deref(), Ok("10.42.0.2"), "hairpin");
+    assert_eq!(ask(&lab.node.path, "[fd43::50]:80").await.as_deref(), Ok("10.42.0.2"));
+    rules.apply(&[web], &[]);
+    let refused = ask(&client.netns.path, "[fd43::50]:80").await.expect_err("no endpoints");
+    assert!(refused.contains("refused"), "{refused}");
+    lab.tasks.stop();
+}
+
+#[tokio::test]
 async fn a_client_stays_with_its_endpoint() {
     if skipped() {
         return;
@@ -215,7 +237,7 @@ async fn a_new_process_takes_over_without_a_gap() {
 }
 
 /// Echoes to every datagram the server's name.
-async fn udp_server(lab: &Lab, at: &Path, name: &'static str) {
+pub async fn udp_server(lab: &Lab, at: &Path, name: &'static str) {
     let any = SocketAddr::from(([0, 0, 0, 0], 5353));
     let socket = netns::udp(at, any).await.expect("bind");
     lab.tasks.spawn("udp", async move {
