@@ -79,6 +79,10 @@ pub struct Descriptor {
 pub const CONTROLLERS: &[Descriptor] = &[
     crate::deployment::DESCRIPTOR,
     crate::replicaset::DESCRIPTOR,
+    crate::endpointslice::DESCRIPTOR,
+    crate::endpoints::DESCRIPTOR,
+    crate::serviceaccount::DESCRIPTOR,
+    crate::root_ca::DESCRIPTOR,
 ];
 
 /// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.

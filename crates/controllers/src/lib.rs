@@ -9,9 +9,14 @@
 
 mod context;
 mod deployment;
+mod endpoints;
+mod endpointslice;
 mod expectations;
 mod owner;
 mod pod;
 mod replicaset;
+mod root_ca;
+mod service;
+mod serviceaccount;
 
 pub use context::{CONTROLLERS, Context, Descriptor, Options, run};

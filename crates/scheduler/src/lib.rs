@@ -1,1 +1,29 @@
-//! To be written.
+//! The scheduler: finds a node for every pod.
+//!
+//! In: pods, nodes and namespaces from informers. Out: bindings, `PodScheduled` conditions, events.
+//!
+//! ```text
+//!  informers ► Cluster (columns) ──┐
+//!      └─────► Queue ► schedule_one ► assume ► binders ► /binding
+//!                 ▲         │ no node fits
+//!                 └─────────┴► condition, event, perhaps preemption
+//! ```
+//!
+//! Upstream: `pkg/scheduler` with its framework: every extension point is a trait of
+//! [`framework`], the plugins are the rows of [`plugins::PLUGINS`].
+//!
+//! Invariants: one decision at a time, on the state at that moment, assumed pods included; nothing
+//! is awaited while deciding; binding goes through the `/binding` subresource only.
+
+pub mod cluster;
+pub mod framework;
+pub mod node;
+pub mod plugins;
+pub mod pod;
+mod quantity;
+mod queue;
+pub mod resources;
+mod scheduler;
+mod selector;
+
+pub use scheduler::{Config, run, run_with};

@@ -1,0 +1,491 @@
+//! EndpointSlices: where a service's pods are.
+//!
+//! In: services, pods, nodes (for zones), slices. Out: slices of at most 100 endpoints.
+//! Upstream: `pkg/controller/endpointslice` and `k8s.io/endpointslice`. Slices are changed as little
+//! as possible, because every node watches them.
+//!
+//! Invariant: no pass is made on a cache that does not yet show the last pass's writes; it would
+//! create slices twice.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use client::{
+    Api, DeleteParams, ErrorExt, EventType, Informer, Lister, ObjectKey, Outcome, PostParams, RawEvent,
+    Result, WorkQueue, spawn_workers,
+};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use machinery::ObjectMeta;
+use machinery::selector::{Requirement, Selector, Test};
+use tokio::time::Instant;
+
+use crate::context::{Context, Descriptor};
+use crate::{owner, pod, service};
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "endpointslice-controller",
+    component: "endpoint-slice-controller",
+    start,
+};
+
+const MAX_ENDPOINTS: usize = 100;
+const WORKERS: usize = 5;
+/// A write whose event does not come is forgotten.
+const LOST: Duration = Duration::from_secs(5);
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+const MANAGER: &str = "endpointslice-controller.k8s.io";
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Per service: slices' names with the generation written, and when.
+type Unseen = HashMap<ObjectKey, BTreeMap<String, (i64, Instant)>>;
+
+struct Controller {
+    context: Context,
+    services: Lister<Service>,
+    pods: Lister<Pod>,
+    nodes: Lister<Node>,
+    slices: Lister<EndpointSlice>,
+    queue: WorkQueue<ObjectKey>,
+    /// Guards what was written and not yet seen.
+    unseen: Mutex<Unseen>,
+}
+
+fn start(context: Context) {
+    let services: Informer<Service> = context.informers.of();
+    let (pods, nodes) = (context.informers.of::<Pod>(), context.informers.of::<Node>());
+    let slices: Informer<EndpointSlice> = context.informers.of();
+    let controller = Arc::new(Controller {
+        services: services.lister(),
+        pods: pods.lister(),
+        nodes: nodes.lister(),
+        slices: slices.lister(),
+        queue: WorkQueue::new("endpointslice"),
+        unseen: Mutex::default(),
+        context,
+    });
+    let this = controller.clone();
+    services.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
+    let this = controller.clone();
+    slices.subscribe_raw(move |event| this.slice_event(event));
+    let this = controller.clone();
+    pods.subscribe_raw(move |event| service::wake_services(&this.services, &this.queue, event));
+    let tasks = controller.context.tasks.clone();
+    tasks.clone().spawn("endpointslice", async move {
+        services.synced().await;
+        pods.synced().await;
+        nodes.synced().await;
+        slices.synced().await;
+        let queue = controller.queue.clone();
+        spawn_workers(&tasks, &queue, WORKERS, move |key| {
+            let this = controller.clone();
+            async move { this.reconcile(&key).await }
+        });
+    });
+}
+
+/// The writes that make the slices right.
+#[derive(Debug, Default)]
+struct Plan {
+    create: Vec<EndpointSlice>,
+    update: Vec<EndpointSlice>,
+    delete: Vec<String>,
+}
+
+/// A set of ports with one address family: what all endpoints of a slice have in common.
+type Group = (String, Ports);
+/// Name, number, protocol, application protocol; sorted.
+type Ports = Vec<(Option<String>, Option<i32>, Option<String>, Option<String>)>;
+
+/// Pure. `wanted` are the endpoints by group.
+fn plan(service: &Service, mut wanted: BTreeMap<Group, Vec<Endpoint>>, existing: &[Arc<EndpointSlice>]) -> Plan {
+    let mut plan = Plan::default();
+    let families = families(service);
+    let mut kept: Vec<(EndpointSlice, bool)> = vec![];
+    for slice in existing {
+        let group = group_of(slice);
+        let Some(endpoints) = wanted.get_mut(&group) else {
+            plan.delete.push(slice.metadata.name.clone().unwrap_or_default());
+            continue;
+        };
+        let mut updated = (**slice).clone();
+        let old = updated.endpoints.take().unwrap_or_default();
+        let mut now = vec![];
+        for one in &old {
+            if let Some(at) = endpoints.iter().position(|other| same_target(one, other)) {
+                now.push(endpoints.swap_remove(at));
+            }
+        }
+        updated.endpoints = Some(now);
+        kept.push((updated, false));
+    }
+    for (group, mut left) in wanted {
+        // Fill what is there, the fullest first, then make new ones.
+        let mut open: Vec<_> = kept.iter_mut().filter(|(slice, _)| group_of(slice) == group).collect();
+        open.sort_by_key(|(slice, _)| std::cmp::Reverse(size(slice)));
+        for (slice, _) in open {
+            let endpoints = slice.endpoints.get_or_insert_default();
+            let room = MAX_ENDPOINTS.saturating_sub(endpoints.len()).min(left.len());
+            endpoints.extend(left.drain(left.len() - room..));
+        }
+        for chunk in left.chunks(MAX_ENDPOINTS) {
+            plan.create.push(new_slice(service, &group, chunk.to_vec()));
+        }
+    }
+    // One slice per family stays even without endpoints, to tell that there are none.
+    for family in &families {
+        let of_family = |slice: &EndpointSlice| &slice.address_type == family;
+        let full = kept.iter().any(|(slice, _)| of_family(slice) && size(slice) > 0)
+            || plan.create.iter().any(of_family);
+        let mut spare = !full;
+        for (slice, drop) in kept.iter_mut().filter(|(slice, _)| of_family(slice) && size(slice) == 0) {
+            *drop = !std::mem::take(&mut spare);
+            if !*drop {
+                slice.endpoints = Some(vec![]);
+            }
+        }
+        if spare {
+            let group = (family.clone(), vec![]);
+            plan.create.push(new_slice(service, &group, vec![]));
+        }
+    }
+    for (mut slice, drop) in kept {
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        let before = existing.iter().find(|one| one.metadata.name.as_ref() == Some(&name));
+        slice.metadata.labels = Some(labels(service));
+        if drop {
+            plan.delete.push(name);
+        } else if before.is_none_or(|before| !same_slice(before, &slice)) {
+            plan.update.push(slice);
+        }
+    }
+    recycle(&mut plan, existing);
+    plan
+}
+
+/// A slice to delete becomes one to create: watchers see one change and never a gap.
+fn recycle(plan: &mut Plan, existing: &[Arc<EndpointSlice>]) {
+    plan.delete.retain(|name| {
+        let Some(old) = existing.iter().find(|one| one.metadata.name.as_ref() == Some(name)) else {
+            return true;
+        };
+        let heir = plan.create.iter().position(|new| new.address_type == old.address_type);
+        let Some(at) = heir else {
+            return true;
+        };
+        let mut heir = plan.create.remove(at);
+        heir.metadata = ObjectMeta { labels: heir.metadata.labels, ..old.metadata.clone() };
+        plan.update.push(heir);
+        false
+    });
+}
+
+fn size(slice: &EndpointSlice) -> usize {
+    slice.endpoints.as_ref().map_or(0, Vec::len)
+}
+
+fn same_slice(a: &EndpointSlice, b: &EndpointSlice) -> bool {
+    let sorted = |slice: &EndpointSlice| {
+        let mut all = slice.endpoints.clone().unwrap_or_default();
+        all.sort_by(|a, b| a.addresses.cmp(&b.addresses));
+        all
+    };
+    a.metadata.labels == b.metadata.labels && sorted(a) == sorted(b)
+}
+
+fn same_target(a: &Endpoint, b: &Endpoint) -> bool {
+    let uid = |one: &Endpoint| one.target_ref.as_ref().and_then(|target| target.uid.clone());
+    a.addresses == b.addresses && uid(a) == uid(b)
+}
+
+fn group_of(slice: &EndpointSlice) -> Group {
+    let ports = slice.ports.iter().flatten();
+    let mut ports: Vec<_> = ports
+        .map(|port| (port.name.clone(), port.port, port.protocol.clone(), port.app_protocol.clone()))
+        .collect();
+    ports.sort();
+    (slice.address_type.clone(), ports)
+}
+
+/// The service's labels and ours.
+fn labels(service: &Service) -> BTreeMap<String, String> {
+    let mut all = service.metadata.labels.clone().unwrap_or_default();
+    all.remove(HEADLESS);
+    if service::is_headless(service) {
+        all.insert(HEADLESS.into(), String::new());
+    }
+    all.insert(SERVICE_NAME.into(), service.metadata.name.clone().unwrap_or_default());
+    all.insert(MANAGED_BY.into(), MANAGER.into());
+    all
+}
+
+fn new_slice(service: &Service, group: &Group, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    let ports = group.1.iter().cloned().map(|(name, port, protocol, app_protocol)| EndpointPort {
+        name,
+        port,
+        protocol,
+        app_protocol,
+    });
+    let ports: Vec<_> = ports.collect();
+    EndpointSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-", service.metadata.name.as_deref().unwrap_or_default())),
+            namespace: service.metadata.namespace.clone(),
+            labels: Some(labels(service)),
+            owner_references: Some(vec![owner::reference(service)]),
+            ..Default::default()
+        },
+        address_type: group.0.clone(),
+        endpoints: Some(endpoints),
+        ports: (!ports.is_empty()).then_some(ports),
+    }
+}
+
+/// `IPv4`, `IPv6`: as slices name them.
+fn families(service: &Service) -> Vec<String> {
+    let families = service.spec.as_ref().and_then(|spec| spec.ip_families.clone()).unwrap_or_default();
+    if families.is_empty() { vec!["IPv4".into()] } else { families }
+}
+
+/// The endpoints of a service's pods, by group. Pure but for the zone of a node.
+fn endpoints_of(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    zone_of: impl Fn(&str) -> Option<String>,
+) -> BTreeMap<Group, Vec<Endpoint>> {
+    let mut groups: BTreeMap<Group, Vec<Endpoint>> = BTreeMap::new();
+    for family in families(service) {
+        for pod in pods.iter().filter(|pod| !pod::is_finished(pod)) {
+            let ips = service::pod_ips(pod);
+            let Some(ip) = ips.into_iter().find(|ip| ip.contains(':') == (family == "IPv6")) else {
+                continue;
+            };
+            let group = (family.clone(), ports_of(service, pod));
+            groups.entry(group).or_default().push(endpoint(service, pod, ip, &zone_of));
+        }
+    }
+    groups
+}
+
+fn ports_of(service: &Service, pod: &Pod) -> Ports {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let mut ports: Vec<_> = ports
+        .filter_map(|port| {
+            let number = service::target_port(pod, port)?;
+            let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".into());
+            let name = port.name.clone().unwrap_or_default();
+            Some((Some(name), Some(number), Some(protocol), port.app_protocol.clone()))
+        })
+        .collect();
+    ports.sort();
+    ports
+}
+
+fn endpoint(service: &Service, pod: &Pod, ip: String, zone_of: impl Fn(&str) -> Option<String>) -> Endpoint {
+    let (serving, terminating) = (pod::is_ready(pod), pod::is_deleting(pod));
+    let ready = service::publishes_not_ready(service) || (serving && !terminating);
+    let node = Some(pod::node_name(pod).to_owned()).filter(|name| !name.is_empty());
+    Endpoint {
+        addresses: vec![ip],
+        conditions: Some(EndpointConditions {
+            ready: Some(ready),
+            serving: Some(serving),
+            terminating: Some(terminating),
+        }),
+        hostname: service::hostname(pod, service),
+        zone: node.as_deref().and_then(zone_of),
+        node_name: node,
+        target_ref: Some(target(pod)),
+        ..Default::default()
+    }
+}
+
+/// A reference to a pod, as endpoints have it.
+pub fn target(pod: &Pod) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Pod".into()),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        ..Default::default()
+    }
+}
+
+impl Controller {
+    fn slice_event(&self, event: &RawEvent) {
+        let header = &event.entry().header;
+        let Some(service) = header.labels.get(SERVICE_NAME) else {
+            return;
+        };
+        if header.labels.get(MANAGED_BY).is_none_or(|manager| manager != MANAGER) {
+            return;
+        }
+        let key = ObjectKey::new(&header.key.namespace, service);
+        if let Some(slices) = self.unseen().get_mut(&key) {
+            let name = &*header.key.name;
+            let gone = matches!(event, RawEvent::Deleted(_));
+            if slices.get(name).is_some_and(|(generation, _)| gone || header.generation >= *generation) {
+                slices.remove(name);
+            }
+        }
+        self.queue.add(key);
+    }
+
+    fn unseen(&self) -> std::sync::MutexGuard<'_, Unseen> {
+        self.unseen.lock().expect("no panic while held")
+    }
+
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(service) = self.services.get_key(key).filter(|one| service::is_selecting(one)) else {
+            self.unseen().remove(key);
+            return Ok(Outcome::Done);
+        };
+        if service.metadata.deletion_timestamp.is_some() {
+            return Ok(Outcome::Done);
+        }
+        if self.awaits_events(key) {
+            // The event of our own write wakes the key; the delay is for when it was lost.
+            return Ok(Outcome::After(LOST));
+        }
+        let namespace = &*key.namespace;
+        let pods = self.pods.list(Some(namespace), &service::selector(&service));
+        let zone_of = |node: &str| {
+            let node = self.nodes.get("", node)?;
+            node.metadata.labels.as_ref()?.get(ZONE).cloned()
+        };
+        let wanted = endpoints_of(&service, &pods, zone_of);
+        let equals = |key: &str, value: &str| Requirement { key: key.into(), test: Test::In(vec![value.into()]) };
+        let mut ours = Selector::everything();
+        ours.requirements = vec![equals(SERVICE_NAME, &key.name), equals(MANAGED_BY, MANAGER)];
+        let mut existing = self.slices.list(Some(namespace), &ours);
+        existing.retain(|slice| slice.metadata.deletion_timestamp.is_none());
+        let plan = plan(&service, wanted, &existing);
+        match self.carry_out(key, plan).await {
+            Err(error) if error.is_namespace_terminating() => Ok(Outcome::Done),
+            Err(error) => {
+                let message = format!("Error updating Endpoint Slices for Service {key}: {}", error.text());
+                if !error.is_conflict() && !error.is_not_found() {
+                    self.context.events.event(&*service, EventType::Warning, "FailedToUpdateEndpointSlices", message);
+                }
+                Err(error)
+            }
+            Ok(()) => Ok(Outcome::Done),
+        }
+    }
+
+    fn awaits_events(&self, key: &ObjectKey) -> bool {
+        let mut unseen = self.unseen();
+        let Some(slices) = unseen.get_mut(key) else {
+            return false;
+        };
+        slices.retain(|_, (_, since)| since.elapsed() < LOST);
+        !slices.is_empty()
+    }
+
+    async fn carry_out(&self, key: &ObjectKey, plan: Plan) -> Result<()> {
+        let api: Api<EndpointSlice> = self.context.client.api(Some(&key.namespace));
+        for slice in plan.create {
+            let made = api.create(&PostParams::default(), &slice).await?;
+            self.note(key, &made);
+        }
+        for slice in plan.update {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            let made = api.replace(name, &PostParams::default(), &slice).await?;
+            self.note(key, &made);
+        }
+        for name in plan.delete {
+            match api.delete(&name, &DeleteParams::default()).await {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the cache to show a write, unless it does already.
+    fn note(&self, key: &ObjectKey, slice: &EndpointSlice) {
+        let generation = slice.metadata.generation.unwrap_or(0);
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        let mut unseen = self.unseen();
+        let shown = self.slices.get(&key.namespace, &name);
+        if shown.is_none_or(|shown| shown.metadata.generation.unwrap_or(0) < generation) {
+            unseen.entry(key.clone()).or_default().insert(name, (generation, Instant::now()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn pod(name: &str, ready: bool) -> Arc<Pod> {
+        let status = if ready { "True" } else { "False" };
+        let value = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "ports": [{"name": "http", "containerPort": 8080}]}]},
+            "status": {"phase": "Running", "podIP": format!("10.0.0.{}", name.len()),
+                "conditions": [{"type": "Ready", "status": status}]},
+        });
+        Arc::new(from_value(value).unwrap())
+    }
+
+    fn service() -> Service {
+        let value = json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "s", "labels": {"a": "b"}},
+            "spec": {"clusterIP": "10.96.0.9", "ipFamilies": ["IPv4"], "selector": {"app": "web"},
+                "ports": [{"port": 80, "targetPort": "http"}]},
+        });
+        from_value(value).unwrap()
+    }
+
+    fn named(mut slice: EndpointSlice, name: &str) -> Arc<EndpointSlice> {
+        slice.metadata.name = Some(name.into());
+        Arc::new(slice)
+    }
+
+    #[test]
+    fn slices_follow_pods() {
+        let zone = |_: &str| Some("z".to_owned());
+        let service = service();
+        let empty = plan(&service, endpoints_of(&service, &[], zone), &[]);
+        assert_eq!(empty.create.len(), 1, "a placeholder");
+        assert_eq!(empty.create[0].ports, None);
+        let placeholder = named(empty.create[0].clone(), "web-1");
+        let again = plan(&service, endpoints_of(&service, &[], zone), &[placeholder.clone()]);
+        assert!(again.create.is_empty() && again.update.is_empty(), "nothing to do: {again:?}");
+
+        let pods = [pod("a", true), pod("bb", false)];
+        let filled = plan(&service, endpoints_of(&service, &pods, zone), &[placeholder]);
+        assert!(filled.create.is_empty() && filled.delete.is_empty());
+        let slice = filled.update[0].clone();
+        assert_eq!(slice.metadata.name.as_deref(), Some("web-1"), "recycled");
+        let ports = slice.ports.clone().unwrap();
+        assert_eq!((ports[0].name.as_deref(), ports[0].port), (Some(""), Some(8080)));
+        let ready: Vec<_> = slice.endpoints.iter().flatten().map(|one| one.conditions.clone().unwrap().ready).collect();
+        assert_eq!(ready, [Some(true), Some(false)]);
+        assert_eq!(slice.metadata.labels.clone().unwrap()[SERVICE_NAME], "web");
+
+        let slice = named(slice, "web-2");
+        let same = plan(&service, endpoints_of(&service, &pods, zone), &[slice.clone()]);
+        assert!(same.create.is_empty() && same.update.is_empty() && same.delete.is_empty());
+        let fewer = plan(&service, endpoints_of(&service, &pods[..1], zone), &[slice.clone()]);
+        assert_eq!(fewer.update[0].endpoints.as_ref().unwrap().len(), 1);
+        let none = plan(&service, endpoints_of(&service, &[], zone), &[slice]);
+        assert_eq!((none.update.len(), none.delete.len()), (1, 0), "{none:?}");
+        assert_eq!(size(&none.update[0]), 0);
+    }
+
+    #[test]
+    fn a_slice_holds_a_hundred() {
+        let service = service();
+        let pods: Vec<_> = (1..=150).map(|n| pod(&"x".repeat(n), true)).collect();
+        let made = plan(&service, endpoints_of(&service, &pods, |_| None), &[]);
+        let sizes: Vec<_> = made.create.iter().map(size).collect();
+        assert_eq!(sizes, [100, 50]);
+    }
+}

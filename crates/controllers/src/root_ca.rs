@@ -1,0 +1,97 @@
+//! Publishes the cluster's CA in every namespace, as ConfigMap `kube-root-ca.crt`.
+//!
+//! In: namespaces and those ConfigMaps. Out: creations and repairs.
+//! Upstream: `pkg/controller/certificates/rootcacertpublisher`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use client::{Api, ErrorExt, Outcome, PostParams, Result, WorkQueue, spawn_workers};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use machinery::ObjectMeta;
+
+use crate::context::{Context, Descriptor};
+use crate::serviceaccount::is_active;
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "root-ca-certificate-publisher-controller",
+    component: "root-ca-cert-publisher",
+    start,
+};
+
+const NAME: &str = "kube-root-ca.crt";
+const DESCRIPTION: &str = "kubernetes.io/description";
+const DESCRIPTION_TEXT: &str = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.";
+
+fn start(context: Context) {
+    let Some(root) = context.options.root_ca.clone() else {
+        tracing::info!("no root CA is given: none is published");
+        return;
+    };
+    let namespaces = context.informers.of::<Namespace>();
+    let maps = context.informers.scoped::<ConfigMap>(None, &format!("metadata.name={NAME}"), "");
+    let queue: WorkQueue<Arc<str>> = WorkQueue::new("root-ca");
+    let adds = queue.clone();
+    namespaces.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
+    let adds = queue.clone();
+    maps.subscribe_raw(move |event| adds.add(event.entry().header.key.namespace.clone()));
+    let tasks = context.tasks.clone();
+    tasks.clone().spawn("root-ca", async move {
+        namespaces.synced().await;
+        maps.synced().await;
+        spawn_workers(&tasks, &queue, 1, move |namespace: Arc<str>| {
+            let active = namespaces.lister().get("", &namespace).is_some_and(|one| is_active(&one));
+            let known = maps.lister().get(&namespace, NAME);
+            let write = active.then(|| plan(known.as_deref(), &namespace, &root)).flatten();
+            let api: Api<ConfigMap> = context.client.api(Some(&namespace));
+            async move { carry_out(&api, write).await.map(|()| Outcome::Done) }
+        });
+    });
+}
+
+/// The map to write, if what is there is not right. Pure.
+fn plan(known: Option<&ConfigMap>, namespace: &str, root: &str) -> Option<ConfigMap> {
+    let data = BTreeMap::from([("ca.crt".to_owned(), root.to_owned())]);
+    let described = |meta: &ObjectMeta| {
+        let text = meta.annotations.as_ref().and_then(|all| all.get(DESCRIPTION));
+        text.is_some_and(|text| text == DESCRIPTION_TEXT)
+    };
+    if known.is_some_and(|known| known.data.as_ref() == Some(&data) && described(&known.metadata)) {
+        return None;
+    }
+    let mut map = known.cloned().unwrap_or_default();
+    map.metadata.name = Some(NAME.into());
+    map.metadata.namespace = Some(namespace.into());
+    let annotations = map.metadata.annotations.get_or_insert_default();
+    annotations.insert(DESCRIPTION.into(), DESCRIPTION_TEXT.into());
+    map.data = Some(data);
+    Some(map)
+}
+
+async fn carry_out(api: &Api<ConfigMap>, write: Option<ConfigMap>) -> Result<()> {
+    let Some(map) = write else {
+        return Ok(());
+    };
+    let done = if map.metadata.resource_version.is_some() {
+        api.replace(NAME, &PostParams::default(), &map).await
+    } else {
+        api.create(&PostParams::default(), &map).await
+    };
+    match done {
+        Err(error) if error.is_namespace_terminating() || error.is_not_found() => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_map_is_repaired_and_a_right_one_left_alone() {
+        let made = plan(None, "default", "pem").expect("none is there");
+        assert_eq!(plan(Some(&made), "default", "pem"), None);
+        let repaired = plan(Some(&made), "default", "other").expect("another CA");
+        assert_eq!(repaired.data.unwrap()["ca.crt"], "other");
+    }
+}

@@ -1,0 +1,104 @@
+//! A node as the scheduler sees it, with the pods on it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
+
+use crate::pod::PodInfo;
+use crate::resources::Resources;
+
+#[derive(Clone, Debug, Default)]
+pub struct NodeInfo {
+    pub name: String,
+    /// False while pods name a node that is not known (yet, or any more).
+    pub known: bool,
+    pub labels: BTreeMap<String, String>,
+    pub taints: Vec<Taint>,
+    pub unschedulable: bool,
+    pub allocatable: Resources,
+    /// Sizes by name.
+    pub images: BTreeMap<String, i64>,
+    /// By uid.
+    pub pods: BTreeMap<String, Arc<PodInfo>>,
+    pub requested: Resources,
+    pub nonzero: Resources,
+    /// How many of the pods have (anti-)affinity of their own.
+    pub with_affinity: usize,
+    pub with_anti_affinity: usize,
+}
+
+impl NodeInfo {
+    pub fn named(name: &str) -> Self {
+        Self { name: name.into(), ..Default::default() }
+    }
+
+    /// Takes over what the object says; pods stay.
+    pub fn update(&mut self, node: &Node) {
+        let spec = node.spec.clone().unwrap_or_default();
+        let status = node.status.clone().unwrap_or_default();
+        self.known = true;
+        self.labels = node.metadata.labels.clone().unwrap_or_default();
+        self.taints = spec.taints.unwrap_or_default();
+        self.unschedulable = spec.unschedulable.unwrap_or(false);
+        self.allocatable = Resources::from_list(status.allocatable.as_ref());
+        self.images = status
+            .images
+            .iter()
+            .flatten()
+            .flat_map(|image| {
+                let size = image.size_bytes.unwrap_or(0);
+                image.names.iter().flatten().map(move |name| (name.clone(), size))
+            })
+            .collect();
+    }
+
+    pub fn add(&mut self, pod: Arc<PodInfo>) {
+        self.requested.add(&pod.requests);
+        self.nonzero.add(&pod.nonzero);
+        self.with_affinity += usize::from(has_affinity(&pod));
+        self.with_anti_affinity += usize::from(!pod.anti_affinity.is_empty());
+        if let Some(old) = self.pods.insert(pod.uid.clone(), pod) {
+            self.discount(&old);
+        }
+    }
+
+    pub fn remove(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
+        let old = self.pods.remove(uid)?;
+        self.discount(&old);
+        Some(old)
+    }
+
+    fn discount(&mut self, pod: &PodInfo) {
+        self.requested.subtract(&pod.requests);
+        self.nonzero.subtract(&pod.nonzero);
+        self.with_affinity -= usize::from(has_affinity(pod));
+        self.with_anti_affinity -= usize::from(!pod.anti_affinity.is_empty());
+    }
+}
+
+fn has_affinity(pod: &PodInfo) -> bool {
+    !(pod.affinity.is_empty() && pod.preferred_affinity.is_empty() && pod.preferred_anti_affinity.is_empty())
+}
+
+/// Upstream: `Toleration.ToleratesTaint`.
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let effect = text(&toleration.effect);
+    if !effect.is_empty() && effect != taint.effect {
+        return false;
+    }
+    let key = text(&toleration.key);
+    if !key.is_empty() && key != taint.key {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or_default() {
+        "" | "Equal" => text(&toleration.value) == text(&taint.value),
+        "Exists" => true,
+        _ => false,
+    }
+}
+
+pub fn tolerates_all<'a>(tolerations: &[Toleration], mut taints: impl Iterator<Item = &'a Taint>) -> bool {
+    taints.all(|taint| tolerations.iter().any(|one| tolerates(one, taint)))
+}

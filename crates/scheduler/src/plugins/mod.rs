@@ -1,0 +1,61 @@
+//! The plugins of the default profile, in upstream's order, which decides whose message is seen.
+
+mod balanced_allocation;
+mod default_binder;
+mod default_preemption;
+mod image_locality;
+mod inter_pod_affinity;
+mod node_affinity;
+mod node_name;
+mod node_ports;
+mod node_unschedulable;
+mod pod_topology_spread;
+mod priority_sort;
+mod resources_fit;
+mod scheduling_gates;
+mod taint_toleration;
+
+use crate::framework::{ClusterEvent, Row};
+use crate::pod::PodInfo;
+
+pub static PLUGINS: &[Row] = &[
+    scheduling_gates::ROW,
+    priority_sort::ROW,
+    node_unschedulable::ROW,
+    node_name::ROW,
+    taint_toleration::ROW,
+    node_affinity::ROW,
+    node_ports::ROW,
+    resources_fit::ROW,
+    pod_topology_spread::ROW,
+    inter_pod_affinity::ROW,
+    default_preemption::ROW,
+    balanced_allocation::ROW,
+    image_locality::ROW,
+    default_binder::ROW,
+];
+
+/// The hint of plugins that look at nodes only.
+fn node_changes(_: &PodInfo, event: &ClusterEvent) -> bool {
+    matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::NodeUpdated(_) | ClusterEvent::PodUpdated)
+}
+
+/// The hint of plugins that count what pods take.
+fn room_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
+    matches!(
+        event,
+        ClusterEvent::NodeAdded(_)
+            | ClusterEvent::NodeUpdated(_)
+            | ClusterEvent::PodRemoved(_)
+            | ClusterEvent::PodUpdated
+    )
+}
+
+/// The hint of plugins that look at other pods.
+fn anything(_: &PodInfo, _: &ClusterEvent) -> bool {
+    true
+}
+
+fn never(_: &PodInfo, _: &ClusterEvent) -> bool {
+    false
+}

@@ -1,0 +1,32 @@
+//! Cordoned nodes take no pods, but those that tolerate it.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+
+use crate::framework::{CycleState, Filter, Points, Rejection, Row};
+use crate::node::{NodeInfo, tolerates_all};
+use crate::pod::PodInfo;
+
+pub const ROW: Row = Row {
+    name: "NodeUnschedulable",
+    weight: 0,
+    build: |_| Points { filter: Some(Arc::new(NodeUnschedulable)), ..Default::default() },
+    helps: super::node_changes,
+};
+
+struct NodeUnschedulable;
+
+impl Filter for NodeUnschedulable {
+    fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        let taint = Taint {
+            key: "node.kubernetes.io/unschedulable".into(),
+            effect: "NoSchedule".into(),
+            ..Default::default()
+        };
+        if !node.unschedulable || tolerates_all(&pod.tolerations, std::iter::once(&taint)) {
+            return Ok(());
+        }
+        Err(Rejection::unresolvable("node(s) were unschedulable"))
+    }
+}

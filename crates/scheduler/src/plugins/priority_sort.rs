@@ -1,0 +1,21 @@
+//! Important pods first. Among equals the queue keeps the order of arrival.
+
+use std::sync::Arc;
+
+use crate::framework::{Points, QueueSort, Row};
+use crate::pod::PodInfo;
+
+pub const ROW: Row = Row {
+    name: "PrioritySort",
+    weight: 0,
+    build: |_| Points { queue_sort: Some(Arc::new(PrioritySort)), ..Default::default() },
+    helps: super::never,
+};
+
+struct PrioritySort;
+
+impl QueueSort for PrioritySort {
+    fn rank(&self, pod: &PodInfo) -> i64 {
+        -i64::from(pod.priority)
+    }
+}

@@ -1,0 +1,226 @@
+//! A pod as the scheduler sees it: what decisions need, worked out once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use client::ObjectKey;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    NodeSelector, Pod, PodAffinityTerm, PodSpec, PreferredSchedulingTerm, Toleration,
+};
+use machinery::selector::Selector;
+
+use crate::cluster::Namespaces;
+use crate::resources::{self, Resources};
+use crate::selector;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodInfo {
+    pub key: ObjectKey,
+    pub uid: String,
+    pub labels: BTreeMap<String, String>,
+    pub node_name: String,
+    pub nominated: String,
+    pub scheduler: String,
+    pub priority: i32,
+    pub preempts: bool,
+    pub created: Option<Timestamp>,
+    pub started: Option<Timestamp>,
+    pub deleting: bool,
+    pub finished: bool,
+    pub gates: Vec<String>,
+    pub requests: Resources,
+    /// With defaults, for scoring.
+    pub nonzero: Resources,
+    pub ports: Vec<HostPort>,
+    pub node_selector: BTreeMap<String, String>,
+    pub node_affinity: Option<NodeSelector>,
+    pub node_preferences: Vec<PreferredSchedulingTerm>,
+    pub tolerations: Vec<Toleration>,
+    pub affinity: Vec<Term>,
+    pub anti_affinity: Vec<Term>,
+    pub preferred_affinity: Vec<(i32, Term)>,
+    pub preferred_anti_affinity: Vec<(i32, Term)>,
+    pub spread: Vec<Spread>,
+    pub images: Vec<String>,
+    pub generation: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPort {
+    pub ip: String,
+    pub protocol: String,
+    pub port: i32,
+}
+
+impl HostPort {
+    /// An unspecified address takes the port on all.
+    pub fn conflicts(&self, other: &Self) -> bool {
+        const ANY: &str = "0.0.0.0";
+        let addresses = self.ip == ANY || other.ip == ANY || self.ip == other.ip;
+        addresses && self.port == other.port && self.protocol == other.protocol
+    }
+}
+
+/// A term of pod (anti-)affinity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Term {
+    pub topology_key: String,
+    selector: Selector,
+    namespaces: BTreeSet<String>,
+    namespace_selector: Option<Selector>,
+}
+
+impl Term {
+    fn new(term: &PodAffinityTerm, own_namespace: &str) -> Self {
+        let mut namespaces: BTreeSet<_> = term.namespaces.iter().flatten().cloned().collect();
+        let namespace_selector = term.namespace_selector.as_ref();
+        if namespaces.is_empty() && namespace_selector.is_none() {
+            namespaces.insert(own_namespace.into());
+        }
+        let parse = |selector| Selector::from_api(Some(selector)).unwrap_or(Selector::nothing());
+        Self {
+            topology_key: term.topology_key.clone(),
+            selector: term.label_selector.as_ref().map_or(Selector::nothing(), parse),
+            namespaces,
+            namespace_selector: namespace_selector.map(parse),
+        }
+    }
+
+    pub fn matches(&self, pod: &PodInfo, namespaces: &Namespaces) -> bool {
+        let namespace = &*pod.key.namespace;
+        let in_namespace = self.namespaces.contains(namespace)
+            || self.namespace_selector.as_ref().is_some_and(|one| one.matches(namespaces.get(namespace)));
+        in_namespace && self.selector.matches(Some(&pod.labels))
+    }
+}
+
+/// A topology spread constraint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spread {
+    pub max_skew: i32,
+    pub topology_key: String,
+    pub hard: bool,
+    pub selector: Selector,
+    pub min_domains: i32,
+    /// Leave out nodes that the pod's node affinity leaves out.
+    pub honors_affinity: bool,
+    pub honors_taints: bool,
+}
+
+impl PodInfo {
+    pub fn new(pod: &Pod) -> Self {
+        let empty = PodSpec::default();
+        let spec = pod.spec.as_ref().unwrap_or(&empty);
+        let meta = &pod.metadata;
+        let key = ObjectKey::of(meta);
+        let status = pod.status.clone().unwrap_or_default();
+        let affinity = spec.affinity.clone().unwrap_or_default();
+        let node = affinity.node_affinity.unwrap_or_default();
+        let with = affinity.pod_affinity.unwrap_or_default();
+        let against = affinity.pod_anti_affinity.unwrap_or_default();
+        let term = |term: PodAffinityTerm| Term::new(&term, &key.namespace);
+        let labels = meta.labels.clone().unwrap_or_default();
+        Self {
+            uid: meta.uid.clone().unwrap_or_default(),
+            node_name: spec.node_name.clone().unwrap_or_default(),
+            nominated: status.nominated_node_name.unwrap_or_default(),
+            scheduler: spec.scheduler_name.clone().unwrap_or_else(|| "default-scheduler".into()),
+            priority: spec.priority.unwrap_or(0),
+            preempts: spec.preemption_policy.as_deref() != Some("Never"),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            started: status.start_time.map(|time| time.0),
+            deleting: meta.deletion_timestamp.is_some(),
+            finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            gates: spec.scheduling_gates.iter().flatten().map(|gate| gate.name.clone()).collect(),
+            requests: resources::of_pod(spec),
+            nonzero: resources::nonzero_of_pod(spec),
+            ports: host_ports(spec),
+            node_selector: spec.node_selector.clone().unwrap_or_default(),
+            node_affinity: node.required_during_scheduling_ignored_during_execution,
+            node_preferences: node.preferred_during_scheduling_ignored_during_execution.unwrap_or_default(),
+            tolerations: spec.tolerations.clone().unwrap_or_default(),
+            affinity: required(with.required_during_scheduling_ignored_during_execution, term),
+            anti_affinity: required(against.required_during_scheduling_ignored_during_execution, term),
+            preferred_affinity: preferred(with.preferred_during_scheduling_ignored_during_execution, term),
+            preferred_anti_affinity: preferred(against.preferred_during_scheduling_ignored_during_execution, term),
+            spread: spreads(spec, &labels),
+            images: spec.containers.iter().filter_map(|one| one.image.as_deref()).map(full_image).collect(),
+            generation: meta.generation.unwrap_or(0),
+            labels,
+            key,
+        }
+    }
+
+    /// Whether the node's labels are what the pod demands.
+    pub fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+            && self.node_affinity.as_ref().is_none_or(|one| selector::matches(one, name, labels))
+    }
+
+    /// Whether something that scheduling depends on differs; a status written by us does not.
+    pub fn differs_in_spec(&self, other: &Self) -> bool {
+        let plain = |pod: &Self| Self {
+            nominated: String::new(),
+            started: None,
+            finished: false,
+            deleting: false,
+            ..pod.clone()
+        };
+        plain(self) != plain(other)
+    }
+}
+
+fn required(terms: Option<Vec<PodAffinityTerm>>, make: impl Fn(PodAffinityTerm) -> Term) -> Vec<Term> {
+    terms.unwrap_or_default().into_iter().map(make).collect()
+}
+
+fn preferred(
+    terms: Option<Vec<k8s_openapi::api::core::v1::WeightedPodAffinityTerm>>,
+    make: impl Fn(PodAffinityTerm) -> Term,
+) -> Vec<(i32, Term)> {
+    terms.unwrap_or_default().into_iter().map(|one| (one.weight, make(one.pod_affinity_term))).collect()
+}
+
+fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
+    let sidecars = spec.init_containers.iter().flatten();
+    let sidecars = sidecars.filter(|one| one.restart_policy.as_deref() == Some("Always"));
+    let ports = spec.containers.iter().chain(sidecars).flat_map(|one| one.ports.iter().flatten());
+    ports
+        .filter(|port| port.host_port.unwrap_or(0) > 0)
+        .map(|port| HostPort {
+            ip: port.host_ip.clone().filter(|ip| !ip.is_empty()).unwrap_or_else(|| "0.0.0.0".into()),
+            protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+            port: port.host_port.unwrap_or(0),
+        })
+        .collect()
+}
+
+fn spreads(spec: &PodSpec, labels: &BTreeMap<String, String>) -> Vec<Spread> {
+    let constraints = spec.topology_spread_constraints.iter().flatten();
+    constraints
+        .map(|one| {
+            let selector = one.label_selector.as_ref();
+            let parsed = Selector::from_api(selector).unwrap_or(Selector::nothing());
+            let keys = one.match_label_keys.iter().flatten();
+            let pinned: BTreeMap<_, _> =
+                keys.filter_map(|key| Some((key.clone(), labels.get(key)?.clone()))).collect();
+            let mut selector = parsed;
+            selector.requirements.extend(Selector::from_map(&pinned).requirements);
+            Spread {
+                max_skew: one.max_skew,
+                topology_key: one.topology_key.clone(),
+                hard: one.when_unsatisfiable == "DoNotSchedule",
+                selector,
+                min_domains: one.min_domains.unwrap_or(1),
+                honors_affinity: one.node_affinity_policy.as_deref() != Some("Ignore"),
+                honors_taints: one.node_taints_policy.as_deref() == Some("Honor"),
+            }
+        })
+        .collect()
+}
+
+/// An image's name with a tag, as nodes report it.
+fn full_image(image: &str) -> String {
+    let last = image.rsplit('/').next().unwrap_or(image);
+    if last.contains(':') || last.contains('@') { image.into() } else { format!("{image}:latest") }
+}

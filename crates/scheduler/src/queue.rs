@@ -1,0 +1,193 @@
+//! Which pod to try next.
+//!
+//! ```text
+//!          add ──► active ── pop ──► (in flight) ── bound ──► (gone)
+//!                    ▲ ▲                 │ failed
+//!       backoff over │ └── event ───┐    ▼
+//!                 backoff ◄─────── unschedulable
+//! ```
+//!
+//! A rejected pod waits until an event that its rejecting plugins say may help, at most five
+//! minutes. Upstream: `pkg/scheduler/backend/queue`.
+//!
+//! Invariants: a pod is in one place; an event during a pod's attempt is not lost to it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::framework::{ClusterEvent, Framework};
+use crate::pod::PodInfo;
+
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const LAST_BACKOFF: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    Active,
+    Backoff(Instant),
+    Unschedulable { since: Instant },
+    /// Held back by a PreEnqueue plugin.
+    Gated,
+    InFlight,
+}
+
+struct Waiting {
+    pod: Arc<PodInfo>,
+    place: Place,
+    attempts: u32,
+    /// QueueSort's rank, then the order of arrival.
+    order: (i64, u64),
+    /// Who rejected it last.
+    plugins: BTreeSet<&'static str>,
+    /// Events during the attempt, until it is settled.
+    missed: Vec<ClusterEvent>,
+}
+
+#[derive(Default)]
+pub struct Queue {
+    pods: HashMap<String, Waiting>,
+    /// The active pods, in the order in which they are popped.
+    active: BTreeMap<(i64, u64), String>,
+    sequence: u64,
+}
+
+impl Queue {
+    /// A new pod, or one that changed.
+    pub fn put(&mut self, framework: &Framework, pod: Arc<PodInfo>) {
+        let uid = pod.uid.clone();
+        let Some(known) = self.pods.get_mut(&uid) else {
+            self.sequence += 1;
+            let place = if framework.pre_enqueue(&pod).is_ok() { Place::Active } else { Place::Gated };
+            let waiting = Waiting {
+                order: (framework.rank(&pod), self.sequence),
+                pod,
+                place: Place::Gated,
+                attempts: 0,
+                plugins: BTreeSet::new(),
+                missed: vec![],
+            };
+            self.pods.insert(uid.clone(), waiting);
+            return self.move_to(&uid, place);
+        };
+        let changed = known.pod.differs_in_spec(&pod);
+        self.take_from_active(&uid);
+        let known = self.pods.get_mut(&uid).expect("known above");
+        known.order.0 = framework.rank(&pod);
+        known.pod = pod.clone();
+        let place = match known.place.clone() {
+            Place::Gated if framework.pre_enqueue(&pod).is_ok() => Place::Active,
+            Place::Unschedulable { .. } if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) => {
+                backoff(known.attempts, Instant::now())
+            }
+            Place::InFlight => {
+                if changed {
+                    known.missed.push(ClusterEvent::PodUpdated);
+                }
+                Place::InFlight
+            }
+            place => place,
+        };
+        self.move_to(&uid, place);
+    }
+
+    pub fn remove(&mut self, uid: &str) {
+        self.take_from_active(uid);
+        self.pods.remove(uid);
+    }
+
+    /// The next pod to try, now in flight. The caller owes [`settle`](Self::settle) or
+    /// [`remove`](Self::remove).
+    pub fn pop(&mut self) -> Option<Arc<PodInfo>> {
+        let (_, uid) = self.active.pop_first()?;
+        let waiting = self.pods.get_mut(&uid).expect("active pods are known");
+        waiting.place = Place::InFlight;
+        waiting.attempts += 1;
+        waiting.missed.clear();
+        Some(waiting.pod.clone())
+    }
+
+    /// The attempt failed because of `plugins`; empty for an error that time may mend.
+    pub fn settle(&mut self, framework: &Framework, uid: &str, plugins: BTreeSet<&'static str>) {
+        let now = Instant::now();
+        let Some(waiting) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let missed = std::mem::take(&mut waiting.missed);
+        let helped = missed.iter().any(|event| framework.helps(&plugins, &waiting.pod, event));
+        let place = if plugins.is_empty() || helped {
+            backoff(waiting.attempts, now)
+        } else {
+            Place::Unschedulable { since: now }
+        };
+        waiting.plugins = plugins;
+        self.move_to(uid, place);
+    }
+
+    /// Something happened: pods that it may help are tried again.
+    pub fn wake(&mut self, framework: &Framework, event: &ClusterEvent) {
+        let now = Instant::now();
+        let mut moves = vec![];
+        for (uid, waiting) in &mut self.pods {
+            match waiting.place {
+                Place::InFlight => waiting.missed.push(event.clone()),
+                Place::Unschedulable { since } if framework.helps(&waiting.plugins, &waiting.pod, event) => {
+                    moves.push((uid.clone(), backoff(waiting.attempts, since)));
+                }
+                _ => {}
+            }
+        }
+        for (uid, place) in moves {
+            let over = matches!(place, Place::Backoff(until) if until <= now);
+            self.move_to(&uid, if over { Place::Active } else { place });
+        }
+    }
+
+    /// Moves what has waited enough; returns when to look again.
+    pub fn ripen(&mut self, now: Instant) -> Option<Instant> {
+        let mut ripe = vec![];
+        let mut next: Option<Instant> = None;
+        for (uid, waiting) in &self.pods {
+            let until = match waiting.place {
+                Place::Backoff(until) => until,
+                Place::Unschedulable { since } => since + LONGEST_WAIT,
+                _ => continue,
+            };
+            if until <= now {
+                ripe.push(uid.clone());
+            } else {
+                next = Some(next.map_or(until, |known| known.min(until)));
+            }
+        }
+        for uid in ripe {
+            self.move_to(&uid, Place::Active);
+        }
+        next
+    }
+
+    fn take_from_active(&mut self, uid: &str) {
+        if let Some(waiting) = self.pods.get(uid) {
+            self.active.remove(&waiting.order);
+        }
+    }
+
+    fn move_to(&mut self, uid: &str, place: Place) {
+        let Some(waiting) = self.pods.get_mut(uid) else {
+            return;
+        };
+        waiting.place = place;
+        if waiting.place == Place::Active {
+            self.active.insert(waiting.order, uid.to_owned());
+        }
+    }
+}
+
+/// From 1 s, doubling, to 10 s.
+fn backoff(attempts: u32, since: Instant) -> Place {
+    let doubled = FIRST_BACKOFF.saturating_mul(1 << attempts.saturating_sub(1).min(10));
+    Place::Backoff(since + doubled.min(LAST_BACKOFF))
+}
+
