@@ -226,3 +226,6 @@ where
 async fn run(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(crate::filters::handle(shared, request).await)
 }
+
+#[cfg(test)]
+mod tests;

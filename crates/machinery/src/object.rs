@@ -97,7 +97,8 @@ where
     }
 
     fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("API structs have string keys and finite numbers")
+        let json = serde_json::to_vec(self).expect("API structs have string keys and finite numbers");
+        metadata_third(json)
     }
 
     fn boxed_clone(&self) -> Box<dyn Object> {
@@ -110,6 +111,63 @@ where
 
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
+    }
+}
+
+/// Moves `metadata` behind `apiVersion` and `kind`: the structs of some kinds (ConfigMap, Event) have
+/// other fields before it.
+fn metadata_third(json: Vec<u8>) -> Vec<u8> {
+    let mut at = 1;
+    let mut third = 0;
+    for index in 0.. {
+        let start = at;
+        let key_end = value_end(&json, start);
+        let end = value_end(&json, key_end + 1);
+        if index == 2 {
+            third = start;
+        }
+        if &json[start..key_end] == b"\"metadata\"" {
+            if index <= 2 {
+                return json;
+            }
+            let mut moved = Vec::with_capacity(json.len());
+            moved.extend_from_slice(&json[..third]);
+            moved.extend_from_slice(&json[start..end]);
+            moved.push(b',');
+            // Without the comma before it.
+            moved.extend_from_slice(&json[third..start - 1]);
+            moved.extend_from_slice(&json[end..]);
+            return moved;
+        }
+        if json[end] != b',' {
+            break;
+        }
+        at = end + 1;
+    }
+    json
+}
+
+/// Where the value that starts at `at` of compact JSON ends.
+fn value_end(json: &[u8], mut at: usize) -> usize {
+    let mut depth = 0usize;
+    loop {
+        match json[at] {
+            b'"' => {
+                at += 1;
+                while json[at] != b'"' {
+                    at += if json[at] == b'\\' { 2 } else { 1 };
+                }
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' if depth == 0 => return at,
+            b'}' | b']' => depth -= 1,
+            b',' | b':' if depth == 0 => return at,
+            _ => {}
+        }
+        at += 1;
+        if depth == 0 && matches!(json[at - 1], b'"' | b'}' | b']') {
+            return at;
+        }
     }
 }
 
@@ -333,6 +391,19 @@ mod tests {
         let decoded = Typed::<Pod>::new().decode(json).expect("a pod");
         assert_eq!(decoded.unknown_fields, ["spec.containers[0].imagee", "spec.foo"]);
         assert_eq!(decoded.object.name(), "a");
+    }
+
+    #[test]
+    fn metadata_comes_third_whatever_the_struct_has_first() {
+        use k8s_openapi::api::core::v1::ConfigMap;
+        let json = br#"{"data":{"a":"\\\"{,","b":""},"immutable":true,"metadata":{"name":"x","labels":{"k":"v"}}}"#;
+        let object = Typed::<ConfigMap>::new().decode(json).expect("a map").object;
+        assert_eq!(
+            String::from_utf8_lossy(&object.encode()),
+            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"labels":{"k":"v"},"name":"x"},"data":{"a":"\\\"{,","b":""},"immutable":true}"#
+        );
+        let empty = Typed::<ConfigMap>::new().empty();
+        assert_eq!(String::from_utf8_lossy(&empty.encode()), r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{}}"#);
     }
 
     #[test]

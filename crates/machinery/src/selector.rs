@@ -250,6 +250,9 @@ impl<'a> Parser<'a> {
             if self.eat(token) {
                 self.space();
                 let value = vec![self.word().to_owned()];
+                if let Some(found) = self.rest().chars().next().filter(|c| value[0].is_empty() && *c != ',') {
+                    return Err(ParseError(format!("found '{found}', expected: identifier")));
+                }
                 return Ok(if negative { Test::NotIn(value) } else { Test::In(value) });
             }
         }

@@ -83,8 +83,10 @@ pub fn decode(
     if json.trim_ascii() == b"null" {
         return Ok(wanted.codec.empty());
     }
-    let types: TypeMeta = serde_json::from_slice(&json)
-        .map_err(|_| unrecognized(&type_meta_error(&json)))?;
+    // serde would take an array for a struct.
+    let is_object = json.trim_ascii_start().first() == Some(&b'{');
+    let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
+    let types = types.ok_or_else(|| unrecognized(&type_meta_error(&json)))?;
     check_type(&types, wanted, body)?;
     let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
     let Decoded { mut object, unknown_fields } =

@@ -1,0 +1,370 @@
+//! The server as a client sees it: requests through the whole stack, over a store in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::task::Tasks;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use machinery::StatusError;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::*;
+use crate::admission::Chain;
+use crate::testing;
+
+/// Everybody is who the `User` header says; without one, nobody.
+struct ByHeader;
+
+#[async_trait]
+impl Authenticator for ByHeader {
+    async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError> {
+        let Some(name) = request.headers.get("user").and_then(|name| name.to_str().ok()) else {
+            return Ok(None);
+        };
+        match name {
+            "garbage" => Err(StatusError::unauthorized()),
+            name => Ok(Some(UserInfo::new(name, &[]))),
+        }
+    }
+}
+
+/// The admin may do everything, others read.
+struct AdminOnly;
+
+#[async_trait]
+impl Authorizer for AdminOnly {
+    async fn authorize(&self, attributes: &Attributes) -> Decision {
+        let is_admin = attributes.user.name == "admin";
+        let reads = attributes.user.name == "reader" && attributes.request.verb == "get";
+        match is_admin || reads {
+            true => Decision::Allow { reason: String::new() },
+            false => Decision::NoOpinion { reason: String::new() },
+        }
+    }
+}
+
+struct Bench {
+    server: Server,
+    tasks: Tasks,
+}
+
+/// What came back.
+struct Answer {
+    code: u16,
+    headers: http::HeaderMap,
+    body: bytes::Bytes,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&self.body)))
+    }
+
+    fn message(&self) -> String {
+        self.json()["message"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let tasks = Tasks::new("test");
+        let registry = Registry::new(store::Sim::open(), testing::table(), Chain::default(), tasks.clone());
+        let options = Options { advertised: "192.0.2.1:6443".into(), ..Options::default() };
+        let server = Server::new(registry, vec![Box::new(ByHeader)], vec![Box::new(AdminOnly)], options);
+        Self { server, tasks }
+    }
+
+    /// `POST /path` with headers `Name: value` and a body, as the admin unless a header says more.
+    async fn send(&self, line: &str, headers: &[(&str, &str)], body: &str) -> Response<Body> {
+        let (method, uri) = line.split_once(' ').expect("method and path");
+        let mut request = Request::builder().method(method).uri(uri);
+        if !headers.iter().any(|(name, _)| *name == "user" || *name == "nobody") {
+            request = request.header("user", "admin");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(bytes::Bytes::from(body.to_owned()))).expect("a request");
+        self.server.service().oneshot(request).await.expect("infallible")
+    }
+
+    async fn ask_with(&self, line: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let (parts, body) = self.send(line, headers, body).await.into_parts();
+        let body = body.collect().await.expect("no errors").to_bytes();
+        Answer { code: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
+    async fn ask(&self, line: &str, body: Value) -> Answer {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let content_type = if line.starts_with("PATCH") { "application/merge-patch+json" } else { "application/json" };
+        self.ask_with(line, &[("content-type", content_type)], &body).await
+    }
+
+    async fn create_config_map(&self, name: &str) -> Value {
+        let body = json!({ "metadata": { "name": name, "labels": { "k": "v" } }, "data": { "a": "b" } });
+        let answer = self.ask("POST /api/v1/namespaces/default/configmaps", body).await;
+        assert_eq!(answer.code, 201, "{}", answer.message());
+        answer.json()
+    }
+
+    async fn end(self) {
+        self.server.begin_shutdown();
+        self.tasks.shutdown(Duration::from_secs(5)).await;
+    }
+}
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test]
+async fn an_object_lives_its_life() {
+    let bench = Bench::new();
+    let created = bench.create_config_map("x").await;
+    assert_eq!((&created["apiVersion"], &created["kind"]), (&json!("v1"), &json!("ConfigMap")));
+    assert_eq!(created["metadata"]["namespace"], "default");
+
+    let got = bench.ask(&format!("GET {MAPS}/x"), Value::Null).await;
+    assert_eq!((got.code, &got.json()), (200, &created));
+    assert_eq!(got.header("cache-control"), "no-cache, private");
+    assert_eq!(got.header("audit-id").len(), 36);
+
+    let again = bench.ask(&format!("POST {MAPS}"), json!({ "metadata": { "name": "x" } })).await;
+    assert_eq!((again.code, again.message().as_str()), (409, "configmaps \"x\" already exists"));
+
+    let patched = bench.ask(&format!("PATCH {MAPS}/x"), json!({ "data": { "c": "d" } })).await;
+    assert_eq!((patched.code, &patched.json()["data"]), (200, &json!({ "a": "b", "c": "d" })));
+
+    let mut changed = patched.json();
+    changed["data"] = json!({ "e": "f" });
+    let put = bench.ask(&format!("PUT {MAPS}/x"), changed.clone()).await;
+    assert_eq!((put.code, &put.json()["data"]), (200, &json!({ "e": "f" })));
+    let stale = bench.ask(&format!("PUT {MAPS}/x"), changed).await;
+    assert_eq!(stale.code, 409, "{}", stale.message());
+
+    let list = bench.ask(&format!("GET {MAPS}"), Value::Null).await.json();
+    assert_eq!(list["kind"], "ConfigMapList");
+    assert_eq!(list["items"][0]["metadata"]["name"], "x");
+    assert!(list["items"][0].get("kind").is_none(), "items of built-in lists have no kind");
+
+    let deleted = bench.ask(&format!("DELETE {MAPS}/x"), Value::Null).await;
+    assert_eq!(deleted.code, 200);
+    assert_eq!(deleted.json()["status"], "Success");
+    assert_eq!(deleted.json()["details"]["kind"], "configmaps");
+    let gone = bench.ask(&format!("GET {MAPS}/x"), Value::Null).await;
+    assert_eq!((gone.code, gone.message().as_str()), (404, "configmaps \"x\" not found"));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn refusals_are_upstreams() {
+    let bench = Bench::new();
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let wrong_name = json!({ "metadata": { "name": "y" } });
+    for (line, body, code, message) in [
+        ("GET /apis/apps/v1/nope".to_owned(), Value::Null, 404, "the server could not find the requested resource"),
+        (format!("GET {MAPS}/none/status"), Value::Null, 404, "the server could not find the requested resource"),
+        (format!("POST {MAPS}/none"), json!({}), 405, "the server does not allow this method on the requested resource"),
+        (format!("PUT {MAPS}"), json!({}), 405, "the server does not allow this method on the requested resource"),
+        ("POST /api/v1/configmaps".into(), json!({}), 405, "the server does not allow this method on the requested resource"),
+        (format!("OPTIONS {MAPS}"), Value::Null, 405, "the server does not allow this method on the requested resource"),
+        (format!("POST {deployments}/none/status"), json!({}), 405, "the server does not allow this method on the requested resource"),
+        ("POST /api".into(), json!({}), 405, "the server does not allow this method on the requested resource"),
+        (format!("PUT {MAPS}/x"), wrong_name, 400, "the name of the object (y) does not match the name on the URL (x)"),
+        (format!("PUT {MAPS}/x"), json!({}), 400, "the name of the object (x based on URL) was undeterminable: name must be provided"),
+        (format!("POST {MAPS}"), json!({ "metadata": { "name": "a", "namespace": "b" } }), 400, "the namespace of the provided object does not match the namespace sent on the request"),
+        (format!("POST {MAPS}?dryRun="), json!({ "metadata": { "name": "a" } }), 422, r#"CreateOptions.meta.k8s.io "" is invalid: dryRun: Unsupported value: [""]: supported values: "All""#),
+        (format!("GET {MAPS}?fieldSelector=spec.bogus%3Dx"), Value::Null, 400, r#""spec.bogus" is not a known field selector: only "metadata.name", "metadata.namespace""#),
+        (format!("GET {MAPS}/x?export=true"), Value::Null, 400, "the export parameter, deprecated since v1.14, is no longer supported"),
+        (format!("POST {MAPS}?fieldValidation=Strict"), json!({ "metadata": { "name": "a" }, "zz": 1 }), 400, r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "zz""#),
+    ] {
+        let answer = bench.ask(&line, body).await;
+        assert_eq!((answer.code, answer.message().as_str()), (code, message), "{line}");
+    }
+    let text = bench.ask("GET /apis/zz/v1/foos", Value::Null).await;
+    assert_eq!((text.code, &text.body[..]), (404, &b"404 page not found\n"[..]));
+    let form = bench.ask_with(&format!("POST {MAPS}"), &[("content-type", "text/plain")], "{}").await;
+    assert_eq!((form.code, form.json().get("details")), (415, None));
+    let patch = bench.ask_with(&format!("PATCH {MAPS}/x"), &[("content-type", "text/plain")], "{}").await;
+    assert_eq!((patch.code, patch.message().as_str()), (415, "415: Unsupported Media Type"));
+    let huge = bench.ask_with(&format!("POST {MAPS}"), &[], &"x".repeat(4 << 20)).await;
+    assert_eq!((huge.code, huge.message().as_str()), (413, "Request entity too large: limit is 3145728"));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn warnings_travel_in_headers() {
+    let bench = Bench::new();
+    let answer = bench.ask(&format!("POST {MAPS}"), json!({ "metadata": { "name": "a" }, "zz": 1 })).await;
+    assert_eq!((answer.code, answer.header("warning")), (201, r#"299 - "unknown field \"zz\"""#));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn identities_are_found_impersonated_and_authorized() {
+    let bench = Bench::new();
+    for (headers, line, code, message) in [
+        (vec![("nobody", "")], "GET /api/v1/namespaces/default/configmaps/a", 403, r#"configmaps "a" is forbidden: User "system:anonymous" cannot get resource "configmaps" in API group "" in the namespace "default""#),
+        (vec![("user", "garbage")], "GET /api/v1/configmaps", 401, "Unauthorized"),
+        (vec![("user", "reader")], "GET /api/v1/namespaces/default/configmaps/a", 404, r#"configmaps "a" not found"#),
+        (vec![("user", "reader")], "GET /api/v1/configmaps", 403, r#"configmaps is forbidden: User "reader" cannot list resource "configmaps" in API group "" at the cluster scope"#),
+        (vec![("user", "admin"), ("impersonate-user", "reader")], "DELETE /apis/apps/v1/namespaces/a/deployments", 403, r#"deployments.apps is forbidden: User "reader" cannot deletecollection resource "deployments" in API group "apps" in the namespace "a""#),
+        (vec![("user", "reader"), ("impersonate-user", "root")], "GET /api", 403, r#"forbidden: User "reader" cannot impersonate-on:user-info:get path "/api""#),
+        (vec![("user", "admin"), ("impersonate-group", "g")], "GET /api", 400, r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"g"}, Extra:map[string][]string(nil)} without impersonating a user name"#),
+    ] {
+        let answer = bench.ask_with(line, &headers, "").await;
+        assert_eq!((answer.code, answer.message().as_str()), (code, message), "{line}");
+    }
+    let local = bench.server.local(UserInfo::new("reader", &[]));
+    let request = Request::get("/api/v1/namespaces/default/configmaps/a").header("user", "admin");
+    let request = request.body(Full::new(bytes::Bytes::new())).expect("a request");
+    let answer = local.oneshot(request).await.expect("infallible");
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn watches_frame_every_change() {
+    let bench = Bench::new();
+    bench.create_config_map("a").await;
+    let response = bench.send(&format!("GET {MAPS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"), &[], "").await;
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    let mut next = async || {
+        let frame = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+        let data = frame.expect("a frame").expect("no error").into_data().expect("data");
+        assert!(data.ends_with(b"\n"));
+        let json: Value = serde_json::from_slice(&data).expect("JSON");
+        json
+    };
+    let first = next().await;
+    assert_eq!((&first["type"], &first["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("a")));
+    let bookmark = next().await;
+    assert_eq!(bookmark["type"], "BOOKMARK");
+    assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert_eq!(bookmark["object"]["kind"], "ConfigMap");
+    bench.ask(&format!("PATCH {MAPS}/a"), json!({ "data": { "z": "1" } })).await;
+    let changed = next().await;
+    assert_eq!((&changed["type"], &changed["object"]["data"]["z"]), (&json!("MODIFIED"), &json!("1")));
+    bench.ask(&format!("DELETE {MAPS}/a"), Value::Null).await;
+    assert_eq!(next().await["type"], "DELETED");
+    bench.server.begin_shutdown();
+    let end = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+    assert!(end.is_none(), "watches end with the server");
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn forms_are_negotiated() {
+    let bench = Bench::new();
+    bench.create_config_map("x").await;
+    let table = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")];
+    let answer = bench.ask_with(&format!("GET {MAPS}"), &table, "").await.json();
+    assert_eq!((&answer["kind"], &answer["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
+    assert_eq!(answer["rows"][0]["cells"][0], "x");
+    assert_eq!(answer["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+    assert_eq!(answer["columnDefinitions"][0]["name"], "Name");
+
+    let partial = [("accept", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")];
+    let answer = bench.ask_with(&format!("GET {MAPS}"), &partial, "").await.json();
+    assert_eq!(answer["items"][0]["metadata"]["name"], "x");
+    assert!(answer["items"][0].get("data").is_none());
+
+    let yaml = bench.ask_with(&format!("GET {MAPS}/x"), &[("accept", "application/yaml")], "").await;
+    assert_eq!(yaml.header("content-type"), "application/yaml");
+    assert!(yaml.body.starts_with(b"apiVersion: v1\n"), "{}", String::from_utf8_lossy(&yaml.body));
+
+    let pretty = bench.ask(&format!("GET {MAPS}/x?pretty=true"), Value::Null).await;
+    assert!(pretty.body.starts_with(b"{\n  \"apiVersion\": \"v1\""), "{}", String::from_utf8_lossy(&pretty.body));
+
+    let html = bench.ask_with(&format!("GET {MAPS}/x"), &[("accept", "text/html")], "").await;
+    assert_eq!(html.code, 406);
+    assert!(html.message().starts_with("406: Not Acceptable\n\nAvailable representations: "));
+
+    let apply = [("content-type", "application/yaml")];
+    let created = bench.ask_with(&format!("POST {MAPS}"), &apply, "kind: ConfigMap\napiVersion: v1\nmetadata:\n  name: yy\n").await;
+    assert_eq!(created.code, 201, "{}", created.message());
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn long_lists_come_in_pieces_and_compressed() {
+    let bench = Bench::new();
+    for index in 0..40 {
+        let data = "x".repeat(20_000);
+        let body = json!({ "metadata": { "name": format!("m{index:02}") }, "data": { "a": data } });
+        assert_eq!(bench.ask(&format!("POST {MAPS}"), body).await.code, 201);
+    }
+    let list = bench.ask(&format!("GET {MAPS}"), Value::Null).await;
+    assert_eq!(list.json()["items"].as_array().map(Vec::len), Some(40));
+    assert!(list.body.len() > 800_000, "{} {}", list.body.len(), list.header("content-encoding"));
+    let packed = bench.ask_with(&format!("GET {MAPS}"), &[("accept-encoding", "gzip")], "").await;
+    assert_eq!(packed.header("content-encoding"), "gzip");
+    assert!(packed.body.len() < 50_000);
+    let page = bench.ask(&format!("GET {MAPS}?limit=15"), Value::Null).await.json();
+    assert_eq!(page["metadata"]["remainingItemCount"], 25);
+    let token = page["metadata"]["continue"].as_str().expect("a token");
+    let page = bench.ask(&format!("GET {MAPS}?limit=15&continue={token}"), Value::Null).await.json();
+    assert_eq!(page["items"][0]["metadata"]["name"], "m15");
+    let page = bench.ask(&format!("GET {MAPS}?continue={token}&resourceVersion=1"), Value::Null).await;
+    assert_eq!(page.message(), "specifying resource version is not allowed when using continue");
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn views_show_and_change_their_parent() {
+    let bench = Bench::new();
+    let base = "/apis/apps/v1/namespaces/default/deployments";
+    let spec = json!({ "replicas": 1, "selector": {}, "template": {} });
+    let made = bench.ask(&format!("POST {base}"), json!({ "metadata": { "name": "d" }, "spec": spec })).await;
+    assert_eq!(made.code, 201, "{}", made.message());
+    let scale = bench.ask(&format!("GET {base}/d/scale"), Value::Null).await.json();
+    assert_eq!((&scale["kind"], &scale["spec"]["replicas"]), (&json!("Scale"), &json!(1)));
+    let put = json!({ "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": { "name": "d" }, "spec": { "replicas": 3 } });
+    let answer = bench.ask(&format!("PUT {base}/d/scale"), put).await;
+    assert_eq!((answer.code, &answer.json()["spec"]["replicas"]), (200, &json!(3)), "{}", answer.message());
+    let answer = bench.ask(&format!("PATCH {base}/d/scale"), json!({ "spec": { "replicas": 5 } })).await;
+    assert_eq!((answer.code, &answer.json()["spec"]["replicas"]), (200, &json!(5)), "{}", answer.message());
+    let parent = bench.ask(&format!("GET {base}/d"), Value::Null).await.json();
+    assert_eq!(parent["spec"]["replicas"], 5);
+    let wrong = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "d" } });
+    let answer = bench.ask(&format!("PUT {base}/d/scale"), wrong).await;
+    assert_eq!(answer.message(), r#"Deployment in version "v1" cannot be handled as a Scale: converting (v1.Deployment) to (autoscaling.Scale): unknown conversion"#);
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn paths_beside_resources_answer() {
+    let bench = Bench::new();
+    let api = bench.ask("GET /api/", Value::Null).await.json();
+    assert_eq!(api["versions"], json!(["v1"]));
+    assert_eq!(api["serverAddressByClientCIDRs"][0]["serverAddress"], "192.0.2.1:6443");
+    let accept = [("accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json")];
+    let all = bench.ask_with("GET /apis", &accept, "").await;
+    assert_eq!(all.header("content-type"), "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList");
+    assert_eq!(all.json()["items"][0]["metadata"]["name"], "apps");
+    let known = [accept[0], ("if-none-match", all.header("etag"))];
+    assert_eq!(bench.ask_with("GET /apis", &known, "").await.code, 304);
+    let old = [("accept", "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList")];
+    assert_eq!(bench.ask_with("GET /api", &old, "").await.code, 406);
+    assert_eq!(bench.ask("GET /version", Value::Null).await.json()["minor"], "36");
+    assert_eq!(&bench.ask("GET /readyz", Value::Null).await.body[..], b"ok");
+    let metrics = bench.ask("GET /metrics", Value::Null).await;
+    assert!(String::from_utf8_lossy(&metrics.body).contains("apiserver_request_total{code=\"200\""));
+    assert_eq!(bench.ask("GET /nope", Value::Null).await.code, 404);
+    let index = bench.ask("GET /openapi/v3", Value::Null).await;
+    assert_eq!(index.header("content-type"), "text/plain; charset=utf-8");
+    let url = index.json()["paths"]["apis/apps/v1"]["serverRelativeURL"].as_str().expect("a URL").to_owned();
+    let document = bench.ask(&format!("GET {url}"), Value::Null).await.json();
+    let patch = &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
+    assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Deployment");
+    assert!(patch["requestBody"]["content"].get("application/strategic-merge-patch+json").is_some());
+    bench.end().await;
+}
