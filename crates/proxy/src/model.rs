@@ -9,7 +9,8 @@
 //!                                                                   endpoint-…   affinity
 //!                                                                     └► dnat
 //!  filter input, forward, output (new connections) ─► service-endpoints-check (no endpoints),
-//!                                                     cluster-ips-check (unused addresses, ports)
+//!                                                     cluster-ips-check (unused addresses, ports),
+//!                                                     untranslated-check (a moment's gap)
 //!  nat postrouting ─► masquerading (what was marked)
 //! ```
 //!
@@ -158,7 +159,8 @@ impl Family<'_> {
         t.rule("masquerading", vec![Stmt::Masquerade { fully_random: true }]);
         let vmap = Stmt::Vmap { key: self.address_key(), map: "service-ips".into() };
         self.table.rule("services", vec![vmap]);
-        self.node_port_rule("services", "service-nodeports");
+        let vmap = Stmt::Vmap { key: port_key(), map: "service-nodeports".into() };
+        self.node_port_rule("services", vec![vmap]);
     }
 
     fn sets(&mut self) {
@@ -181,6 +183,8 @@ impl Family<'_> {
         put("no-endpoint-nodeports", &port, true, comment);
         let comment = "destinations that are subject to LoadBalancerSourceRanges";
         put("firewall-ips", &service, true, comment);
+        put("active-services", &service, false, "ClusterIP traffic that leads somewhere");
+        put("active-nodeports", &port, false, "NodePort traffic that leads somewhere");
     }
 
     fn base_chains(&mut self) {
@@ -204,9 +208,12 @@ impl Family<'_> {
         let jumps = [
             ("filter-input", "nodeport-endpoints-check", true),
             ("filter-input", "service-endpoints-check", true),
+            ("filter-input", "untranslated-check", true),
             ("filter-forward", "service-endpoints-check", true),
+            ("filter-forward", "untranslated-check", true),
             ("filter-forward", "cluster-ips-check", true),
             ("filter-output", "service-endpoints-check", true),
+            ("filter-output", "untranslated-check", true),
             ("filter-output", "cluster-ips-check", true),
             ("filter-prerouting-pre-dnat", "firewall-check", true),
             ("filter-output-pre-dnat", "firewall-check", true),
@@ -226,7 +233,9 @@ impl Family<'_> {
         let vmap = |map: &str| Stmt::Vmap { key: key.clone(), map: map.into() };
         self.table.rule("service-endpoints-check", vec![vmap("no-endpoint-services")]);
         self.table.rule("firewall-check", vec![vmap("firewall-ips")]);
-        self.node_port_rule("nodeport-endpoints-check", "no-endpoint-nodeports");
+        let to_map = Stmt::Vmap { key: port_key(), map: "no-endpoint-nodeports".into() };
+        self.node_port_rule("nodeport-endpoints-check", vec![to_map]);
+        self.untranslated_check();
         self.table.rule("reject-chain", vec![Stmt::Reject]);
         // Deviation: the cluster DNS address is an address of every node and of no service of ours.
         let check = "cluster-ips-check";
@@ -251,7 +260,20 @@ impl Family<'_> {
         vec![Field::Daddr(self.ip), Field::L4proto, Field::Dport]
     }
 
-    fn node_port_rule(&mut self, chain: &str, map: &str) {
+    /// A packet that is looked at while one ruleset takes over from another may meet old rules with
+    /// new maps and stay untranslated. Refusing it would fail a request for nothing: it is dropped,
+    /// and the client's next attempt finds its way. Deviation: upstream refuses such packets.
+    fn untranslated_check(&mut self) {
+        let drop = Stmt::Verdict(Verdict::Drop);
+        let in_set = |key, set: &str| Stmt::InSet { key, op: Op::Eq, set: set.to_owned() };
+        let service = in_set(self.address_key(), "active-services");
+        let chain = "untranslated-check";
+        self.table.rule(chain, vec![service, drop.clone()]);
+        self.node_port_rule(chain, vec![in_set(port_key(), "active-nodeports"), drop]);
+    }
+
+    /// A rule for what goes to a node port's addresses.
+    fn node_port_rule(&mut self, chain: &str, then: Vec<Stmt>) {
         let mut stmts = Vec::new();
         match self.facts.node_ports {
             NodePorts::All => {
@@ -265,8 +287,7 @@ impl Family<'_> {
                 stmts.push(Stmt::InSet { key, op: Op::Eq, set: "nodeport-ips".into() });
             }
         }
-        let key = vec![Field::L4proto, Field::Dport];
-        stmts.push(Stmt::Vmap { key, map: map.into() });
+        stmts.extend(then);
         self.table.rule(chain, stmts);
     }
 
@@ -309,7 +330,11 @@ impl Family<'_> {
         // if the packet had gone to a node that does not know it.
         let refusal = if usable.any { Verdict::Drop } else { Verdict::Goto("reject-chain".into()) };
         match &paths.internal_to {
-            Some(chain) => self.lead("service-ips", port, port.cluster_ip, chain),
+            Some(chain) => {
+                self.lead("service-ips", port, port.cluster_ip, chain);
+                let key = key(port.cluster_ip, port);
+                self.table.element("active-services", key, Element::default());
+            }
             None => self.refuse(port, port.cluster_ip, &refusal),
         }
         for address in port.external_ips.iter().chain(&port.load_balancer_ips) {
@@ -331,8 +356,12 @@ impl Family<'_> {
                 let verdict = Verdict::Goto(paths.external.clone());
                 self.table.element("service-nodeports", key.clone(), to(verdict, port));
             }
+            // An endpoint on the node itself with the same port needs no translation.
+            let same = |e: &&Endpoint| e.address.port() == node_port;
             if paths.external_to.is_none() {
                 self.table.element("no-endpoint-nodeports", key, to(refusal, port));
+            } else if !usable.reachable.iter().any(same) {
+                self.table.element("active-nodeports", key, Element::default());
             }
         }
     }
@@ -460,6 +489,10 @@ impl Paths {
             local,
         }
     }
+}
+
+fn port_key() -> Vec<Field> {
+    vec![Field::L4proto, Field::Dport]
 }
 
 fn key(address: IpAddr, port: &ServicePort) -> Vec<Value> {
