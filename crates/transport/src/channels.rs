@@ -134,7 +134,7 @@ pub(crate) fn server_pipes(streams: Streams) -> (ServerSession, ServerPipes) {
 
 /// How a subprotocol writes its messages.
 #[derive(Clone, Copy)]
-struct Format {
+pub(crate) struct Format {
     base64: bool,
     /// Whether the end of a channel can be told.
     has_close: bool,
@@ -143,7 +143,7 @@ struct Format {
 }
 
 impl Format {
-    fn of(protocol: &str) -> Self {
+    pub(crate) fn of(protocol: &str) -> Self {
         Self {
             base64: protocol.contains("base64"),
             has_close: protocol.starts_with("v5."),
@@ -151,7 +151,7 @@ impl Format {
         }
     }
 
-    fn encode(self, channel: u8, data: &[u8]) -> Message {
+    pub(crate) fn encode(self, channel: u8, data: &[u8]) -> Message {
         if self.base64 {
             return Message::text(format!(
                 "{}{}",
@@ -166,7 +166,7 @@ impl Format {
     }
 
     /// Channel and data; `None` for what carries none (pings, empty messages, nonsense).
-    fn decode(self, message: Message) -> Option<(u8, Bytes)> {
+    pub(crate) fn decode(self, message: Message) -> Option<(u8, Bytes)> {
         let bytes = match message {
             Message::Binary(bytes) => bytes,
             Message::Text(text) => Bytes::from(text),
@@ -196,46 +196,50 @@ fn broken(error: crate::ws::Error) -> io::Error {
 /// Status was sent, or when the client is gone (then the pipes break).
 pub fn server<S>(
     socket: WebSocket<S>,
-    protocol: &str,
+    protocol: &'static str,
     streams: Streams,
 ) -> (ServerSession, impl Future<Output = io::Result<()>> + Send + use<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let format = Format::of(protocol);
     let (session, pipes) = server_pipes(streams);
+    (session, pump_server(socket, protocol, pipes))
+}
+
+pub(crate) async fn pump_server<S>(
+    socket: WebSocket<S>,
+    protocol: &str,
+    pipes: ServerPipes,
+) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let format = Format::of(protocol);
     let ServerPipes { stdin, stdout, stderr, resize, status } = pipes;
     let (mut sink, mut source) = socket.split();
-    let pump = async move {
-        // Upstream: an empty message on the lowest output tells the client that it is connected.
-        let first = if stdout.is_some() {
-            STDOUT
-        } else if stderr.is_some() {
-            STDERR
-        } else {
-            ERROR
-        };
-        sink.send(format.encode(first, &[])).await.map_err(broken)?;
-        let mut input = ServerInput { format, stdin, resize };
-        let outcome = tokio::select! {
-            sent = server_output(format, &mut sink, stdout, stderr, status) => Some(sent),
-            () = input.run(&mut source) => None,
-        };
-        drop(input);
-        match outcome {
-            Some(sent) => sent?,
-            None => return Ok(()),
-        }
-        // Wait for the client's farewell: closing with unread input would reset the connection and
-        // take the Status along.
-        let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
-        let _ = tokio::time::timeout(GOODBYE, async {
-            let (_, ()) = tokio::join!(sink.close(), goodbye);
-        })
-        .await;
-        Ok(())
+    // Upstream: an empty message on the lowest output tells the client that it is connected.
+    let first = match (&stdout, &stderr) {
+        (Some(_), _) => STDOUT,
+        (None, Some(_)) => STDERR,
+        (None, None) => ERROR,
     };
-    (session, pump)
+    sink.send(format.encode(first, &[])).await.map_err(broken)?;
+    let mut input = ServerInput { format, stdin, resize };
+    let outcome = tokio::select! {
+        sent = server_output(format, &mut sink, stdout, stderr, status) => Some(sent),
+        () = input.run(&mut source) => None,
+    };
+    drop(input);
+    match outcome {
+        Some(sent) => sent?,
+        None => return Ok(()),
+    }
+    // Wait for the client's farewell: closing with unread input would reset the connection and
+    // take the Status along.
+    let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
+    let farewell = async { tokio::join!(sink.close(), goodbye) };
+    let _ = tokio::time::timeout(GOODBYE, farewell).await;
+    Ok(())
 }
 
 /// Sends both outputs to their ends, then the Status.
@@ -285,7 +289,7 @@ pub(crate) async fn read(
 }
 
 /// The `message` of a Status, empty on success: what old protocols send instead.
-fn message_of(status: &[u8]) -> Vec<u8> {
+pub(crate) fn message_of(status: &[u8]) -> Vec<u8> {
     #[derive(Deserialize)]
     struct Status {
         #[serde(default)]

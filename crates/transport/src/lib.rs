@@ -11,7 +11,9 @@
 
 pub mod channels;
 mod client;
+pub mod remote;
 mod serve;
+pub mod spdy;
 pub mod tls;
 mod upgrade;
 pub mod ws;

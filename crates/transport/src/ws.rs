@@ -1,10 +1,15 @@
-//! WebSocket (RFC 6455) on upgraded connections: both handshakes, with subprotocols.
+//! WebSocket (RFC 6455) on upgraded connections: both handshakes, with subprotocols, and byte streams
+//! tunnelled in messages.
 
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::{SinkExt, StreamExt};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -20,6 +25,8 @@ pub type WebSocket<S = UpgradedIo> = WebSocketStream<S>;
 
 /// Messages are chunks of a stream, never whole documents.
 const MESSAGE_BYTES: usize = 4 << 20;
+/// One message of a tunnel.
+const TUNNEL_BYTES: usize = 32 << 10;
 /// How long the farewell may take.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(5);
 
@@ -142,6 +149,75 @@ pub async fn connect(
         return Err(HandshakeError::Server("it chose a protocol that was not offered"));
     }
     Ok((client(io).await, chosen.to_owned()))
+}
+
+/// A byte stream in a WebSocket's binary messages: how SPDY is tunnelled. Message borders mean
+/// nothing; closing is the end.
+pub struct Tunnel<S = UpgradedIo> {
+    socket: WebSocket<S>,
+    /// The rest of the message that is being read.
+    unread: Bytes,
+}
+
+impl<S> Tunnel<S> {
+    pub fn new(socket: WebSocket<S>) -> Self {
+        Self { socket, unread: Bytes::new() }
+    }
+}
+
+fn io_error(error: Error) -> io::Error {
+    match error {
+        Error::Io(error) => error,
+        Error::ConnectionClosed | Error::AlreadyClosed => io::ErrorKind::BrokenPipe.into(),
+        other => io::Error::other(other),
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.unread.is_empty() {
+            match std::task::ready!(self.socket.poll_next_unpin(cx)) {
+                Some(Ok(Message::Binary(data))) => self.unread = data,
+                Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed)) | None => {
+                    return Poll::Ready(Ok(()));
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
+            }
+        }
+        let count = self.unread.len().min(buffer.remaining());
+        buffer.put_slice(&self.unread.split_to(count));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        std::task::ready!(self.socket.poll_ready_unpin(cx)).map_err(io_error)?;
+        let count = bytes.len().min(TUNNEL_BYTES);
+        let message = Message::Binary(Bytes::copy_from_slice(&bytes[..count]));
+        self.socket.start_send_unpin(message).map_err(io_error)?;
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.poll_flush_unpin(cx).map_err(io_error)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match std::task::ready!(self.socket.poll_close_unpin(cx)) {
+            Ok(()) | Err(Error::ConnectionClosed | Error::AlreadyClosed) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(io_error(error))),
+        }
+    }
 }
 
 fn config() -> WebSocketConfig {

@@ -7,8 +7,10 @@ use decapod_transport as transport;
 use std::time::Duration;
 
 use bytes::Bytes;
+use decapod_transport::channels::Streams;
+use decapod_transport::spdy;
 use decapod_transport::tls::ClientCerts;
-use decapod_transport::{Body, ConnectionInfo, HttpClient, Listener, Upgrade};
+use decapod_transport::{Body, ConnectionInfo, HttpClient, Listener, Upgrade, UpgradedIo};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -184,6 +186,121 @@ async fn a_websocket_carries_a_command() {
     world.shutdown().await;
 }
 
+/// The whole of a command's output, for one input, and its status.
+async fn spdy_cat(io: UpgradedIo, input: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let (session, driver) = spdy::session(io, spdy::Role::Client);
+    let talk = async move {
+        let open = async |kind: &str| {
+            let headers = vec![("streamtype".to_owned(), kind.to_owned())];
+            session.open(headers).await.expect("opens").into_inner()
+        };
+        let (mut error, _) = open("error").await;
+        let (_, mut stdin) = open("stdin").await;
+        let (mut stdout, _) = open("stdout").await;
+        let write = async {
+            stdin.write_all(input).await.expect("writes");
+            drop(stdin);
+        };
+        let (mut out, mut status) = (vec![], vec![]);
+        let ((), read) = tokio::join!(write, stdout.read_to_end(&mut out));
+        read.expect("reads");
+        error.read_to_end(&mut status).await.expect("reads");
+        (out, status)
+    };
+    let both = async { tokio::join!(talk, driver) };
+    let (got, driven) =
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    driven.expect("ends well");
+    got
+}
+
+#[tokio::test]
+async fn spdy_carries_a_command() {
+    let world = World::start(ClientCerts::Request).await;
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
+    let check = async |protocol: &str, status: &[u8]| {
+        let request = Request::post("/exec")
+            .header("connection", "Upgrade")
+            .header("upgrade", "SPDY/3.1")
+            .header("x-stream-protocol-version", protocol)
+            .body(transport::empty())
+            .expect("a request");
+        match client.upgrade(request).await.expect("answers") {
+            Upgrade::Switched(parts, io) => {
+                assert_eq!(parts.headers["x-stream-protocol-version"], protocol);
+                let input = b"all that is said".repeat(10_000);
+                assert_eq!(spdy_cat(io, &input).await, (input, status.to_vec()));
+            }
+            Upgrade::Refused(response) => {
+                assert_eq!((response.status().as_u16(), status), (403, &b"403"[..]));
+            }
+        }
+    };
+    check("v4.channel.k8s.io", b"done").await;
+    check("v9.channel.k8s.io", b"403").await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn ports_are_forwarded_over_spdy_in_a_websocket() {
+    let world = World::start(ClientCerts::Request).await;
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
+    let protocol = transport::remote::FORWARD_PROTOCOL;
+    let (socket, chosen) =
+        transport::ws::connect(&client, "/portforward", &[protocol]).await.expect("a WebSocket");
+    assert_eq!(chosen, protocol);
+    let tunnel = transport::ws::Tunnel::new(socket);
+    let (session, driver) = spdy::session(tunnel, spdy::Role::Client);
+    let talk = async move {
+        for request in 0..20 {
+            let port = if request == 7 { 1 } else { 8080 };
+            let (data, mut error) =
+                transport::remote::open_forward(&session, port, request).await.expect("opens");
+            let (mut reader, mut writer) = data.into_inner();
+            let said = format!("connection {request}").repeat(1000);
+            let (mut heard, mut text) = (String::new(), String::new());
+            if port != 1 {
+                writer.write_all(said.as_bytes()).await.expect("writes");
+                drop(writer);
+                reader.read_to_string(&mut heard).await.expect("reads");
+                assert_eq!(heard, said);
+            }
+            error.read_to_string(&mut text).await.expect("reads");
+            assert_eq!(text, if port == 1 { "refused" } else { "" });
+        }
+        drop(session);
+    };
+    let both = async { tokio::join!(talk, driver) };
+    let ((), driven) =
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    driven.expect("ends well");
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn ports_are_forwarded_over_websocket_channels() {
+    use futures::{SinkExt, StreamExt};
+    let world = World::start(ClientCerts::Request).await;
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
+    let protocols = &["v4.channel.k8s.io"];
+    let (mut socket, _) =
+        transport::ws::connect(&client, "/portforward", protocols).await.expect("a WebSocket");
+    let mut next = async || match socket.next().await {
+        Some(Ok(transport::ws::Message::Binary(bytes))) => bytes.to_vec(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(next().await, [0, 80, 0]);
+    assert_eq!(next().await, [1, 80, 0]);
+    let message = transport::ws::Message::Binary(Bytes::from_static(b"\0hello"));
+    socket.send(message).await.expect("sends");
+    let Some(Ok(transport::ws::Message::Binary(bytes))) = socket.next().await else {
+        panic!("no answer");
+    };
+    assert_eq!(&bytes[..], b"\0hello");
+    drop(socket);
+    world.shutdown().await;
+}
+
 /// The service of the tests.
 async fn answer(
     mut request: Request<Incoming>,
@@ -213,6 +330,7 @@ async fn answer(
                 .expect("a response")
         }
         "/exec" => exec(request, &world),
+        "/portforward" => forward(request, &world),
         _ => Response::builder()
             .status(StatusCode::NOT_FOUND)
             .body(transport::full("no such page"))
@@ -222,15 +340,13 @@ async fn answer(
 
 /// A `cat` over the remote command protocol.
 fn exec(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
-    let protocols = transport::channels::PROTOCOLS;
-    let (response, protocol) =
-        transport::ws::accept(request.headers(), protocols).expect("a handshake");
+    let (response, accepted) =
+        transport::remote::accept_command(request.headers()).expect("a handshake");
+    let Some(accepted) = accepted else { return response.map(|()| transport::empty()) };
     let io = transport::server_io(&mut request);
     world.tasks.spawn_graceful("exec", async move {
-        let socket = transport::ws::server(io.await.expect("switches")).await;
-        let streams =
-            transport::channels::Streams { stdin: true, stdout: true, ..Default::default() };
-        let (mut session, pump) = transport::channels::server(socket, protocol, streams);
+        let streams = Streams { stdin: true, stdout: true, ..Default::default() };
+        let (mut session, pump) = transport::remote::command(accepted, io, streams);
         let cat = async move {
             let mut stdin = session.stdin.take().expect("wanted");
             let mut stdout = session.stdout.take().expect("wanted");
@@ -240,6 +356,33 @@ fn exec(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
         };
         let ((), pumped) = tokio::join!(cat, pump);
         pumped.expect("ends well");
+    });
+    response.map(|()| transport::empty())
+}
+
+/// A pod whose ports echo, but for port 1, which nobody listens on.
+fn forward(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
+    let (response, accepted) =
+        transport::remote::accept_forward(request.headers()).expect("a handshake");
+    let Some(accepted) = accepted else { return response.map(|()| transport::empty()) };
+    let io = transport::server_io(&mut request);
+    let tasks = world.tasks.clone();
+    world.tasks.spawn_graceful("forward", async move {
+        let (mut forwards, pump) = transport::remote::forwards(accepted, io, vec![80]);
+        let serve = async move {
+            while let Some(mut forward) = forwards.recv().await {
+                tasks.spawn_graceful("connection", async move {
+                    if forward.port == 1 {
+                        forward.error.write_all(b"refused").await.expect("writes");
+                        return;
+                    }
+                    let (mut reader, mut writer) = forward.data.into_inner();
+                    tokio::io::copy(&mut reader, &mut writer).await.expect("echoes");
+                });
+            }
+        };
+        // The client may leave in the middle: that is how port-forwards end.
+        let _ = tokio::join!(serve, pump);
     });
     response.map(|()| transport::empty())
 }

@@ -1,0 +1,358 @@
+//! exec, attach and port-forward as a server sees them, whatever the client speaks: WebSocket
+//! channels, SPDY, or SPDY in a WebSocket.
+//!
+//! ```text
+//! request ─► accept_command ─► 101 response + Accepted ─► command(io, streams) ─► ServerSession + future
+//! request ─► accept_forward ─► 101 response + Accepted ─► forwards(io, ports)  ─► Forwards + future
+//! ```
+//!
+//! The futures drive the connection; the caller runs them beside its own work in a task it owns.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures::{SinkExt, StreamExt};
+use http::{HeaderMap, Response};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::mpsc;
+
+use crate::channels::{self, ServerPipes, ServerSession, Streams, TerminalSize};
+use crate::spdy::{self, Incoming, Stream};
+use crate::upgrade::UpgradedIo;
+use crate::ws::{self, HandshakeError, Message, Tunnel};
+
+/// Upstream: how long a client has to open its streams.
+const STREAM_CREATION: Duration = Duration::from_secs(30);
+/// Pairs of port-forward streams of which one has come.
+const HALF_OPEN: usize = 256;
+
+const SPDY_COMMAND: &[&str] =
+    &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
+const SPDY_FORWARD: &[&str] = &["portforward.k8s.io"];
+const TUNNEL_FORWARD: &str = "SPDY/3.1+portforward.k8s.io";
+const WEBSOCKET_FORWARD: &[&str] =
+    &[TUNNEL_FORWARD, "v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    WebSocket(&'static str),
+    Spdy(&'static str),
+}
+
+/// Answers the handshake of exec or attach. `None`: the response is all there is (a refusal).
+pub fn accept_command(
+    headers: &HeaderMap,
+) -> Result<(Response<()>, Option<Accepted>), HandshakeError> {
+    accept(headers, channels::PROTOCOLS, SPDY_COMMAND)
+}
+
+/// Answers the handshake of port-forward.
+pub fn accept_forward(
+    headers: &HeaderMap,
+) -> Result<(Response<()>, Option<Accepted>), HandshakeError> {
+    accept(headers, WEBSOCKET_FORWARD, SPDY_FORWARD)
+}
+
+fn accept(
+    headers: &HeaderMap,
+    websocket: &[&'static str],
+    spdy: &[&'static str],
+) -> Result<(Response<()>, Option<Accepted>), HandshakeError> {
+    if ws::is_websocket(headers) {
+        let (response, protocol) = ws::accept(headers, websocket)?;
+        return Ok((response, Some(Accepted::WebSocket(protocol))));
+    }
+    if !ws::is_upgrade(headers, spdy::UPGRADE) {
+        return Err(HandshakeError::NotAsked);
+    }
+    let (response, protocol) = spdy::accept(headers, spdy);
+    Ok((response, protocol.map(Accepted::Spdy)))
+}
+
+/// The server's side of a command. `io` is [`crate::server_io`]'s future, which resolves once the
+/// 101 response is out.
+pub fn command(
+    accepted: Accepted,
+    io: impl Future<Output = hyper::Result<UpgradedIo>> + Send,
+    streams: Streams,
+) -> (ServerSession, impl Future<Output = io::Result<()>> + Send) {
+    let (session, pipes) = channels::server_pipes(streams);
+    let pump = async move {
+        let io = io.await.map_err(io::Error::other)?;
+        match accepted {
+            Accepted::WebSocket(protocol) => {
+                channels::pump_server(ws::server(io).await, protocol, pipes).await
+            }
+            Accepted::Spdy(protocol) => {
+                let (session, driver) = spdy::session(io, spdy::Role::Server);
+                let command = spdy_command(session, protocol, streams, pipes);
+                let (driven, done) = tokio::join!(driver, command);
+                driven.and(done).map_err(io::Error::other)
+            }
+        }
+    };
+    (session, pump)
+}
+
+/// The streams of a command by their `streamType`.
+#[derive(Default)]
+struct Named(HashMap<String, Stream>);
+
+impl Named {
+    fn take(&mut self, name: &str) -> Option<Stream> {
+        self.0.remove(name)
+    }
+}
+
+async fn spdy_command(
+    mut session: spdy::Session,
+    protocol: &str,
+    streams: Streams,
+    pipes: ServerPipes,
+) -> Result<(), spdy::Error> {
+    // Terminal sizes came with v3.
+    let has_resize = streams.tty && ["v4.channel.k8s.io", "v3.channel.k8s.io"].contains(&protocol);
+    let outputs = usize::from(streams.stdout) + usize::from(streams.stderr && !streams.tty);
+    let count = 1 + usize::from(streams.stdin) + outputs + usize::from(has_resize);
+    let mut named = Named::default();
+    for Incoming { headers, stream } in
+        spdy::accept_all(&mut session, count, STREAM_CREATION).await?
+    {
+        let name = spdy::find(&headers, "streamType").unwrap_or_default();
+        named.0.insert(name.to_owned(), stream);
+    }
+    let error = named.take("error").ok_or(spdy::Error::Protocol("no error stream"))?;
+    let ServerPipes { stdin, stdout, stderr, resize, status } = pipes;
+    let (stdin_stream, sizes) = (named.take("stdin"), named.take("resize"));
+    let input = async {
+        tokio::join!(copy_in(stdin_stream, stdin), read_sizes(sizes, resize));
+        std::future::pending::<()>().await
+    };
+    let (out, err) = (named.take("stdout"), named.take("stderr"));
+    let output = async {
+        tokio::join!(copy_out(stdout, out), copy_out(stderr, err));
+        status.await
+    };
+    // A client that is gone shows as the end of the session.
+    let gone = async { while session.accept().await.is_some() {} };
+    let status = tokio::select! {
+        status = output => status,
+        () = input => return Ok(()),
+        () = gone => return Ok(()),
+    };
+    if let Ok(status) = status {
+        let text = match protocol {
+            "v4.channel.k8s.io" => status,
+            _ => channels::message_of(&status),
+        };
+        let (_, mut writer) = error.into_inner();
+        writer.write_all(&text).await?;
+    }
+    Ok(())
+}
+
+async fn copy_in(stream: Option<Stream>, pipe: Option<DuplexStream>) {
+    let (Some(stream), Some(mut pipe)) = (stream, pipe) else { return };
+    // The writing half stays until the end: its going would end the stream for the client.
+    let (mut reader, _writer) = stream.into_inner();
+    // Either end may go first; both are the end of input.
+    let _ = tokio::io::copy(&mut reader, &mut pipe).await;
+}
+
+async fn copy_out(pipe: Option<DuplexStream>, stream: Option<Stream>) {
+    let (Some(mut pipe), Some(stream)) = (pipe, stream) else { return };
+    let (_reader, mut writer) = stream.into_inner();
+    // Either end may go first; both are the end of output.
+    let _ = tokio::io::copy(&mut pipe, &mut writer).await;
+}
+
+/// JSON objects one after the other, each a terminal size.
+async fn read_sizes(stream: Option<Stream>, sizes: Option<mpsc::Sender<TerminalSize>>) {
+    let (Some(stream), Some(sizes)) = (stream, sizes) else { return };
+    let (mut reader, _writer) = stream.into_inner();
+    let mut buffer = BytesMut::new();
+    while reader.read_buf(&mut buffer).await.is_ok_and(|count| count > 0) && buffer.len() < 4096 {
+        while let Some(end) = buffer.iter().position(|byte| *byte == b'}') {
+            let object = buffer.split_to(end + 1);
+            if let Ok(size) = serde_json::from_slice(&object) {
+                // A full queue means that nobody looks: sizes are not worth waiting for.
+                let _ = sizes.try_send(size);
+            }
+        }
+    }
+}
+
+/// One connection that the client wants forwarded to a port of the pod.
+pub struct Forward {
+    pub port: u16,
+    /// Drop it, or shut it down, when the pod's side has ended.
+    pub data: Stream,
+    /// For a text that tells why the port cannot be reached; drop it to say that all is well.
+    pub error: DuplexStream,
+}
+
+/// The connections, as they come; ends with the client.
+pub type Forwards = mpsc::Receiver<Forward>;
+
+/// The server's side of a port-forward. `ports` are the query's (only old WebSocket clients name
+/// them there, one connection each).
+pub fn forwards(
+    accepted: Accepted,
+    io: impl Future<Output = hyper::Result<UpgradedIo>> + Send,
+    ports: Vec<u16>,
+) -> (Forwards, impl Future<Output = io::Result<()>> + Send) {
+    let (sender, forwards) = mpsc::channel(16);
+    let pump = async move {
+        let io = io.await.map_err(io::Error::other)?;
+        match accepted {
+            Accepted::Spdy(_) => {
+                let (session, driver) = spdy::session(io, spdy::Role::Server);
+                let (driven, ()) = tokio::join!(driver, pair(session, sender));
+                driven.map_err(io::Error::other)
+            }
+            Accepted::WebSocket(TUNNEL_FORWARD) => {
+                let tunnel = Tunnel::new(ws::server(io).await);
+                let (session, driver) = spdy::session(tunnel, spdy::Role::Server);
+                let (driven, ()) = tokio::join!(driver, pair(session, sender));
+                driven.map_err(io::Error::other)
+            }
+            Accepted::WebSocket(protocol) => {
+                let format = channels::Format::of(protocol);
+                websocket_forwards(ws::server(io).await, format, ports, sender).await
+            }
+        }
+    };
+    (forwards, pump)
+}
+
+/// Puts data and error streams of one request together.
+async fn pair(mut session: spdy::Session, forwards: mpsc::Sender<Forward>) {
+    let mut waiting: HashMap<String, (bool, Stream)> = HashMap::new();
+    while let Some(Incoming { headers, stream }) = session.accept().await {
+        let text = |name: &str| spdy::find(&headers, name).unwrap_or_default();
+        let is_data = match text("streamType") {
+            "data" => true,
+            "error" => false,
+            // Dropping the stream refuses it.
+            _ => continue,
+        };
+        let Some(port) = text("port").parse().ok().filter(|port| *port > 0) else { continue };
+        // Very old clients name no request; they use one pair at a time.
+        let request = text("requestID").to_owned();
+        let (data, error) = match waiting.remove(&request) {
+            Some((had_data, first)) if had_data != is_data => {
+                if had_data {
+                    (first, stream)
+                } else {
+                    (stream, first)
+                }
+            }
+            _ if waiting.len() < HALF_OPEN => {
+                waiting.insert(request, (is_data, stream));
+                continue;
+            }
+            _ => continue,
+        };
+        let (_, error) = error.into_inner();
+        if forwards.send(Forward { port, data, error }).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The old way: for port number `i` of the query, channel `2i` is its data and `2i + 1` its error
+/// text; the server begins each with the port, two bytes, little-endian.
+async fn websocket_forwards(
+    socket: ws::WebSocket,
+    format: channels::Format,
+    ports: Vec<u16>,
+    forwards: mpsc::Sender<Forward>,
+) -> io::Result<()> {
+    let (mut sink, mut source) = socket.split();
+    let (messages, mut queue) = mpsc::channel::<Message>(16);
+    let mut inputs = vec![];
+    let mut outputs = vec![];
+    for (index, port) in ports.iter().enumerate().take(usize::from(u8::MAX) / 2) {
+        let data_channel = (index * 2) as u8;
+        for channel in [data_channel, data_channel + 1] {
+            sink.send(format.encode(channel, &port.to_le_bytes()))
+                .await
+                .map_err(io::Error::other)?;
+        }
+        let (read, input) = tokio::io::duplex(channels::PIPE);
+        let (write, output) = tokio::io::duplex(channels::PIPE);
+        let (error, error_output) = tokio::io::duplex(channels::PIPE);
+        inputs.push(input);
+        outputs.push(send_channel(format, data_channel, output, messages.clone()));
+        outputs.push(send_channel(format, data_channel + 1, error_output, messages.clone()));
+        let forward = Forward { port: *port, data: tokio::io::join(read, write), error };
+        if forwards.send(forward).await.is_err() {
+            return Ok(());
+        }
+    }
+    drop((messages, forwards));
+    let receive = async {
+        while let Some(Ok(message)) = source.next().await {
+            let Some((channel, data)) = format.decode(message) else { continue };
+            let input = inputs.get_mut(usize::from(channel / 2)).filter(|_| channel % 2 == 0);
+            if let Some(input) = input {
+                // A pod that no longer reads drops the rest, as a closed connection would.
+                let _ = input.write_all(&data).await;
+            }
+        }
+    };
+    let send = async {
+        while let Some(message) = queue.recv().await {
+            sink.send(message).await.map_err(io::Error::other)?;
+        }
+        Ok::<_, io::Error>(())
+    };
+    let sent = tokio::select! {
+        () = receive => Ok(()),
+        (_, sent) = async { tokio::join!(futures::future::join_all(outputs), send) } => sent,
+    };
+    let _ = tokio::time::timeout(ws::GOODBYE, sink.close()).await;
+    sent
+}
+
+/// Sends what a pipe yields on a channel, to its end.
+async fn send_channel(
+    format: channels::Format,
+    channel: u8,
+    pipe: DuplexStream,
+    messages: mpsc::Sender<Message>,
+) {
+    let (mut pipe, mut buffer) = (Some(pipe), BytesMut::new());
+    while let Ok(Some(data)) = channels::read(&mut pipe, &mut buffer).await {
+        if messages.send(format.encode(channel, &data)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Opens a forwarded connection as a client: the session is SPDY over a [`Tunnel`] with subprotocol
+/// [`FORWARD_PROTOCOL`]. Returns the data stream, and the reader of the error text.
+pub async fn open_forward(
+    session: &spdy::Session,
+    port: u16,
+    request: u64,
+) -> Result<(Stream, DuplexStream), spdy::Error> {
+    let headers = |kind: &str| -> spdy::Headers {
+        vec![
+            ("streamtype".to_owned(), kind.to_owned()),
+            ("port".to_owned(), port.to_string()),
+            ("requestid".to_owned(), request.to_string()),
+        ]
+    };
+    let error = session.open(headers("error")).await?;
+    // Nothing is ever said on it by the client.
+    let (error, _) = error.into_inner();
+    let data = session.open(headers("data")).await?;
+    Ok((data, error))
+}
+
+/// The subprotocol for [`open_forward`].
+pub const FORWARD_PROTOCOL: &str = TUNNEL_FORWARD;
