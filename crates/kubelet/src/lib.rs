@@ -1,1 +1,270 @@
-//! To be written.
+//! The kubelet: runs the pods that the API binds to this node.
+//!
+//! In: pods (from the API, from manifests), the runtime's state and events, probe results. Out:
+//! containers that run as the pods say, statuses, events, the node object and its lease, and a
+//! server for logs, exec and statistics.
+//!
+//! ```text
+//!   API watch ──► pods ──► worker (one per pod) ──► plan ──► start / stop ──► runtime (CRI)
+//!   manifests ──►   ▲          │  ▲   ▲                          │
+//!   runtime events ─┘          │  │   └─ probes   objects ───────┤ volumes, env
+//!                              ▼  └────── images, backoff        │
+//!                        status_writer ──► API                   └► events
+//!   node (status, lease) ──► API          server :10250 ◄── API server, people
+//! ```
+//!
+//! Invariants: the kubelet keeps no state that it cannot read back from the runtime, the disk and
+//! the API, so it can be killed and replaced at any moment; everything about one pod happens in
+//! that pod's worker, one thing at a time; decisions ([`plan`], [`status`], [`admit`]) are pure;
+//! nothing polls where an event serves.
+//! Upstream: `pkg/kubelet`.
+
+mod admit;
+mod backoff;
+mod cgroups;
+mod config;
+mod container;
+mod context;
+mod downward;
+mod env;
+mod expand;
+mod handler;
+mod hosts;
+mod images;
+mod machine;
+mod mirrors;
+mod names;
+mod node;
+mod objects;
+mod observed;
+mod plan;
+mod pods;
+mod probe;
+mod resources;
+mod runtime;
+mod sandbox;
+mod start;
+mod static_pods;
+mod status;
+mod status_writer;
+mod stop;
+mod volumes;
+mod worker;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::task::{Stop, Tasks};
+use client::{Client, EventRecorder, Informer, Informers};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use tokio::sync::{Notify, watch};
+
+pub use config::{Config, KUBELET_VERSION, ServerAuth, ServerTls};
+use context::Context;
+use pods::PodSet;
+
+/// Why a kubelet does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot make {path}: {source}")]
+    Directory { path: String, source: std::io::Error },
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: String, source: std::io::Error },
+}
+
+const SHUTDOWN: Duration = Duration::from_secs(5);
+const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(5);
+
+/// Runs until `stop`. Pods are never touched by a stop: the next kubelet adopts them.
+pub async fn run(
+    client: Client,
+    runtime: Arc<dyn cri::Runtime>,
+    config: Config,
+    stop: Stop,
+) -> Result<(), Error> {
+    for path in [&config.root_dir, &config.root_dir.join("pods"), &config.log_dir] {
+        let error = |source| Error::Directory { path: path.display().to_string(), source };
+        std::fs::create_dir_all(path).map_err(error)?;
+    }
+    let tasks = Tasks::new("kubelet");
+    let done = start(client, runtime, config, &tasks).await;
+    if done.is_ok() {
+        stop.wait().await;
+    }
+    tasks.shutdown(SHUTDOWN).await;
+    done
+}
+
+async fn start(
+    client: Client,
+    runtime: Arc<dyn cri::Runtime>,
+    config: Config,
+    tasks: &Tasks,
+) -> Result<(), Error> {
+    let informers = Informers::new(client.clone(), tasks.clone());
+    let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={}", config.node_name), "");
+    let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
+    let services = informers.of::<Service>();
+    let (network_in, network) = watch::channel("pod network is not configured yet".to_string());
+    let machine = machine::Machine::read();
+    let hurry = Arc::new(Notify::new());
+    set_up_network(&*runtime, config.pod_cidr.as_deref(), &network_in).await;
+    let problem = network.borrow().clone();
+    let health = node::Health::check(&*runtime, &config, &problem).await;
+    let first = node::initial(&config, &machine, &health, base::clock::now());
+    let runtime_name = health.runtime_version.split("://").next().unwrap_or("decapod").to_string();
+    let host = Some(config.node_name.as_str());
+    let context = Arc::new(Context {
+        events: EventRecorder::new(client.clone(), tasks, "kubelet", host),
+        images: images::Images::new(runtime.clone(), config.parallel_pulls),
+        objects: objects::Objects::new(client.clone()),
+        cgroups: cgroups::Cgroups::new(
+            cgroups::Layout::of_this_machine(),
+            &config.cgroup_root,
+            config.cgroups_per_qos,
+        ),
+        resolver: hosts::Resolver::parse(
+            &std::fs::read_to_string(&config.resolv_conf).unwrap_or_default(),
+        ),
+        node: Mutex::new(Arc::new(first)),
+        runtime_name,
+        machine,
+        services,
+        pods,
+        network,
+        tasks: tasks.clone(),
+        client,
+        runtime,
+        config,
+    });
+    context.cgroups.prepare();
+    let set = PodSet::new(context.clone(), tasks.clone());
+    follow_node(&context, &nodes, network_in, hurry.clone());
+    tasks.spawn("node-status", node::keep_status(context.clone(), hurry, health));
+    tasks.spawn_graceful("node-lease", node::keep_lease(context.clone(), tasks.stop_signal()));
+    follow_pods(&context, &set, nodes);
+    Ok(())
+}
+
+/// Gives the runtime its pod network and learns whether it is ready.
+async fn set_up_network(
+    runtime: &dyn cri::Runtime,
+    pod_cidr: Option<&str>,
+    network: &watch::Sender<String>,
+) {
+    if let Some(cidr) = pod_cidr
+        && let Err(error) = runtime.update_runtime_config(cidr).await
+    {
+        network.send_replace(error.to_string());
+        return;
+    }
+    let why = match runtime.status(false).await {
+        Ok(status) => match status.status.unwrap_or_default().condition(cri::NETWORK_READY) {
+            Some(condition) if !condition.status => {
+                format!("{} {}", condition.reason, condition.message).trim().to_string()
+            }
+            _ => String::new(),
+        },
+        Err(error) => error.to_string(),
+    };
+    network.send_if_modified(|known| {
+        let changed = *known != why;
+        *known = why;
+        changed
+    });
+}
+
+/// The API's node tells the pod network, and what others did to labels and taints.
+fn follow_node(
+    context: &Arc<Context>,
+    nodes: &Informer<Node>,
+    network: watch::Sender<String>,
+    hurry: Arc<Notify>,
+) {
+    let changed = Arc::new(Notify::new());
+    let tell = changed.clone();
+    let (own, name) = (context.clone(), context.config.node_name.clone());
+    let lister = nodes.lister();
+    nodes.subscribe_raw(move |_| tell.notify_one());
+    context.tasks.spawn("node-follower", async move {
+        let mut known = own.config.pod_cidr.clone();
+        loop {
+            changed.notified().await;
+            let Some(node) = lister.get("", &name) else { continue };
+            let spec = node.spec.clone().unwrap_or_default();
+            let cidrs = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
+            let cidr = Some(cidrs.join(",")).filter(|text| !text.is_empty());
+            remember_newer(&own, node);
+            if cidr.is_some() && cidr != known {
+                set_up_network(&*own.runtime, cidr.as_deref(), &network).await;
+                known = cidr;
+                hurry.notify_one();
+            }
+        }
+    });
+}
+
+/// The watch may lag behind the answers to our own writes.
+fn remember_newer(context: &Context, node: Arc<Node>) {
+    let version = |node: &Node| {
+        node.metadata.resource_version.as_deref().and_then(|v| v.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let mut known = context.node.lock().expect("no panic while held");
+    if version(&node) >= version(&known) {
+        *known = node;
+    }
+}
+
+fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>) {
+    let tasks = &context.tasks;
+    let signals = set.signals.clone();
+    tasks.spawn("pods", set.clone().run());
+    tasks.spawn("mirrors", mirrors::keep(context.clone(), set.clone()));
+    tasks.spawn("runtime-events", follow_runtime(context.clone(), set.clone()));
+    if let Some(path) = context.config.pod_manifest_path.clone() {
+        let statics = signals.clone();
+        let name = context.config.node_name.clone();
+        tasks.spawn("manifests", static_pods::watch(path, name, move |pods| statics.statics(pods)));
+    }
+    let own = context.clone();
+    tasks.spawn("api-pods", async move {
+        // Admission looks at the node: its labels must be known first.
+        nodes.synced().await;
+        let keys = signals.clone();
+        own.pods.subscribe_raw(move |event| keys.api(event.entry().header.key.clone()));
+        own.pods.synced().await;
+        signals.synced();
+        // The subscription ends with the informer, which belongs to the same group.
+        std::future::pending::<()>().await;
+    });
+}
+
+/// Wakes workers for what happens in the runtime.
+async fn follow_runtime(context: Arc<Context>, set: Arc<PodSet>) {
+    loop {
+        match context.runtime.events().await {
+            Ok(mut events) => {
+                set.wake(None);
+                loop {
+                    use tokio::sync::broadcast::error::RecvError;
+                    match events.recv().await {
+                        Ok(event) => {
+                            let sandbox = event.pod_sandbox_status.as_ref();
+                            let uid = sandbox.and_then(|s| s.metadata.as_ref()).map(|m| m.uid.as_str());
+                            let labelled = event
+                                .containers_statuses
+                                .iter()
+                                .find_map(|c| c.labels.get(names::POD_UID).map(String::as_str));
+                            set.wake(uid.or(labelled));
+                        }
+                        Err(RecvError::Lagged(_)) => set.wake(None),
+                        Err(RecvError::Closed) => break,
+                    }
+                }
+            }
+            Err(cri::Error::Unimplemented(_)) => set.wake(None),
+            Err(error) => tracing::warn!(%error, "no events from the runtime"),
+        }
+        tokio::time::sleep(RELIST_WITHOUT_EVENTS).await;
+    }
+}

@@ -1,0 +1,108 @@
+//! How long to wait before something that failed is tried again: containers and image pulls.
+//!
+//! In: a key and when it failed. Out: wait or go. Entries expire after twice the ceiling.
+//! Upstream: `client-go/util/flowcontrol` Backoff, 10 s doubling to 300 s.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+pub const FIRST: Duration = Duration::from_secs(10);
+pub const CEILING: Duration = Duration::from_secs(300);
+
+struct Entry {
+    delay: Duration,
+    updated: Timestamp,
+}
+
+/// The delays of many keys.
+#[derive(Default)]
+pub struct Delays(HashMap<String, Entry>);
+
+fn since(now: Timestamp, then: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+impl Delays {
+    /// How long `key` must still wait after a failure at `failed`; `None` when it may go.
+    pub fn remaining(&self, key: &str, failed: Timestamp, now: Timestamp) -> Option<Duration> {
+        let entry = self.0.get(key)?;
+        if since(failed, entry.updated) > CEILING * 2 {
+            return None;
+        }
+        entry.delay.checked_sub(since(now, failed)).filter(|left| !left.is_zero())
+    }
+
+    /// The delay that counts now, for messages.
+    pub fn delay(&self, key: &str) -> Duration {
+        self.0.get(key).map_or(Duration::ZERO, |entry| entry.delay)
+    }
+
+    /// Notes a try after a failure at `failed`: the next wait is longer.
+    pub fn step(&mut self, key: &str, failed: Timestamp, now: Timestamp) {
+        let fresh = Entry { delay: FIRST, updated: now };
+        match self.0.get_mut(key) {
+            Some(entry) if since(failed, entry.updated) <= CEILING * 2 => {
+                entry.delay = (entry.delay * 2).min(CEILING);
+                entry.updated = now;
+            }
+            _ => {
+                self.0.insert(key.to_string(), fresh);
+            }
+        }
+    }
+
+    pub fn forget(&mut self, keep: impl Fn(&str) -> bool) {
+        self.0.retain(|key, _| keep(key));
+    }
+}
+
+/// As Go prints it: `10s`, `1m20s`, `5m0s`.
+pub fn go_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) if duration.subsec_nanos() == 0 => format!("{s}s"),
+        (0, 0, _) => format!("{}s", duration.as_secs_f64()),
+        (0, m, s) => format!("{m}m{s}s"),
+        (h, m, s) => format!("{h}h{m}m{s}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("in range")
+    }
+
+    #[test]
+    fn doubles_and_expires() {
+        let mut delays = Delays::default();
+        assert_eq!(delays.remaining("k", at(0), at(0)), None, "the first restart is at once");
+        delays.step("k", at(0), at(0));
+        assert_eq!(delays.remaining("k", at(1), at(2)), Some(Duration::from_secs(9)));
+        assert_eq!(delays.remaining("k", at(1), at(11)), None);
+        delays.step("k", at(1), at(11));
+        assert_eq!(delays.delay("k"), Duration::from_secs(20));
+        for _ in 0..9 {
+            delays.step("k", at(12), at(12));
+        }
+        assert_eq!(delays.delay("k"), CEILING);
+        assert_eq!(delays.remaining("k", at(700), at(700)), None, "ten good minutes reset it");
+        delays.step("k", at(700), at(700));
+        assert_eq!(delays.delay("k"), FIRST);
+    }
+
+    #[test]
+    fn durations_as_go_prints_them() {
+        let check = |seconds: u64, expected: &str| {
+            assert_eq!(go_duration(Duration::from_secs(seconds)), expected);
+        };
+        check(10, "10s");
+        check(80, "1m20s");
+        check(300, "5m0s");
+        check(3600, "1h0m0s");
+    }
+}

@@ -1,0 +1,303 @@
+//! The cgroups above containers: kubepods, its QoS classes, and one per pod.
+//!
+//! ```text
+//! <root>/kubepods                    all pods, Guaranteed ones directly below
+//! <root>/kubepods/burstable
+//! <root>/kubepods/besteffort
+//! <root>/kubepods[/<qos>]/pod<uid>   the cgroup parent that the runtime gets
+//! ```
+//!
+//! In: pods. Out: directories with limits in every hierarchy. cgroup v1 has a hierarchy per
+//! controller, v2 has one; a hybrid machine is treated as v1.
+//! Invariant: failing to set a limit is a warning, never a reason not to run a pod.
+//! Upstream: `pkg/kubelet/cm`, cgroupfs driver.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::names;
+use crate::resources::{BEST_EFFORT, BURSTABLE, cpu_weight, qos_class};
+use crate::sandbox::pod_resources;
+
+const CONTROLLERS: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids"];
+
+/// Where the kernel shows its hierarchies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Mount point by controller; several may share one.
+    V1(BTreeMap<String, PathBuf>),
+    V2(PathBuf),
+    None,
+}
+
+impl Layout {
+    /// Reads a mountinfo table.
+    pub fn parse(mountinfo: &str) -> Self {
+        let (mut v1, mut v2) = (BTreeMap::new(), None);
+        for line in mountinfo.lines() {
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let Some(point) = left.split(' ').nth(4) else { continue };
+            let mut right = right.split(' ');
+            match right.next() {
+                Some("cgroup") => {
+                    let options = right.nth(1).unwrap_or_default();
+                    for controller in options.split(',').filter(|o| CONTROLLERS.contains(o)) {
+                        v1.entry(controller.to_string()).or_insert_with(|| PathBuf::from(point));
+                    }
+                }
+                Some("cgroup2") if v2.is_none() => v2 = Some(PathBuf::from(point)),
+                _ => {}
+            }
+        }
+        match v2 {
+            _ if !v1.is_empty() => Self::V1(v1),
+            Some(root) => Self::V2(root),
+            None => Self::None,
+        }
+    }
+
+    pub fn of_this_machine() -> Self {
+        fs::read_to_string("/proc/self/mountinfo").map_or(Self::None, |table| Self::parse(&table))
+    }
+}
+
+pub struct Cgroups {
+    layout: Layout,
+    /// `/` or `/<cluster>`: where `kubepods` goes.
+    root: String,
+    enabled: bool,
+}
+
+impl Cgroups {
+    pub fn new(layout: Layout, root: &str, enabled: bool) -> Self {
+        Self { layout, root: root.trim_end_matches('/').to_string(), enabled }
+    }
+
+    /// The parent of the pod's containers, as the runtime takes it.
+    pub fn pod_path(&self, pod: &Pod) -> String {
+        let class = match qos_class(pod) {
+            BURSTABLE => "/burstable",
+            BEST_EFFORT => "/besteffort",
+            _ => "",
+        };
+        format!("{}/kubepods{class}/pod{}", self.root, names::uid(pod))
+    }
+
+    /// Makes the cgroups that all pods share.
+    pub fn prepare(&self) {
+        if !self.enabled {
+            return;
+        }
+        for (path, shares) in [("", None), ("/burstable", None), ("/besteffort", Some(2))] {
+            let path = format!("{}/kubepods{path}", self.root);
+            self.warn("create", self.create(&path));
+            if let Some(shares) = shares {
+                self.warn("set", self.set_shares(&path, shares));
+            }
+        }
+    }
+
+    /// Makes the pod's cgroup with its limits.
+    pub fn create_pod(&self, pod: &Pod) {
+        if !self.enabled {
+            return;
+        }
+        let path = self.pod_path(pod);
+        let limits = pod_resources(pod);
+        self.warn("create", self.create(&path));
+        self.warn("set", self.set_shares(&path, limits.cpu_shares));
+        if limits.cpu_quota > 0 {
+            self.warn("set", self.set_quota(&path, limits.cpu_quota, limits.cpu_period));
+        }
+        if limits.memory_limit_in_bytes > 0 {
+            self.warn("set", self.set_memory(&path, limits.memory_limit_in_bytes));
+        }
+    }
+
+    /// Removes what is left of the pod's cgroup; the runtime removed those of its containers.
+    pub fn remove_pod(&self, uid: &str) {
+        if !self.enabled {
+            return;
+        }
+        for class in ["", "/burstable", "/besteffort"] {
+            let path = format!("{}/kubepods{class}/pod{uid}", self.root);
+            for dir in self.directories(&path) {
+                if dir.is_dir() {
+                    self.warn("remove", remove_tree(&dir));
+                }
+            }
+        }
+    }
+
+    /// Burstable pods together weigh what they request.
+    pub fn set_burstable_shares(&self, shares: i64) {
+        if self.enabled {
+            let path = format!("{}/kubepods/burstable", self.root);
+            self.warn("set", self.set_shares(&path, shares));
+        }
+    }
+
+    fn warn(&self, what: &str, done: io::Result<()>) {
+        if let Err(error) = done {
+            tracing::debug!(%error, what, "a cgroup is not as it should be");
+        }
+    }
+
+    fn directories(&self, path: &str) -> Vec<PathBuf> {
+        let below = |root: &Path| root.join(path.trim_start_matches('/'));
+        match &self.layout {
+            Layout::V1(points) => {
+                let mut all: Vec<PathBuf> = points.values().map(|p| below(p)).collect();
+                all.sort();
+                all.dedup();
+                all
+            }
+            Layout::V2(root) => vec![below(root)],
+            Layout::None => vec![],
+        }
+    }
+
+    fn create(&self, path: &str) -> io::Result<()> {
+        for dir in self.directories(path) {
+            fs::create_dir_all(&dir)?;
+        }
+        if let Layout::V2(root) = &self.layout {
+            // Controllers pass down only where every ancestor says so.
+            let mut at = root.clone();
+            for part in path.split('/').filter(|part| !part.is_empty()) {
+                for controller in ["cpu", "cpuset", "memory", "pids"] {
+                    let _ = fs::write(at.join("cgroup.subtree_control"), format!("+{controller}"));
+                }
+                at = at.join(part);
+            }
+        }
+        if let Layout::V1(points) = &self.layout
+            && let Some(root) = points.get("cpuset")
+        {
+            inherit_cpuset(root, path)?;
+        }
+        Ok(())
+    }
+
+    fn file(&self, controller: &str, path: &str, name: &str) -> Option<PathBuf> {
+        let root = match &self.layout {
+            Layout::V1(points) => points.get(controller)?,
+            Layout::V2(root) => root,
+            Layout::None => return None,
+        };
+        Some(root.join(path.trim_start_matches('/')).join(name))
+    }
+
+    fn write(&self, controller: &str, path: &str, v1: &str, v2: &str, value: [String; 2]) -> io::Result<()> {
+        let [old, new] = value;
+        let (name, value) = if matches!(self.layout, Layout::V2(_)) { (v2, new) } else { (v1, old) };
+        match self.file(controller, path, name) {
+            Some(file) => fs::write(file, value),
+            None => Ok(()),
+        }
+    }
+
+    fn set_shares(&self, path: &str, shares: i64) -> io::Result<()> {
+        let value = [shares.to_string(), cpu_weight(shares).to_string()];
+        self.write("cpu", path, "cpu.shares", "cpu.weight", value)
+    }
+
+    fn set_quota(&self, path: &str, quota: i64, period: i64) -> io::Result<()> {
+        if !matches!(self.layout, Layout::V2(_)) {
+            let value = [period.to_string(), String::new()];
+            self.write("cpu", path, "cpu.cfs_period_us", "", value)?;
+        }
+        let value = [quota.to_string(), format!("{quota} {period}")];
+        self.write("cpu", path, "cpu.cfs_quota_us", "cpu.max", value)
+    }
+
+    fn set_memory(&self, path: &str, bytes: i64) -> io::Result<()> {
+        let value = [bytes.to_string(), bytes.to_string()];
+        self.write("memory", path, "memory.limit_in_bytes", "memory.max", value)
+    }
+}
+
+/// v1: a new cpuset is empty, and nothing can run in it, until it is told its parent's values.
+fn inherit_cpuset(root: &Path, path: &str) -> io::Result<()> {
+    let mut at = root.to_path_buf();
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        let parent = at.clone();
+        at = at.join(part);
+        for name in ["cpuset.cpus", "cpuset.mems"] {
+            let Ok(own) = fs::read_to_string(at.join(name)) else { continue };
+            if own.trim().is_empty() {
+                fs::write(at.join(name), fs::read_to_string(parent.join(name))?.trim())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// rmdir, the innermost first: files in a cgroup directory cannot and need not be removed.
+fn remove_tree(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    fs::remove_dir(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn layouts() {
+        let hybrid = "30 25 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                      31 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                      32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let Layout::V1(points) = Layout::parse(hybrid) else { panic!("a hybrid machine is v1") };
+        assert_eq!(points["cpu"], PathBuf::from("/sys/fs/cgroup/cpu"));
+        assert_eq!(points.len(), 2);
+        let unified = "32 25 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(Layout::parse(unified), Layout::V2("/sys/fs/cgroup".into()));
+        assert_eq!(Layout::parse(""), Layout::None);
+    }
+
+    fn pod() -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u1"}, "spec": {"containers":
+            [{"name": "a", "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "500m", "memory": "64Mi"}}}]}}))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn a_pod_has_its_limits_in_both_layouts() {
+        for is_v2 in [false, true] {
+            let root = tempfile::tempdir().expect("a directory");
+            let layout = match is_v2 {
+                true => Layout::V2(root.path().into()),
+                false => Layout::V1(
+                    [("cpu", "cpu"), ("memory", "mem")]
+                        .map(|(name, dir)| (name.to_string(), root.path().join(dir)))
+                        .into(),
+                ),
+            };
+            let cgroups = Cgroups::new(layout, "/test", true);
+            assert_eq!(cgroups.pod_path(&pod()), "/test/kubepods/burstable/podu1");
+            cgroups.prepare();
+            cgroups.create_pod(&pod());
+            let below = "test/kubepods/burstable/podu1";
+            let read = |path: String| fs::read_to_string(root.path().join(path)).expect("a value");
+            if is_v2 {
+                assert_eq!(read(format!("{below}/cpu.max")), "50000 100000");
+                assert_eq!(read(format!("{below}/memory.max")), "67108864");
+            } else {
+                assert_eq!(read(format!("cpu/{below}/cpu.shares")), "102");
+                assert_eq!(read(format!("cpu/{below}/cpu.cfs_quota_us")), "50000");
+                assert_eq!(read(format!("mem/{below}/memory.limit_in_bytes")), "67108864");
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The kubelet's settings, with upstream's defaults.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Taint;
+
+/// What the node says that it runs; clients and skew checks read it.
+pub const KUBELET_VERSION: &str = "v1.36.2";
+
+/// TLS of the server: built by the caller (who owns certificates and their rotation).
+pub type ServerTls = transport::tls::ServerTls;
+
+/// Who may call the kubelet's server.
+#[derive(Clone, Default)]
+pub struct ServerAuth {
+    /// PEM of the CA whose client certificates name users; asked for at each connection, so that
+    /// it may rotate. `None` accepts no certificates.
+    pub client_ca: Option<Arc<dyn Fn() -> Option<String> + Send + Sync>>,
+    /// Accept bearer tokens that the API server's TokenReview accepts.
+    pub webhook_tokens: bool,
+    /// Requests without credentials are `system:anonymous`; otherwise 401.
+    pub anonymous: bool,
+    /// Ask the API server's SubjectAccessReview; otherwise everyone known may do everything.
+    pub webhook_authorization: bool,
+}
+
+#[derive(Clone)]
+pub struct Config {
+    pub node_name: String,
+    /// As the node calls itself, for its `Hostname` address.
+    pub hostname: String,
+    pub node_ips: Vec<IpAddr>,
+    pub labels: BTreeMap<String, String>,
+    /// Given to the node at its first registration only.
+    pub taints: Vec<Taint>,
+    pub register: bool,
+    pub provider_id: Option<String>,
+    pub cluster_dns: Vec<IpAddr>,
+    pub cluster_domain: String,
+    /// The node's resolver, for pods that do not use the cluster's.
+    pub resolv_conf: PathBuf,
+    /// A directory (or a file) of static pods.
+    pub pod_manifest_path: Option<PathBuf>,
+    /// Pods' volumes and files live here.
+    pub root_dir: PathBuf,
+    /// Pods' logs live here, one directory per pod.
+    pub log_dir: PathBuf,
+    /// Pods' cgroups live below this one, in every hierarchy; `/` for upstream's `/kubepods`.
+    pub cgroup_root: String,
+    /// Make pod and QoS cgroups. False where the runtime keeps everything in one place.
+    pub cgroups_per_qos: bool,
+    pub max_pods: i64,
+    /// Used until the API gives the node a range of its own.
+    pub pod_cidr: Option<String>,
+    pub bind_address: SocketAddr,
+    /// Without TLS no server is started.
+    pub server_tls: Option<ServerTls>,
+    pub server_auth: ServerAuth,
+    pub healthz_address: Option<SocketAddr>,
+    /// exec, attach, port-forward, run and logs are served.
+    pub debugging_handlers: bool,
+    /// Kept back for the system, in allocatable: e.g. `cpu` → `100m`.
+    pub reserved: BTreeMap<String, String>,
+    pub status_check: Duration,
+    pub status_report: Duration,
+    pub lease_duration: Duration,
+    pub parallel_pulls: usize,
+    pub log_max_bytes: u64,
+    pub log_max_files: usize,
+    /// Memory below which the node is under pressure, in bytes.
+    pub eviction_memory: u64,
+    /// Share of free bytes and inodes of the disk below which the node is under pressure.
+    pub eviction_disk: f64,
+    pub eviction_inodes: f64,
+    /// May mount (tmpfs volumes, subpaths). False in tests without privileges.
+    pub may_mount: bool,
+}
+
+impl Config {
+    /// A node of that name with everything else as upstream defaults it, below `data_dir`.
+    pub fn new(node_name: &str, data_dir: PathBuf) -> Self {
+        Self {
+            node_name: node_name.into(),
+            hostname: node_name.into(),
+            node_ips: vec![],
+            labels: BTreeMap::new(),
+            taints: vec![],
+            register: true,
+            provider_id: None,
+            cluster_dns: vec![],
+            cluster_domain: "cluster.local".into(),
+            resolv_conf: "/etc/resolv.conf".into(),
+            pod_manifest_path: None,
+            root_dir: data_dir.join("kubelet"),
+            log_dir: data_dir.join("logs/pods"),
+            cgroup_root: "/".into(),
+            cgroups_per_qos: true,
+            max_pods: 110,
+            pod_cidr: None,
+            bind_address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 10250),
+            server_tls: None,
+            server_auth: ServerAuth::default(),
+            healthz_address: Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 10248)),
+            debugging_handlers: true,
+            reserved: BTreeMap::new(),
+            status_check: Duration::from_secs(10),
+            status_report: Duration::from_secs(300),
+            lease_duration: Duration::from_secs(40),
+            parallel_pulls: 5,
+            log_max_bytes: 10 << 20,
+            log_max_files: 5,
+            eviction_memory: 100 << 20,
+            eviction_disk: 0.10,
+            eviction_inodes: 0.05,
+            may_mount: nix::unistd::geteuid().is_root(),
+        }
+    }
+}

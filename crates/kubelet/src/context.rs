@@ -1,0 +1,84 @@
+//! What all pod workers of one kubelet share.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use base::task::Tasks;
+use client::{Client, EventRecorder, EventType, Informer};
+use cri::Runtime;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
+use tokio::sync::watch;
+
+use crate::cgroups::Cgroups;
+use crate::config::Config;
+use crate::hosts::Resolver;
+use crate::images::Images;
+use crate::machine::Machine;
+use crate::names;
+use crate::objects::Objects;
+use crate::observed::Role;
+use crate::resources::ResourceList;
+
+pub struct Context {
+    pub config: Config,
+    pub client: Client,
+    pub runtime: Arc<dyn Runtime>,
+    /// As in container ids: `decapod`.
+    pub runtime_name: String,
+    pub events: EventRecorder,
+    pub images: Images,
+    pub objects: Objects,
+    pub cgroups: Cgroups,
+    pub resolver: Resolver,
+    pub machine: Machine,
+    pub services: Informer<Service>,
+    pub pods: Informer<Pod>,
+    /// The node as the API last showed it, or as we would register it. Guards a pointer swap.
+    pub node: Mutex<Arc<Node>>,
+    /// Empty when pods can have a network, else why not.
+    pub network: watch::Receiver<String>,
+    pub tasks: Tasks,
+}
+
+impl Context {
+    pub fn node(&self) -> Arc<Node> {
+        self.node.lock().expect("no panic while held").clone()
+    }
+
+    pub fn allocatable(&self) -> ResourceList {
+        let node = self.node();
+        node.status.as_ref().and_then(|s| s.allocatable.clone()).unwrap_or_default()
+    }
+
+    /// The node's addresses: one per family, the primary first.
+    pub fn host_ips(&self) -> Vec<IpAddr> {
+        let mut out: Vec<IpAddr> = vec![];
+        for ip in &self.config.node_ips {
+            if !out.iter().any(|known| known.is_ipv4() == ip.is_ipv4()) {
+                out.push(*ip);
+            }
+        }
+        out
+    }
+
+    /// An event about a pod.
+    pub fn tell(&self, pod: &Pod, kind: EventType, reason: &str, message: impl Into<String>) {
+        self.events.event_about(reference(pod, None), kind, reason, message);
+    }
+}
+
+/// What an event is about: the pod, or one of its containers. Events of static pods name the
+/// mirror's identity as upstream does: the static pod's own uid.
+pub fn reference(pod: &Pod, container: Option<(Role, &str)>) -> ObjectReference {
+    let mut out = client::events::reference(pod);
+    out.namespace = Some(names::namespace(pod).into());
+    if let Some((role, name)) = container {
+        let list = match role {
+            Role::Init => "initContainers",
+            Role::Main => "containers",
+            Role::Ephemeral => "ephemeralContainers",
+        };
+        out.field_path = Some(format!("spec.{list}{{{name}}}"));
+    }
+    out
+}

@@ -1,0 +1,336 @@
+//! A container's environment.
+//!
+//! In: the pod, the container, the services it may see, the ConfigMaps and Secrets it refers to
+//! (fetched before by the caller: [`references`] lists them). Out: names and values in order. Pure.
+//! Upstream: `kubelet_pods.go` makeEnvironmentVariables, `pkg/kubelet/envvars`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret, Service};
+
+use crate::downward::{self, Addresses, DownwardError};
+use crate::expand::expand;
+use crate::resources::ResourceList;
+
+/// The ConfigMaps and Secrets of one namespace that a pod may read, as far as they exist.
+#[derive(Clone, Default)]
+pub struct Sources {
+    pub config_maps: BTreeMap<String, Arc<ConfigMap>>,
+    pub secrets: BTreeMap<String, Arc<Secret>>,
+}
+
+/// Why a container has no configuration: `CreateContainerConfigError`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvError {
+    #[error("configmap \"{0}\" not found")]
+    NoConfigMap(String),
+    #[error("secret \"{0}\" not found")]
+    NoSecret(String),
+    #[error("couldn't find key {key} in ConfigMap {namespace}/{name}")]
+    NoConfigMapKey { key: String, namespace: String, name: String },
+    #[error("couldn't find key {key} in Secret {namespace}/{name}")]
+    NoSecretKey { key: String, namespace: String, name: String },
+    #[error(transparent)]
+    Downward(#[from] DownwardError),
+}
+
+/// What the whole node knows, for env and volumes.
+pub struct Surroundings<'a> {
+    pub addresses: &'a Addresses,
+    pub allocatable: &'a ResourceList,
+    pub sources: &'a Sources,
+}
+
+/// Names of the ConfigMaps and Secrets that a container's env needs.
+pub fn references(container: &Container) -> (Vec<String>, Vec<String>) {
+    let (mut config_maps, mut secrets) = (vec![], vec![]);
+    for from in container.env_from.iter().flatten() {
+        config_maps.extend(from.config_map_ref.iter().map(|r| r.name.clone()));
+        secrets.extend(from.secret_ref.iter().map(|r| r.name.clone()));
+    }
+    for source in container.env.iter().flatten().filter_map(|var| var.value_from.as_ref()) {
+        config_maps.extend(source.config_map_key_ref.iter().map(|r| r.name.clone()));
+        secrets.extend(source.secret_key_ref.iter().map(|r| r.name.clone()));
+    }
+    (config_maps, secrets)
+}
+
+/// The environment of `container`. `services` as [`service_variables`] gives them.
+pub fn environment(
+    pod: &Pod,
+    container: &Container,
+    services: &BTreeMap<String, String>,
+    around: &Surroundings<'_>,
+) -> Result<Vec<(String, String)>, EnvError> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let mut values: Vec<(String, String)> = vec![];
+    let set = |values: &mut Vec<(String, String)>, name: &str, value: String| {
+        match values.iter_mut().find(|(known, _)| known == name) {
+            Some(entry) => entry.1 = value,
+            None => values.push((name.to_string(), value)),
+        }
+    };
+    for (name, value) in from_whole_objects(container, around.sources)? {
+        set(&mut values, &name, value);
+    }
+    for var in container.env.iter().flatten() {
+        let written = var.value.as_deref().unwrap_or_default();
+        let value = if written.is_empty() {
+            match &var.value_from {
+                None => String::new(),
+                Some(source) => match one_source(pod, container, source, namespace, around)? {
+                    Some(value) => value,
+                    None => continue,
+                },
+            }
+        } else {
+            expand(written, |name| {
+                let own = values.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+                own.or_else(|| services.get(name)).cloned()
+            })
+        };
+        set(&mut values, &var.name, value);
+    }
+    for (name, value) in services {
+        if !values.iter().any(|(known, _)| known == name) {
+            values.push((name.clone(), value.clone()));
+        }
+    }
+    Ok(values)
+}
+
+fn from_whole_objects(
+    container: &Container,
+    sources: &Sources,
+) -> Result<Vec<(String, String)>, EnvError> {
+    let mut out = vec![];
+    for from in container.env_from.iter().flatten() {
+        let prefix = from.prefix.as_deref().unwrap_or_default();
+        if let Some(reference) = &from.config_map_ref {
+            match sources.config_maps.get(&reference.name) {
+                Some(map) => {
+                    let data = map.data.iter().flatten();
+                    out.extend(data.map(|(key, value)| (format!("{prefix}{key}"), value.clone())));
+                }
+                None if reference.optional == Some(true) => {}
+                None => return Err(EnvError::NoConfigMap(reference.name.clone())),
+            }
+        }
+        if let Some(reference) = &from.secret_ref {
+            match sources.secrets.get(&reference.name) {
+                Some(secret) => {
+                    let data = secret.data.iter().flatten();
+                    out.extend(data.map(|(key, value)| {
+                        (format!("{prefix}{key}"), String::from_utf8_lossy(&value.0).into_owned())
+                    }));
+                }
+                None if reference.optional == Some(true) => {}
+                None => return Err(EnvError::NoSecret(reference.name.clone())),
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// `None` when an optional source is absent: the variable does not exist then.
+fn one_source(
+    pod: &Pod,
+    container: &Container,
+    source: &EnvVarSource,
+    namespace: &str,
+    around: &Surroundings<'_>,
+) -> Result<Option<String>, EnvError> {
+    if let Some(field) = &source.field_ref {
+        return Ok(Some(downward::field(pod, &field.field_path, around.addresses)?));
+    }
+    if let Some(selector) = &source.resource_field_ref {
+        let value = downward::resource(pod, Some(container), selector, around.allocatable)?;
+        return Ok(Some(value));
+    }
+    if let Some(reference) = &source.config_map_key_ref {
+        let optional = reference.optional == Some(true);
+        let Some(map) = around.sources.config_maps.get(&reference.name) else {
+            let error = EnvError::NoConfigMap(reference.name.clone());
+            return if optional { Ok(None) } else { Err(error) };
+        };
+        return match map.data.as_ref().and_then(|data| data.get(&reference.key)) {
+            Some(value) => Ok(Some(value.clone())),
+            None if optional => Ok(None),
+            None => Err(EnvError::NoConfigMapKey {
+                key: reference.key.clone(),
+                namespace: namespace.into(),
+                name: reference.name.clone(),
+            }),
+        };
+    }
+    if let Some(reference) = &source.secret_key_ref {
+        let optional = reference.optional == Some(true);
+        let Some(secret) = around.sources.secrets.get(&reference.name) else {
+            let error = EnvError::NoSecret(reference.name.clone());
+            return if optional { Ok(None) } else { Err(error) };
+        };
+        return match secret.data.as_ref().and_then(|data| data.get(&reference.key)) {
+            Some(value) => Ok(Some(String::from_utf8_lossy(&value.0).into_owned())),
+            None if optional => Ok(None),
+            None => Err(EnvError::NoSecretKey {
+                key: reference.key.clone(),
+                namespace: namespace.into(),
+                name: reference.name.clone(),
+            }),
+        };
+    }
+    Ok(Some(String::new()))
+}
+
+/// Where the pod's neighbours are, in the style of container links. `kubernetes` of namespace
+/// `default` is seen from everywhere, the own namespace's services when links are enabled.
+pub fn service_variables<'a>(
+    services: impl IntoIterator<Item = &'a Service>,
+    namespace: &str,
+    enable_links: bool,
+) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
+    for service in services {
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        let home = service.metadata.namespace.as_deref().unwrap_or_default();
+        let is_api = home == "default" && name == "kubernetes";
+        if is_api || (enable_links && home == namespace) {
+            // The own namespace's service of the same name wins over the API's.
+            if is_api && home != namespace && out.contains_key("KUBERNETES_SERVICE_HOST") {
+                continue;
+            }
+            add_service(&mut out, name, service);
+        }
+    }
+    out
+}
+
+fn add_service(out: &mut BTreeMap<String, String>, name: &str, service: &Service) {
+    let Some(spec) = &service.spec else { return };
+    let ip = spec.cluster_ip.as_deref().unwrap_or_default();
+    if ip.is_empty() || ip == "None" {
+        return;
+    }
+    let Some(ports) = spec.ports.as_ref().filter(|ports| !ports.is_empty()) else { return };
+    let prefix = name.to_uppercase().replace('-', "_");
+    out.insert(format!("{prefix}_SERVICE_HOST"), ip.to_string());
+    out.insert(format!("{prefix}_SERVICE_PORT"), ports[0].port.to_string());
+    let is_v6 = ip.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6());
+    for (index, port) in ports.iter().enumerate() {
+        if let Some(port_name) = port.name.as_deref().filter(|n| !n.is_empty()) {
+            let port_name = port_name.to_uppercase().replace('-', "_");
+            out.insert(format!("{prefix}_SERVICE_PORT_{port_name}"), port.port.to_string());
+        }
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        let lower = protocol.to_lowercase();
+        let host_port = match is_v6 {
+            true => format!("[{ip}]:{}", port.port),
+            false => format!("{ip}:{}", port.port),
+        };
+        let url = format!("{lower}://{host_port}");
+        if index == 0 {
+            out.insert(format!("{prefix}_PORT"), url.clone());
+        }
+        let port_prefix = format!("{prefix}_PORT_{}_{}", port.port, protocol.to_uppercase());
+        out.insert(format!("{port_prefix}_PROTO"), lower);
+        out.insert(format!("{port_prefix}_PORT"), port.port.to_string());
+        out.insert(format!("{port_prefix}_ADDR"), ip.to_string());
+        out.insert(port_prefix, url);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn service(namespace: &str, name: &str, ip: &str) -> Service {
+        serde_json::from_value(json!({"metadata": {"name": name, "namespace": namespace},
+            "spec": {"clusterIP": ip, "ports": [{"name": "https", "port": 443, "protocol": "TCP"}]}}))
+        .expect("a service")
+    }
+
+    #[test]
+    fn service_links() {
+        let all = [
+            service("default", "kubernetes", "10.43.0.1"),
+            service("ns", "my-web", "10.43.0.9"),
+            service("ns", "headless", "None"),
+            service("other", "x", "10.43.0.8"),
+        ];
+        let linked = service_variables(&all, "ns", true);
+        let expected = [
+            ("KUBERNETES_SERVICE_HOST", "10.43.0.1"),
+            ("KUBERNETES_SERVICE_PORT_HTTPS", "443"),
+            ("KUBERNETES_PORT", "tcp://10.43.0.1:443"),
+            ("MY_WEB_PORT_443_TCP_ADDR", "10.43.0.9"),
+            ("MY_WEB_PORT_443_TCP", "tcp://10.43.0.9:443"),
+        ];
+        for (name, value) in expected {
+            assert_eq!(linked.get(name).map(String::as_str), Some(value), "{name}");
+        }
+        assert_eq!(linked.len(), 16);
+        assert_eq!(service_variables(&all, "ns", false).len(), 8);
+    }
+
+    fn check(container: serde_json::Value, expected: Result<&[(&str, &str)], &str>) {
+        let container: Container = serde_json::from_value(container).expect("a container");
+        let pod = Pod {
+            metadata: serde_json::from_value(json!({"name": "p", "namespace": "ns"})).expect("meta"),
+            ..Pod::default()
+        };
+        let map: ConfigMap = serde_json::from_value(json!({"data": {"k": "v", "l": "w"}})).expect("a map");
+        let secret: Secret = serde_json::from_value(json!({"data": {"pw": "c2VjcmV0"}})).expect("a secret");
+        let sources = Sources {
+            config_maps: [("cm".to_string(), Arc::new(map))].into(),
+            secrets: [("sec".to_string(), Arc::new(secret))].into(),
+        };
+        let services = [("SVC_HOST".to_string(), "10.0.0.1".to_string())].into();
+        let around = Surroundings {
+            addresses: &Addresses::default(),
+            allocatable: &ResourceList::new(),
+            sources: &sources,
+        };
+        let got = environment(&pod, &container, &services, &around).map_err(|e| e.to_string());
+        let expected = expected.map_err(String::from).map(|pairs| {
+            let own = |pair: &(&str, &str)| (pair.0.to_string(), pair.1.to_string());
+            pairs.iter().map(own).collect::<Vec<_>>()
+        });
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn values_come_from_everywhere_in_order() {
+        check(
+            json!({"name": "c", "env": [
+                {"name": "A", "value": "1"},
+                {"name": "B", "value": "$(A)-$(SVC_HOST)-$(NO)"},
+                {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                {"name": "S", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "pw"}}}]}),
+            Ok(&[("A", "1"), ("B", "1-10.0.0.1-$(NO)"), ("N", "p"), ("S", "secret"), ("SVC_HOST", "10.0.0.1")]),
+        );
+        check(
+            json!({"name": "c", "envFrom": [{"prefix": "P_", "configMapRef": {"name": "cm"}}],
+                "env": [{"name": "P_k", "value": "own"}, {"name": "SVC_HOST", "value": "mine"}]}),
+            Ok(&[("P_k", "own"), ("P_l", "w"), ("SVC_HOST", "mine")]),
+        );
+    }
+
+    #[test]
+    fn absent_sources() {
+        let key = |object: &str, name: &str, key: &str, optional: bool| {
+            json!({"name": "c", "env": [{"name": "X", "valueFrom":
+                {object: {"name": name, "key": key, "optional": optional}}}]})
+        };
+        check(key("configMapKeyRef", "no", "k", false), Err("configmap \"no\" not found"));
+        check(key("configMapKeyRef", "cm", "z", false), Err("couldn't find key z in ConfigMap ns/cm"));
+        check(key("secretKeyRef", "sec", "z", false), Err("couldn't find key z in Secret ns/sec"));
+        check(key("secretKeyRef", "no", "z", true), Ok(&[("SVC_HOST", "10.0.0.1")]));
+        check(
+            json!({"name": "c", "envFrom": [{"secretRef": {"name": "no"}}]}),
+            Err("secret \"no\" not found"),
+        );
+    }
+}

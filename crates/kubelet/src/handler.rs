@@ -1,0 +1,340 @@
+//! One check of a container from outside: HTTP, TCP, gRPC, or a command in it. Probes and lifecycle
+//! hooks share these.
+//!
+//! In: the handler of the spec, the pod's address, a time limit. Out: [`Outcome`] with the text that
+//! events show. Upstream: `pkg/probe/{http,tcp,grpc,exec}`.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderName, HeaderValue, Request, header};
+use http_body_util::{BodyExt, Empty, Full, Limited};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use crate::backoff::go_duration;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Success,
+    /// The check was made and says no.
+    Failure(String),
+    /// The check could not be made.
+    Error(String),
+}
+
+/// Upstream: what of a response or output is kept for events.
+const SHOWN_BYTES: usize = 10 << 10;
+const BODY_LIMIT: usize = 1 << 20;
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// A port by number or by the container's own name for it.
+pub fn port_of(port: &IntOrString, container: &Container) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => i64::from(*number),
+        IntOrString::String(name) => {
+            let ports = container.ports.iter().flatten();
+            match ports.clone().find(|p| p.name.as_deref() == Some(name.as_str())) {
+                Some(port) => i64::from(port.container_port),
+                None => name.parse().map_err(|_| {
+                    format!("strconv.Atoi: parsing {name:?}: invalid syntax")
+                })?,
+            }
+        }
+    };
+    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
+}
+
+pub async fn exec(
+    runtime: &dyn cri::Runtime,
+    container_id: &str,
+    action: &ExecAction,
+    limit: Option<Duration>,
+) -> Outcome {
+    let command = action.command.clone().unwrap_or_default();
+    match runtime.exec_sync(container_id, command.clone(), limit).await {
+        Ok(done) if done.exit_code == 0 => Outcome::Success,
+        Ok(done) => {
+            let mut output = done.stdout.to_vec();
+            output.extend_from_slice(&done.stderr);
+            output.truncate(SHOWN_BYTES);
+            Outcome::Failure(String::from_utf8_lossy(&output).into_owned())
+        }
+        Err(cri::Error::DeadlineExceeded(_)) => {
+            let after = go_duration(limit.unwrap_or_default());
+            Outcome::Failure(format!("command timed out: {:?} timed out after {after}", command.join(" ")))
+        }
+        Err(error) => Outcome::Error(error.to_string()),
+    }
+}
+
+pub async fn tcp(host: &str, port: u16, limit: Duration) -> Outcome {
+    match within(limit, connect(host, port)).await {
+        Ok(_) => Outcome::Success,
+        Err(error) => Outcome::Failure(error),
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => done,
+        Err(_) => Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".into()),
+    }
+}
+
+/// `host:port` as Go joins them.
+fn joined(host: &str, port: u16) -> String {
+    match host.parse::<IpAddr>() {
+        Ok(ip) => SocketAddr::new(ip, port).to_string(),
+        Err(_) => format!("{host}:{port}"),
+    }
+}
+
+async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+    let address = joined(host, port);
+    TcpStream::connect(&address).await.map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            format!("dial tcp {address}: connect: connection refused")
+        }
+        io::ErrorKind::TimedOut => format!("dial tcp {address}: i/o timeout"),
+        io::ErrorKind::HostUnreachable => format!("dial tcp {address}: connect: no route to host"),
+        _ => format!("dial tcp {address}: {error}"),
+    })
+}
+
+/// GETs what the action says; 200 to 399 is success. Deviation: redirects count as success without
+/// being followed.
+pub async fn http_get(
+    action: &HTTPGetAction,
+    container: &Container,
+    pod_ip: Option<IpAddr>,
+    limit: Duration,
+) -> Outcome {
+    let port = match port_of(&action.port, container) {
+        Ok(port) => port,
+        Err(error) => return Outcome::Error(error),
+    };
+    let own = pod_ip.map(|ip| ip.to_string());
+    let Some(host) = action.host.clone().filter(|h| !h.is_empty()).or(own) else {
+        return Outcome::Error("the pod has no address yet".into());
+    };
+    let is_https = action.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
+    let path = action.path.as_deref().filter(|path| !path.is_empty()).unwrap_or("/");
+    let path = if path.starts_with('/') { path.to_string() } else { format!("/{path}") };
+    let scheme = if is_https { "https" } else { "http" };
+    let url = format!("{scheme}://{}{path}", joined(&host, port));
+    let request = match get_request(action, &path, &joined(&host, port)) {
+        Ok(request) => request,
+        Err(error) => return Outcome::Error(error),
+    };
+    match within(limit, http_status(&host, port, is_https, request)).await {
+        Ok((200..400, _)) => Outcome::Success,
+        Ok((status, _)) => Outcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
+        Err(error) => Outcome::Failure(format!("Get {url:?}: {error}")),
+    }
+}
+
+fn get_request(
+    action: &HTTPGetAction,
+    path: &str,
+    authority: &str,
+) -> Result<Request<Empty<Bytes>>, String> {
+    let mut request = Request::get(path).body(Empty::new()).map_err(|error| error.to_string())?;
+    let headers = request.headers_mut();
+    headers.insert(header::HOST, HeaderValue::from_str(authority).map_err(|e| e.to_string())?);
+    headers.insert(header::USER_AGENT, HeaderValue::from_static("kube-probe/1.36"));
+    headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    let mut own: Vec<HeaderName> = vec![];
+    for pair in action.http_headers.iter().flatten() {
+        let name = HeaderName::try_from(pair.name.as_str()).map_err(|e| e.to_string())?;
+        let value = HeaderValue::from_str(&pair.value).map_err(|e| e.to_string())?;
+        // The first of a name replaces our default, the next ones add to it.
+        if own.contains(&name) {
+            headers.append(name, value);
+        } else {
+            headers.insert(name.clone(), value);
+            own.push(name);
+        }
+    }
+    Ok(request)
+}
+
+async fn http_status(
+    host: &str,
+    port: u16,
+    is_https: bool,
+    request: Request<Empty<Bytes>>,
+) -> Result<(u16, Bytes), String> {
+    let tcp = connect(host, port).await?;
+    let stream: Box<dyn Stream> = if is_https { Box::new(tls(tcp, host).await?) } else { Box::new(tcp) };
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
+        Ok((status, body.map(|b| b.to_bytes()).unwrap_or_default()))
+    };
+    drive(connection, exchange).await
+}
+
+/// Polls the connection beside the exchange that it carries.
+async fn drive<T, E: std::fmt::Display>(
+    connection: impl Future<Output = Result<(), E>>,
+    exchange: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let mut exchange = std::pin::pin!(exchange);
+    tokio::select! {
+        biased;
+        done = &mut exchange => done,
+        ended = connection => match ended {
+            Ok(()) => exchange.await,
+            Err(error) => Err(error.to_string()),
+        },
+    }
+}
+
+/// Certificates are not verified: probes of pods never are.
+async fn tls(tcp: TcpStream, host: &str) -> Result<impl Stream + use<>, String> {
+    let config = transport::tls::client_config(&transport::tls::Trust::Anyone, None)
+        .map_err(|error| error.to_string())?;
+    let name = rustls_pki_types::ServerName::try_from(host.to_string()).map_err(|e| e.to_string())?;
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect(name, tcp).await.map_err(|error| error.to_string())
+}
+
+/// The gRPC health protocol. `service` may be empty.
+pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outcome {
+    match within(limit, grpc_status(host, port, service)).await {
+        Ok(1) => Outcome::Success,
+        Ok(status) => {
+            let name = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
+            let name = name.get(status as usize).copied().unwrap_or("UNKNOWN");
+            Outcome::Failure(format!("service unhealthy (responded with {name:?})"))
+        }
+        Err(error) if error.starts_with("dial") => {
+            let address = joined(host, port);
+            Outcome::Failure(format!("timeout: failed to connect service {address:?}: {error}"))
+        }
+        Err(error) => Outcome::Failure(error),
+    }
+}
+
+async fn grpc_status(host: &str, port: u16, service: &str) -> Result<u64, String> {
+    let tcp = connect(host, port).await?;
+    let executor = TokioExecutor::new();
+    let handshake = hyper::client::conn::http2::handshake(executor, TokioIo::new(tcp));
+    let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+    let mut message = BytesMut::new();
+    if !service.is_empty() {
+        let length = u8::try_from(service.len()).map_err(|_| "the service name is too long")?;
+        message.put_u8(0x0a);
+        message.put_u8(length & 0x7f);
+        message.put_slice(service.as_bytes());
+    }
+    let mut frame = BytesMut::new();
+    frame.put_u8(0);
+    frame.put_u32(message.len() as u32);
+    frame.put_slice(&message);
+    let request = Request::post(format!("http://{}/grpc.health.v1.Health/Check", joined(host, port)))
+        .header(header::CONTENT_TYPE, "application/grpc")
+        .header(header::USER_AGENT, "kube-probe/1.36")
+        .header(header::TE, "trailers")
+        .body(Full::new(frame.freeze()))
+        .map_err(|error| error.to_string())?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let early = response.headers().get("grpc-status").cloned();
+        let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
+        let body = body.map_err(|error| error.to_string())?;
+        let code = early.or_else(|| body.trailers().and_then(|t| t.get("grpc-status")).cloned());
+        match code.as_ref().and_then(|c| c.to_str().ok()).unwrap_or("0") {
+            "0" => Ok(serving_status(&body.to_bytes())),
+            "12" => Err("error: this server does not implement the grpc health protocol \
+                         (grpc.health.v1.Health)"
+                .into()),
+            code => Err(format!("error: health rpc failed: rpc error: code = {code}")),
+        }
+    };
+    drive(connection, exchange).await
+}
+
+/// Field 1 of the answer, a varint; absent is 0.
+fn serving_status(frame: &[u8]) -> u64 {
+    match frame.get(5..7) {
+        Some([0x08, value]) => u64::from(*value),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[test]
+    fn ports() {
+        let container: Container = serde_json::from_value(
+            json!({"name": "c", "ports": [{"name": "http", "containerPort": 8080}]}),
+        )
+        .expect("a container");
+        let check = |port: IntOrString, expected: Result<u16, &str>| {
+            assert_eq!(port_of(&port, &container), expected.map_err(String::from));
+        };
+        check(IntOrString::Int(80), Ok(80));
+        check(IntOrString::String("http".into()), Ok(8080));
+        check(IntOrString::String("81".into()), Ok(81));
+        check(IntOrString::Int(0), Err("invalid port number: 0"));
+        check(IntOrString::String("no".into()), Err("strconv.Atoi: parsing \"no\": invalid syntax"));
+    }
+
+    #[tokio::test]
+    async fn http_answers_decide() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let server = async {
+            for status in ["200 OK", "302 Found", "500 Oops"] {
+                let (mut stream, _) = listener.accept().await.expect("a client");
+                let mut request = [0; 1024];
+                let read = stream.read(&mut request).await.expect("a request");
+                let text = String::from_utf8_lossy(&request[..read]);
+                assert!(text.contains("user-agent: kube-probe/1.36") && text.contains("x-a: b"), "{text}");
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi");
+                stream.write_all(answer.as_bytes()).await.expect("written");
+            }
+        };
+        let action: HTTPGetAction = serde_json::from_value(
+            json!({"path": "/health", "port": port, "httpHeaders": [{"name": "X-A", "value": "b"}]}),
+        )
+        .expect("an action");
+        let client = async {
+            let (container, ip) = (Container::default(), "127.0.0.1".parse().ok());
+            let mut seen = vec![];
+            for _ in 0..3 {
+                seen.push(http_get(&action, &container, ip, Duration::from_secs(5)).await);
+            }
+            seen
+        };
+        let (_, seen) = tokio::join!(server, client);
+        let failed = Outcome::Failure("HTTP probe failed with statuscode: 500".into());
+        assert_eq!(seen, [Outcome::Success, Outcome::Success, failed]);
+        drop(listener);
+        assert_eq!(
+            tcp("127.0.0.1", port, Duration::from_secs(5)).await,
+            Outcome::Failure(format!("dial tcp 127.0.0.1:{port}: connect: connection refused"))
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! Facts about the machine: processors, memory, disk, names.
+//!
+//! In: /proc, /sys, /etc, statvfs. Out: numbers and texts for the node object.
+
+use std::fs;
+use std::path::Path;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    pub cpus: i64,
+    /// Bytes.
+    pub memory: i64,
+    pub swap: i64,
+    pub machine_id: String,
+    pub system_uuid: String,
+    pub boot_id: String,
+    pub kernel: String,
+    pub os_image: String,
+    pub architecture: &'static str,
+}
+
+impl Machine {
+    pub fn read() -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_string();
+        let meminfo = text("/proc/meminfo");
+        let machine_id = Some(text("/etc/machine-id")).filter(|id| !id.is_empty());
+        let kernel = text("/proc/sys/kernel/osrelease");
+        Self {
+            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as i64),
+            memory: meminfo_bytes(&meminfo, "MemTotal"),
+            swap: meminfo_bytes(&meminfo, "SwapTotal"),
+            system_uuid: Some(text("/sys/class/dmi/id/product_uuid"))
+                .filter(|id| !id.is_empty())
+                .or(machine_id.clone())
+                .unwrap_or_default(),
+            machine_id: machine_id.unwrap_or_default(),
+            boot_id: text("/proc/sys/kernel/random/boot_id"),
+            kernel,
+            os_image: os_image(&text("/etc/os-release")),
+            architecture: architecture(),
+        }
+    }
+}
+
+/// Go's name of the processor architecture.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}
+
+fn meminfo_bytes(meminfo: &str, field: &str) -> i64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<i64>().ok());
+    kibibytes.unwrap_or(0) * 1024
+}
+
+/// Bytes that can be had without swapping.
+pub fn available_memory() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    meminfo_bytes(&meminfo, "MemAvailable").max(0) as u64
+}
+
+fn os_image(os_release: &str) -> String {
+    let pretty = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    pretty.map_or_else(|| "Unknown".into(), |name| name.trim_matches('"').to_string())
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    pub bytes: u64,
+    pub free_bytes: u64,
+    pub inodes: u64,
+    pub free_inodes: u64,
+}
+
+impl Disk {
+    /// The file system that holds `path` (or its nearest parent that exists).
+    pub fn of(path: &Path) -> Option<Self> {
+        let path = path.ancestors().find(|path| path.exists())?;
+        let stat = nix::sys::statvfs::statvfs(path).ok()?;
+        let block = stat.fragment_size();
+        Some(Self {
+            bytes: stat.blocks() * block,
+            free_bytes: stat.blocks_available() * block,
+            inodes: stat.files(),
+            free_inodes: stat.files_free(),
+        })
+    }
+}
+
+/// (process ids in use, their limit)
+pub fn processes() -> (u64, u64) {
+    let loads = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let used = loads.split(' ').nth(3).and_then(|field| field.split('/').nth(1)?.parse().ok());
+    let limit = fs::read_to_string("/proc/sys/kernel/pid_max").ok();
+    (used.unwrap_or(0), limit.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read() {
+        assert_eq!(meminfo_bytes("MemTotal:  1024 kB\nMemAvailable: 512 kB\n", "MemAvailable"), 524_288);
+        assert_eq!(os_image("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
+        let machine = Machine::read();
+        assert!(machine.cpus > 0 && machine.memory > 0, "{machine:?}");
+    }
+}

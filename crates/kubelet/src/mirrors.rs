@@ -1,0 +1,87 @@
+//! Mirror pods: static pods as the API shows them.
+//!
+//! In: static pods, mirrors in the API. Out: a mirror for each static pod, none for any other.
+//! Deleting a mirror never stops the pod: the mirror is made anew.
+//! Upstream: `pkg/kubelet/pod/mirror_client.go`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use client::{DeleteParams, ErrorExt, PostParams, Preconditions};
+use k8s_openapi::api::core::v1::Pod;
+use machinery::selector::Selector;
+
+use crate::context::Context;
+use crate::names;
+use crate::pods::PodSet;
+use crate::static_pods::mirror_of;
+
+/// Keeps mirrors true for ever.
+pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
+    context.pods.synced().await;
+    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
+    loop {
+        match reconcile(&context, &pods).await {
+            Ok(()) => {
+                backoff.reset();
+                pods.mirrors.notified().await;
+            }
+            Err(error) => {
+                tracing::debug!(error = error.text(), "a mirror pod is not written yet");
+                tokio::time::sleep(backoff.step()).await;
+            }
+        }
+    }
+}
+
+async fn reconcile(context: &Context, pods: &PodSet) -> client::Result<()> {
+    let statics = pods.static_pods();
+    let all = context.pods.lister().list(None, &Selector::default());
+    let mirrors: Vec<Arc<Pod>> = all.into_iter().filter(|pod| names::is_mirror(pod)).collect();
+    let same = |a: &Pod, b: &Pod| {
+        names::name(a) == names::name(b) && names::namespace(a) == names::namespace(b)
+    };
+    for mirror in &mirrors {
+        let wanted = statics.values().find(|pod| same(pod, mirror));
+        let is_current = wanted.is_some_and(|pod| {
+            names::annotation(pod, names::CONFIG_HASH) == names::annotation(mirror, names::CONFIG_MIRROR)
+        });
+        if !is_current || mirror.metadata.deletion_timestamp.is_some() {
+            delete(context, mirror).await?;
+        }
+    }
+    for pod in statics.values() {
+        if !mirrors.iter().any(|mirror| same(pod, mirror)) {
+            create(context, pod).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn delete(context: &Context, mirror: &Pod) -> client::Result<()> {
+    let api = context.client.api::<Pod>(Some(names::namespace(mirror)));
+    let preconditions = Preconditions { uid: mirror.metadata.uid.clone(), resource_version: None };
+    let options = DeleteParams {
+        grace_period_seconds: Some(0),
+        preconditions: Some(preconditions),
+        ..DeleteParams::default()
+    };
+    match api.delete(names::name(mirror), &options).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn create(context: &Context, pod: &Pod) -> client::Result<()> {
+    let node = context.node();
+    let name = &context.config.node_name;
+    let mirror = mirror_of(pod, node.metadata.uid.as_deref(), name);
+    let api = context.client.api::<Pod>(Some(names::namespace(pod)));
+    match api.create(&PostParams::default(), &mirror).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_already_exists() => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,254 @@
+//! ConfigMaps, Secrets and service account tokens that this node's pods use.
+//!
+//! In: who needs which object. Out: the object, and a wake-up when it changes.
+//! One watch per object in use, on that object alone (all that the node authorizer grants); it ends
+//! when the last pod that needs it is gone.
+//! Invariants: an object is `None` only after its first list said so; the last known object stays
+//! while the API is away. Tokens are asked for again when 80 % of their life or a day has passed.
+//! Upstream: `pkg/kubelet/{configmap,secret,token}` with the watching manager.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::task::Tasks;
+use client::{Client, ErrorExt, Informer, Informers, Kind};
+use http::Method;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use serde_json::json;
+use tokio::sync::Notify;
+
+/// How long a worker waits for the first list of an object before it reports a failure.
+const FIRST_LIST: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Key {
+    kind: &'static str,
+    namespace: String,
+    name: String,
+}
+
+struct Watched {
+    /// Ends the object's informer.
+    tasks: Tasks,
+    /// An `Informer<ConfigMap>` or `Informer<Secret>`.
+    informer: Box<dyn Any + Send + Sync>,
+    /// Pods (by uid) that use it, and how to wake their workers.
+    users: Arc<Mutex<HashMap<String, Arc<Notify>>>>,
+}
+
+struct Token {
+    text: String,
+    expires: Timestamp,
+    refresh: Timestamp,
+}
+
+/// The objects of all pods of the node.
+pub struct Objects {
+    client: Client,
+    /// Guards the table of watches; held for look-ups, never across await.
+    watched: Mutex<HashMap<Key, Watched>>,
+    /// By pod uid, then by what was asked for.
+    tokens: Mutex<HashMap<String, BTreeMap<String, Token>>>,
+}
+
+/// Why an object is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectError {
+    #[error("failed to sync {kind} cache: timed out waiting for the condition")]
+    NotYet { kind: &'static str },
+    #[error("{0}")]
+    Api(String),
+}
+
+/// A token and when it should be replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IssuedToken {
+    pub text: String,
+    pub refresh: Timestamp,
+}
+
+/// What a projected token volume asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenOrder<'a> {
+    pub namespace: &'a str,
+    pub service_account: &'a str,
+    pub audience: Option<&'a str>,
+    pub seconds: i64,
+    pub pod_name: &'a str,
+    pub pod_uid: &'a str,
+}
+
+impl Objects {
+    pub fn new(client: Client) -> Self {
+        Self { client, watched: Mutex::default(), tokens: Mutex::default() }
+    }
+
+    pub async fn config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        pod_uid: &str,
+        wake: &Arc<Notify>,
+    ) -> Result<Option<Arc<ConfigMap>>, ObjectError> {
+        self.get("configmap", namespace, name, pod_uid, wake).await
+    }
+
+    pub async fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        pod_uid: &str,
+        wake: &Arc<Notify>,
+    ) -> Result<Option<Arc<Secret>>, ObjectError> {
+        self.get("secret", namespace, name, pod_uid, wake).await
+    }
+
+    async fn get<T: Kind>(
+        &self,
+        kind: &'static str,
+        namespace: &str,
+        name: &str,
+        pod_uid: &str,
+        wake: &Arc<Notify>,
+    ) -> Result<Option<Arc<T>>, ObjectError> {
+        let key = Key { kind, namespace: namespace.into(), name: name.into() };
+        let informer = self.watch::<T>(key, pod_uid, wake);
+        if !informer.has_synced()
+            && tokio::time::timeout(FIRST_LIST, informer.synced()).await.is_err()
+        {
+            return Err(ObjectError::NotYet { kind });
+        }
+        Ok(informer.lister().get(namespace, name))
+    }
+
+    fn watch<T: Kind>(&self, key: Key, pod_uid: &str, wake: &Arc<Notify>) -> Informer<T> {
+        let mut watched = self.watched.lock().expect("no panic while held");
+        let entry = watched.entry(key.clone()).or_insert_with(|| {
+            let tasks = Tasks::new(format!("{} {}/{}", key.kind, key.namespace, key.name));
+            let informers = Informers::new(self.client.clone(), tasks.clone());
+            let only = format!("metadata.name={}", key.name);
+            let informer = informers.scoped::<T>(Some(&key.namespace), &only, "");
+            let users: Arc<Mutex<HashMap<String, Arc<Notify>>>> = Arc::default();
+            let told = users.clone();
+            informer.subscribe_raw(move |_| {
+                for wake in told.lock().expect("no panic while held").values() {
+                    wake.notify_one();
+                }
+            });
+            Watched { tasks, informer: Box::new(informer), users }
+        });
+        let mut users = entry.users.lock().expect("no panic while held");
+        users.entry(pod_uid.to_string()).or_insert_with(|| wake.clone());
+        drop(users);
+        let informer = entry.informer.downcast_ref::<Informer<T>>();
+        informer.expect("the key's kind is the informer's type").clone()
+    }
+
+    /// A token of the pod's service account, a new one when the old one ages.
+    pub async fn token(&self, order: &TokenOrder<'_>) -> Result<IssuedToken, ObjectError> {
+        let what = format!("{}/{}", order.audience.unwrap_or_default(), order.seconds);
+        let now = base::clock::now();
+        let known = {
+            let tokens = self.tokens.lock().expect("no panic while held");
+            let token = tokens.get(order.pod_uid).and_then(|of_pod| of_pod.get(&what));
+            token.map(|t| (IssuedToken { text: t.text.clone(), refresh: t.refresh }, t.expires))
+        };
+        if let Some((token, _)) = known.as_ref().filter(|(token, _)| token.refresh > now) {
+            return Ok(token.clone());
+        }
+        match self.request_token(order).await {
+            Ok((text, expires)) => {
+                let refresh = refresh_at(now, expires);
+                let token = Token { text: text.clone(), expires, refresh };
+                let mut tokens = self.tokens.lock().expect("no panic while held");
+                tokens.entry(order.pod_uid.to_string()).or_default().insert(what, token);
+                Ok(IssuedToken { text, refresh })
+            }
+            // The old one still works: keep it, and ask again soon.
+            Err(error) => match known.filter(|(_, expires)| *expires > now) {
+                Some((token, _)) => {
+                    tracing::warn!(%error, pod = order.pod_name, "a token could not be refreshed");
+                    Ok(IssuedToken { refresh: now + Duration::from_secs(60), ..token })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn request_token(
+        &self,
+        order: &TokenOrder<'_>,
+    ) -> Result<(String, Timestamp), ObjectError> {
+        let mut spec = json!({
+            "expirationSeconds": order.seconds,
+            "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": order.pod_name,
+                "uid": order.pod_uid},
+        });
+        spec["audiences"] = match order.audience.filter(|a| !a.is_empty()) {
+            Some(audience) => json!([audience]),
+            None => json!([]),
+        };
+        let body = json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {}, "spec": spec});
+        let path = format!(
+            "/api/v1/namespaces/{}/serviceaccounts/{}/token",
+            order.namespace, order.service_account
+        );
+        let sent = self.client.call(Method::POST, &path, "application/json", body.to_string());
+        let bytes = sent.await.map_err(|error| ObjectError::Api(error.text()))?;
+        let bad = |what: &str| ObjectError::Api(format!("the token answer has no {what}"));
+        let answer: serde_json::Value = serde_json::from_slice(&bytes).map_err(|_| bad("JSON"))?;
+        let field = |name: &str| answer["status"][name].as_str().map(str::to_string);
+        let text = field("token").ok_or_else(|| bad("token"))?;
+        let expires = field("expirationTimestamp").and_then(|t| t.parse().ok());
+        Ok((text, expires.ok_or_else(|| bad("expirationTimestamp"))?))
+    }
+
+    /// The pod uses just these objects from now on; watches that nobody needs end.
+    pub fn keep(&self, pod_uid: &str, config_maps: &BTreeSet<(String, String)>, secrets: &BTreeSet<(String, String)>) {
+        let mut watched = self.watched.lock().expect("no panic while held");
+        watched.retain(|key, entry| {
+            let pair = (key.namespace.clone(), key.name.clone());
+            let needed = match key.kind {
+                "secret" => secrets.contains(&pair),
+                _ => config_maps.contains(&pair),
+            };
+            let mut users = entry.users.lock().expect("no panic while held");
+            if !needed {
+                users.remove(pod_uid);
+            }
+            let keep = !users.is_empty();
+            if !keep {
+                entry.tasks.stop();
+            }
+            keep
+        });
+    }
+
+    /// The pod is gone.
+    pub fn forget(&self, pod_uid: &str) {
+        self.keep(pod_uid, &BTreeSet::new(), &BTreeSet::new());
+        self.tokens.lock().expect("no panic while held").remove(pod_uid);
+    }
+}
+
+/// Upstream: requiresRefresh, without its jitter.
+fn refresh_at(issued: Timestamp, expires: Timestamp) -> Timestamp {
+    let life = Duration::try_from(expires.duration_since(issued)).unwrap_or_default();
+    issued + life.mul_f64(0.8).min(Duration::from_secs(24 * 3600))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_age() {
+        let at = |second| Timestamp::from_second(second).expect("in range");
+        assert_eq!(refresh_at(at(0), at(3600)), at(2880));
+        assert_eq!(refresh_at(at(0), at(1_000_000)), at(86_400));
+    }
+}

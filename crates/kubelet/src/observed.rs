@@ -1,0 +1,172 @@
+//! What the runtime knows of one pod: the only state of the node that decisions use.
+//!
+//! In: the runtime's answers (see `runtime.rs`). Out: sandboxes and containers, newest first.
+//! Invariant: nothing here is remembered by the kubelet; a new kubelet reads the same.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Created,
+    Running,
+    Exited,
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedContainer {
+    pub id: String,
+    pub name: String,
+    /// The restart count it was created with.
+    pub attempt: u32,
+    pub sandbox_id: String,
+    pub state: State,
+    /// Hash of the container's spec at creation.
+    pub hash: String,
+    pub created_at: Option<Timestamp>,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+    pub exit_code: i32,
+    pub reason: String,
+    pub message: String,
+    pub image: String,
+    pub image_id: String,
+    pub log_path: String,
+    /// uid, gid, supplemental groups of the first process.
+    pub user: Option<(i64, i64, Vec<i64>)>,
+    /// From the labels and annotations that it was created with, for a pod that the API forgot.
+    pub grace_period: Option<i64>,
+}
+
+impl ObservedContainer {
+    pub fn failed(&self) -> bool {
+        (self.state == State::Exited && self.exit_code != 0) || self.state == State::Unknown
+    }
+
+    pub fn succeeded(&self) -> bool {
+        self.state == State::Exited && self.exit_code == 0
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedSandbox {
+    pub id: String,
+    pub attempt: u32,
+    pub ready: bool,
+    pub host_network: bool,
+    pub created_at: Option<Timestamp>,
+    pub ips: Vec<IpAddr>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    pub sandboxes: Vec<ObservedSandbox>,
+    pub containers: Vec<ObservedContainer>,
+}
+
+impl Observed {
+    /// The newest container of that name.
+    pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
+        self.containers.iter().find(|c| c.name == name)
+    }
+
+    pub fn by_id(&self, id: &str) -> Option<&ObservedContainer> {
+        self.containers.iter().find(|c| c.id == id)
+    }
+
+    /// The ids of what still runs (or may).
+    pub fn running(&self) -> impl Iterator<Item = &ObservedContainer> {
+        self.containers.iter().filter(|c| matches!(c.state, State::Running | State::Unknown))
+    }
+
+    pub fn ready_sandbox(&self) -> Option<&ObservedSandbox> {
+        self.sandboxes.first().filter(|s| s.ready)
+    }
+
+    /// The pod's addresses, while its sandbox lives.
+    pub fn ips(&self) -> Vec<IpAddr> {
+        self.ready_sandbox().map(|s| s.ips.clone()).unwrap_or_default()
+    }
+
+    /// Puts the newest first, as every reader expects.
+    pub fn sort(&mut self) {
+        self.sandboxes.sort_by_key(|s| std::cmp::Reverse((s.created_at, s.attempt)));
+        self.containers.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.attempt)));
+    }
+}
+
+/// A container of any of a pod's three lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    Init,
+    Main,
+    Ephemeral,
+}
+
+/// An ephemeral container in the common form (it has no ports, probes, or lifecycle).
+pub fn ephemeral_as_container(e: &EphemeralContainer) -> Container {
+    Container {
+        name: e.name.clone(),
+        image: e.image.clone(),
+        image_pull_policy: e.image_pull_policy.clone(),
+        command: e.command.clone(),
+        args: e.args.clone(),
+        working_dir: e.working_dir.clone(),
+        env: e.env.clone(),
+        env_from: e.env_from.clone(),
+        resources: e.resources.clone(),
+        volume_mounts: e.volume_mounts.clone(),
+        volume_devices: e.volume_devices.clone(),
+        security_context: e.security_context.clone(),
+        stdin: e.stdin,
+        stdin_once: e.stdin_once,
+        tty: e.tty,
+        termination_message_path: e.termination_message_path.clone(),
+        termination_message_policy: e.termination_message_policy.clone(),
+        ..Container::default()
+    }
+}
+
+/// All containers of a pod with their role: init, main, ephemeral.
+pub fn all_containers(spec: &PodSpec) -> Vec<(Role, Container)> {
+    let init = spec.init_containers.iter().flatten().map(|c| (Role::Init, c.clone()));
+    let main = spec.containers.iter().map(|c| (Role::Main, c.clone()));
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    init.chain(main).chain(ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e)))).collect()
+}
+
+pub fn find_container(pod: &Pod, name: &str) -> Option<(Role, Container)> {
+    all_containers(pod.spec.as_ref()?).into_iter().find(|(_, c)| c.name == name)
+}
+
+/// True when some main container was ever created: initialisation is over then.
+pub fn any_main_created(pod: &Pod, observed: &Observed) -> bool {
+    let containers = pod.spec.iter().flat_map(|s| &s.containers);
+    containers.into_iter().any(|c| observed.container(&c.name).is_some())
+}
+
+/// Upstream: kubecontainer.ShouldContainerBeRestarted.
+pub fn should_restart(pod: &Pod, container: &Container, observed: &Observed) -> bool {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return false;
+    }
+    let Some(status) = observed.container(&container.name) else { return true };
+    match status.state {
+        State::Running => false,
+        State::Unknown | State::Created => true,
+        State::Exited => match restart_policy(pod, container) {
+            "Never" => false,
+            "OnFailure" => status.exit_code != 0,
+            _ => true,
+        },
+    }
+}
+
+/// The container's own policy (sidecars, restart rules) before the pod's.
+pub fn restart_policy<'a>(pod: &'a Pod, container: &'a Container) -> &'a str {
+    let of_pod = pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref());
+    container.restart_policy.as_deref().or(of_pod).unwrap_or("Always")
+}

@@ -1,0 +1,439 @@
+//! The decision of a pod worker: from what is wanted and what runs, what to do next.
+//!
+//! ```text
+//!             no usable sandbox                 sandbox ready
+//!   ───────────► create sandbox ───────────► init containers, one by one
+//!                    ▲                          (sidecars stay, started in order)
+//!   sandbox died: ───┘                              │ all done
+//!   kill the rest                                   ▼
+//!                                        main containers: start missing, restart by
+//!                                        policy, kill on failed liveness/startup
+//!                                                   │ none runs, none may start
+//!                                                   ▼
+//!                                            kill pod (sandbox too)
+//! ```
+//!
+//! In: pod, [`Observed`], probe results. Out: a [`Plan`]. Pure; back-off is the executor's.
+//! Upstream: `kuberuntime_manager.go` computePodActions, computeInitContainerActions.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use crate::observed::{
+    Observed, ObservedContainer, State, any_main_created, restart_policy, should_restart,
+};
+use crate::resources::is_sidecar;
+
+/// What the probes say of one running container; `None` when there is no (result of a) probe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    pub startup: Option<bool>,
+    pub liveness: Option<bool>,
+}
+
+/// By container id.
+pub type HealthMap = BTreeMap<String, Health>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    pub id: String,
+    pub name: String,
+    /// The text of the `Killing` event.
+    pub message: String,
+    /// A failed probe's own grace period may apply.
+    pub by_probe: Option<Probe>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    Liveness,
+    Startup,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Stop every container and sandbox before anything else.
+    pub kill_pod: bool,
+    pub create_sandbox: bool,
+    /// The new sandbox's attempt.
+    pub attempt: u32,
+    pub kill: Vec<Kill>,
+    /// Indexes into the spec's lists, in the order to start.
+    pub start_init: Vec<usize>,
+    pub start: Vec<usize>,
+    pub start_ephemeral: Vec<usize>,
+}
+
+impl Plan {
+    pub fn is_empty(&self) -> bool {
+        !self.kill_pod
+            && !self.create_sandbox
+            && self.kill.is_empty()
+            && self.start_init.is_empty()
+            && self.start.is_empty()
+            && self.start_ephemeral.is_empty()
+    }
+}
+
+/// `hash_of` gives the hash that a container created from this spec would carry.
+pub fn plan(
+    pod: &Pod,
+    observed: &Observed,
+    health: &HealthMap,
+    hash_of: impl Fn(&Container) -> String,
+) -> Plan {
+    let Some(spec) = &pod.spec else { return Plan::default() };
+    let mut out = Plan::default();
+    let (needs_sandbox, attempt) = sandbox_changed(pod, observed);
+    if needs_sandbox {
+        plan_fresh_start(pod, observed, attempt, &mut out);
+        return out;
+    }
+    for (index, container) in spec.ephemeral_containers.iter().flatten().enumerate() {
+        if observed.container(&container.name).is_none() {
+            out.start_ephemeral.push(index);
+        }
+    }
+    let initialized = plan_init(pod, observed, health, &mut out);
+    if out.kill_pod || !initialized {
+        return out;
+    }
+    let mut kept = 0;
+    for (index, container) in spec.containers.iter().enumerate() {
+        let running = observed.container(&container.name).filter(|s| s.state == State::Running);
+        let Some(status) = running else {
+            if should_restart(pod, container, observed) {
+                out.start.push(index);
+                out.kill.extend(unknown_first(observed.container(&container.name)));
+            }
+            continue;
+        };
+        let changed = status.hash != hash_of(container);
+        match verdict(container, status, health, changed, "Container") {
+            None => kept += 1,
+            Some((mut message, by_probe)) => {
+                if changed || restart_policy(pod, container) != "Never" {
+                    message.push_str(", will be restarted");
+                    out.start.push(index);
+                }
+                out.kill.push(kill(status, message, by_probe));
+            }
+        }
+    }
+    if kept == 0 && out.start.is_empty() {
+        out.kill_pod = true;
+        out.start_init.clear();
+    }
+    out
+}
+
+fn plan_fresh_start(pod: &Pod, observed: &Observed, attempt: u32, out: &mut Plan) {
+    let Some(spec) = &pod.spec else { return };
+    out.kill_pod =
+        observed.running().next().is_some() || observed.sandboxes.iter().any(|s| s.ready);
+    out.attempt = attempt;
+    let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+    if policy == "Never" && attempt != 0 && !observed.containers.is_empty() {
+        return;
+    }
+    let wanted = spec.containers.iter().enumerate().filter(|(_, container)| {
+        let done = observed.container(&container.name).is_some_and(ObservedContainer::succeeded);
+        !(policy == "OnFailure" && done)
+    });
+    let start: Vec<usize> = wanted.map(|(index, _)| index).collect();
+    if start.is_empty() && any_main_created(pod, observed) {
+        return;
+    }
+    out.create_sandbox = true;
+    if spec.init_containers.iter().flatten().next().is_some() {
+        out.start_init.push(0);
+    } else {
+        out.start = start;
+    }
+}
+
+/// (is a new sandbox needed, its attempt)
+fn sandbox_changed(pod: &Pod, observed: &Observed) -> (bool, u32) {
+    let Some(newest) = observed.sandboxes.first() else { return (true, 0) };
+    let wants_host = pod.spec.as_ref().and_then(|s| s.host_network) == Some(true);
+    let many = observed.sandboxes.iter().filter(|s| s.ready).count() > 1;
+    let lost = !newest.ready || newest.host_network != wants_host;
+    let no_address = !wants_host && newest.ips.is_empty();
+    (many || lost || no_address, newest.attempt + 1)
+}
+
+fn unknown_first(status: Option<&ObservedContainer>) -> Option<Kill> {
+    let status = status.filter(|s| s.state == State::Unknown)?;
+    let text = "Container is in unknown state, try killing it before restart";
+    Some(kill(status, text.into(), None))
+}
+
+fn kill(status: &ObservedContainer, message: String, by_probe: Option<Probe>) -> Kill {
+    Kill { id: status.id.clone(), name: status.name.clone(), message, by_probe }
+}
+
+/// Why a running container must die, if so.
+fn verdict(
+    container: &Container,
+    status: &ObservedContainer,
+    health: &HealthMap,
+    changed: bool,
+    what: &str,
+) -> Option<(String, Option<Probe>)> {
+    let name = &container.name;
+    let health = health.get(&status.id).copied().unwrap_or_default();
+    if changed {
+        Some((format!("{what} {name} definition changed"), None))
+    } else if health.liveness == Some(false) && container.liveness_probe.is_some() {
+        Some((format!("{what} {name} failed liveness probe"), Some(Probe::Liveness)))
+    } else if health.startup == Some(false) && container.startup_probe.is_some() {
+        Some((format!("{what} {name} failed startup probe"), Some(Probe::Startup)))
+    } else {
+        None
+    }
+}
+
+/// Fills the init part; true when the main containers may run.
+fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan) -> bool {
+    let inits = pod.spec.as_ref().and_then(|s| s.init_containers.as_deref()).unwrap_or_default();
+    if inits.is_empty() {
+        return true;
+    }
+    let mut initialized = any_main_created(pod, observed);
+    // Walking backwards: the last one with a status tells how far initialisation got; of those
+    // before it only the sidecars matter.
+    let mut past = initialized;
+    for (index, container) in inits.iter().enumerate().rev() {
+        let sidecar = is_sidecar(container);
+        let Some(status) = observed.container(&container.name) else {
+            if past && sidecar {
+                out.start_init.push(index);
+            }
+            continue;
+        };
+        if past && !sidecar {
+            continue;
+        }
+        let is_last = index + 1 == inits.len();
+        match status.state {
+            State::Created => out.start_init.push(index),
+            State::Running if sidecar => {
+                plan_sidecar(container, status, health, index, out);
+                let startup = health.get(&status.id).and_then(|h| h.startup);
+                if container.startup_probe.is_none() || startup == Some(true) {
+                    if is_last {
+                        initialized = true;
+                    } else if !past {
+                        out.start_init.push(index + 1);
+                    }
+                }
+            }
+            State::Running => {}
+            State::Exited if sidecar => out.start_init.push(index),
+            State::Exited if status.exit_code != 0 => {
+                if restart_policy(pod, container) == "Never" {
+                    out.kill_pod = true;
+                    out.start_init.clear();
+                    return false;
+                }
+                out.start_init.push(index);
+            }
+            State::Exited if is_last => initialized = true,
+            State::Exited => out.start_init.push(index + 1),
+            State::Unknown => {
+                out.kill.extend(unknown_first(Some(status)));
+                if sidecar || restart_policy(pod, container) != "Never" {
+                    out.start_init.push(index);
+                }
+            }
+        }
+        past = true;
+    }
+    if !past {
+        out.start_init.push(0);
+    }
+    out.start_init.sort_unstable();
+    out.start_init.dedup();
+    initialized
+}
+
+/// A running sidecar that fails a probe is killed and started again.
+fn plan_sidecar(
+    container: &Container,
+    status: &ObservedContainer,
+    health: &HealthMap,
+    index: usize,
+    out: &mut Plan,
+) {
+    if let Some((message, by_probe)) = verdict(container, status, health, false, "Init container") {
+        out.kill.push(kill(status, format!("{message}, will be restarted"), by_probe));
+        out.start_init.push(index);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::observed::ObservedSandbox;
+    use serde_json::{Value, json};
+
+    pub(crate) fn pod(spec: Value) -> Pod {
+        let metadata = json!({"name": "p", "namespace": "ns", "uid": "u"});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+    }
+
+    pub(crate) fn container(name: &str, state: State, exit_code: i32) -> ObservedContainer {
+        ObservedContainer {
+            id: format!("id-{name}"),
+            name: name.into(),
+            attempt: 0,
+            sandbox_id: "s".into(),
+            state,
+            hash: "h".into(),
+            created_at: Some(Timestamp::UNIX_EPOCH),
+            started_at: Some(Timestamp::UNIX_EPOCH),
+            finished_at: (state == State::Exited).then_some(Timestamp::UNIX_EPOCH),
+            exit_code,
+            reason: String::new(),
+            message: String::new(),
+            image: "img".into(),
+            image_id: "sha256:0".into(),
+            log_path: String::new(),
+            user: None,
+            grace_period: None,
+        }
+    }
+
+    pub(crate) fn observed(containers: Vec<ObservedContainer>) -> Observed {
+        let sandbox = ObservedSandbox {
+            id: "s".into(),
+            attempt: 0,
+            ready: true,
+            host_network: false,
+            created_at: None,
+            ips: vec!["10.42.0.2".parse().expect("an address")],
+        };
+        Observed { sandboxes: vec![sandbox], containers }
+    }
+
+    use State::{Created, Exited, Running};
+    use jiff::Timestamp;
+
+    fn check(spec: Value, containers: Vec<ObservedContainer>, expected: &str) {
+        let got = plan(&pod(spec), &observed(containers), &HealthMap::new(), |_| "h".into());
+        assert_eq!(show(&got), expected);
+    }
+
+    fn show(plan: &Plan) -> String {
+        let mut out = vec![];
+        if plan.kill_pod {
+            out.push("killpod".to_string());
+        }
+        if plan.create_sandbox {
+            out.push(format!("sandbox{}", plan.attempt));
+        }
+        out.extend(plan.kill.iter().map(|k| format!("kill {} ({})", k.name, k.message)));
+        for (name, list) in
+            [("init", &plan.start_init), ("start", &plan.start), ("eph", &plan.start_ephemeral)]
+        {
+            if !list.is_empty() {
+                out.push(format!("{name}{list:?}"));
+            }
+        }
+        out.join(" ")
+    }
+
+    fn two(policy: &str) -> Value {
+        json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]})
+    }
+
+    fn with_init(policy: &str) -> Value {
+        json!({"restartPolicy": policy, "containers": [{"name": "a"}],
+            "initContainers": [{"name": "i"}, {"name": "j"}]})
+    }
+
+    fn with_sidecar() -> Value {
+        json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+            "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "j"}]})
+    }
+
+    #[test]
+    fn main_containers() {
+        check(two("Always"), vec![], "start[0, 1]");
+        check(two("Always"), vec![container("a", Running, 0)], "start[1]");
+        check(two("Always"), vec![container("a", Running, 0), container("b", Exited, 0)], "start[1]");
+        check(two("OnFailure"), vec![container("a", Running, 0), container("b", Exited, 0)], "");
+        check(two("OnFailure"), vec![container("a", Exited, 0), container("b", Exited, 1)], "start[1]");
+        check(two("OnFailure"), vec![container("a", Exited, 0), container("b", Exited, 0)], "killpod");
+        check(two("Never"), vec![container("a", Exited, 0), container("b", Exited, 1)], "killpod");
+        check(two("Never"), vec![container("a", Exited, 0), container("b", Running, 0)], "");
+        check(two("Never"), vec![container("a", Created, 0), container("b", Running, 0)], "start[0]");
+    }
+
+    #[test]
+    fn init_containers() {
+        check(with_init("Always"), vec![], "init[0]");
+        check(with_init("Always"), vec![container("i", Running, 0)], "");
+        check(with_init("Always"), vec![container("i", Exited, 0)], "init[1]");
+        check(with_init("Always"), vec![container("i", Exited, 1)], "init[0]");
+        check(with_init("Never"), vec![container("i", Exited, 1)], "killpod");
+        let both = vec![container("i", Exited, 0), container("j", Exited, 0)];
+        check(with_init("Always"), both.clone(), "start[0]");
+        let mut running = both;
+        running.push(container("a", Running, 0));
+        check(with_init("Always"), running, "");
+        check(with_init("Always"), vec![container("a", Running, 0)], "");
+    }
+
+    #[test]
+    fn sidecars() {
+        check(with_sidecar(), vec![], "init[0]");
+        check(with_sidecar(), vec![container("s", Running, 0)], "init[1]");
+        let s = |state| container("s", state, 0);
+        check(with_sidecar(), vec![s(Running), container("j", Running, 0)], "");
+        check(with_sidecar(), vec![s(Exited), container("j", Running, 0)], "init[0]");
+        check(with_sidecar(), vec![s(Running), container("j", Exited, 0)], "start[0]");
+        let done = container("j", Exited, 0);
+        check(with_sidecar(), vec![s(Exited), done.clone(), container("a", Running, 0)], "init[0]");
+        check(with_sidecar(), vec![s(Running), done, container("a", Exited, 0)], "killpod");
+    }
+
+    #[test]
+    fn sandboxes() {
+        let check = |policy: &str, change: fn(&mut Observed), expected: &str| {
+            let mut state = observed(vec![container("a", Running, 0), container("b", Exited, 0)]);
+            change(&mut state);
+            let got = plan(&pod(two(policy)), &state, &HealthMap::new(), |_| "h".into());
+            assert_eq!(show(&got), expected);
+        };
+        check("Always", |o| o.sandboxes[0].ready = false, "killpod sandbox1 start[0, 1]");
+        check("OnFailure", |o| o.sandboxes[0].ready = false, "killpod sandbox1 start[0]");
+        check("Never", |o| o.sandboxes[0].ready = false, "killpod");
+        check("Always", |o| o.sandboxes[0].ips.clear(), "killpod sandbox1 start[0, 1]");
+        check("Always", |o| *o = Observed::default(), "sandbox0 start[0, 1]");
+    }
+
+    #[test]
+    fn probes_and_changes() {
+        let spec = |policy: &str| {
+            json!({"restartPolicy": policy, "containers":
+                [{"name": "a", "livenessProbe": {"tcpSocket": {"port": 1}}}, {"name": "b"}]})
+        };
+        let state = observed(vec![container("a", Running, 0), container("b", Running, 0)]);
+        let sick = Health { liveness: Some(false), startup: None };
+        let health = HealthMap::from([("id-a".to_string(), sick)]);
+        let check = |policy: &str, hash: &'static str, expected: &str| {
+            let got = plan(&pod(spec(policy)), &state, &health, |_| hash.into());
+            assert_eq!(show(&got), expected);
+        };
+        check("Always", "h", "kill a (Container a failed liveness probe, will be restarted) start[0]");
+        check("Never", "h", "kill a (Container a failed liveness probe)");
+        check(
+            "Never",
+            "other",
+            "kill a (Container a definition changed, will be restarted) kill b (Container b definition \
+             changed, will be restarted) start[0, 1]",
+        );
+    }
+}

@@ -1,0 +1,318 @@
+//! The set of pods of this node: who has a worker, and what the workers are told.
+//!
+//! ```text
+//!  API watch (spec.nodeName=me) ─┐
+//!  manifest directory ───────────┼─► PodSet: admit ─► one Worker per uid ─► finished: forgotten
+//!  runtime's leftovers ──────────┘        ▲ runtime events wake the worker of their pod
+//! ```
+//!
+//! In: signals (a key changed, manifests changed, a worker ended). Out: workers.
+//! Invariants: one task changes the set; a uid has at most one worker; what the runtime runs and
+//! nobody wants is stopped, but only after the API's list is complete; two static pods of one name
+//! never overlap.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+
+use base::task::Tasks;
+use client::{EventType, ObjectKey};
+use k8s_openapi::api::core::v1::Pod;
+use machinery::ObjectMeta;
+use tokio::sync::Notify;
+
+use crate::admit::{Rejection, admit};
+use crate::context::Context;
+use crate::names;
+use crate::volumes::{PodDir, tear_down};
+use crate::worker::{Handle, Input, View, Worker};
+
+#[derive(Default)]
+struct Pending {
+    keys: BTreeSet<ObjectKey>,
+    statics: Option<BTreeMap<String, Pod>>,
+    finished: Vec<String>,
+    synced: bool,
+}
+
+/// What the set must look at. Many writers, one reader.
+#[derive(Default)]
+pub struct Signals {
+    /// Guards the batch; held for single pushes and the take.
+    pending: Mutex<Pending>,
+    wake: Notify,
+}
+
+impl Signals {
+    fn push(&self, change: impl FnOnce(&mut Pending)) {
+        change(&mut self.pending.lock().expect("no panic while held"));
+        self.wake.notify_one();
+    }
+
+    pub fn api(&self, key: ObjectKey) {
+        self.push(|pending| {
+            pending.keys.insert(key);
+        });
+    }
+
+    pub fn statics(&self, pods: BTreeMap<String, Pod>) {
+        self.push(|pending| pending.statics = Some(pods));
+    }
+
+    /// The API's list of this node's pods is complete.
+    pub fn synced(&self) {
+        self.push(|pending| pending.synced = true);
+    }
+
+    fn finished(&self, uid: &str) {
+        let uid = uid.to_string();
+        self.push(|pending| pending.finished.push(uid));
+    }
+}
+
+type Workers = HashMap<String, Handle>;
+
+pub struct PodSet {
+    context: Arc<Context>,
+    tasks: Tasks,
+    pub signals: Arc<Signals>,
+    /// By uid. Guards the table; held for look-ups and single changes, never across await.
+    workers: Mutex<Workers>,
+    /// The wanted static pods by uid.
+    statics: Mutex<BTreeMap<String, Pod>>,
+    /// Told when mirrors may be out of date.
+    pub mirrors: Notify,
+}
+
+impl PodSet {
+    pub fn new(context: Arc<Context>, tasks: Tasks) -> Arc<Self> {
+        Arc::new(Self {
+            context,
+            tasks,
+            signals: Arc::default(),
+            workers: Mutex::default(),
+            statics: Mutex::default(),
+            mirrors: Notify::new(),
+        })
+    }
+
+    fn workers(&self) -> std::sync::MutexGuard<'_, Workers> {
+        self.workers.lock().expect("no panic while held")
+    }
+
+    /// Follows the signals for ever.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            self.signals.wake.notified().await;
+            let batch = std::mem::take(&mut *self.signals.pending.lock().expect("no panic while held"));
+            for uid in &batch.finished {
+                self.workers().remove(uid);
+            }
+            if let Some(statics) = batch.statics {
+                *self.statics.lock().expect("no panic while held") = statics;
+                self.mirrors.notify_one();
+            }
+            self.follow_statics();
+            for key in &batch.keys {
+                self.follow_api(key);
+            }
+            if batch.synced {
+                self.adopt_or_stop_leftovers().await;
+            }
+        }
+    }
+
+    /// The API has, or no longer has, the pod of this key.
+    fn follow_api(&self, key: &ObjectKey) {
+        let pod = self.context.pods.lister().get_key(key);
+        let uid = pod.as_deref().map(names::uid).unwrap_or_default().to_string();
+        if pod.as_deref().is_none_or(names::is_mirror) {
+            self.mirrors.notify_one();
+        }
+        if pod.as_deref().is_some_and(names::is_mirror) {
+            self.wake_static(key);
+            return;
+        }
+        for (known, handle) in self.workers().iter() {
+            let input = handle.input.borrow().clone();
+            let same_name = names::name(&input.pod) == &*key.name
+                && names::namespace(&input.pod) == &*key.namespace;
+            if same_name && *known != uid && !names::is_static(&input.pod) && !input.removed {
+                handle.input.send_modify(|input| input.removed = true);
+            }
+        }
+        let Some(pod) = pod else { return };
+        if let Some(handle) = self.workers().get(&uid) {
+            handle.input.send_if_modified(|input| {
+                let changed = input.pod.metadata.resource_version != pod.metadata.resource_version;
+                input.pod = pod.clone();
+                changed
+            });
+            return;
+        }
+        self.start(pod);
+    }
+
+    /// A mirror changed: its pod's status may have to be written again.
+    fn wake_static(&self, key: &ObjectKey) {
+        for handle in self.workers().values() {
+            let input = handle.input.borrow();
+            let same = names::name(&input.pod) == &*key.name
+                && names::namespace(&input.pod) == &*key.namespace;
+            if same && names::is_static(&input.pod) {
+                handle.wake.notify_one();
+            }
+        }
+    }
+
+    fn follow_statics(&self) {
+        let statics = self.statics.lock().expect("no panic while held").clone();
+        let mut busy = BTreeSet::new();
+        for (uid, handle) in self.workers().iter() {
+            let input = handle.input.borrow().clone();
+            if !names::is_static(&input.pod) {
+                continue;
+            }
+            if !statics.contains_key(uid) {
+                busy.insert((names::namespace(&input.pod).to_string(), names::name(&input.pod).to_string()));
+                if !input.removed {
+                    handle.input.send_modify(|input| input.removed = true);
+                }
+            }
+        }
+        for (uid, pod) in statics {
+            let name = (names::namespace(&pod).to_string(), names::name(&pod).to_string());
+            if !self.workers().contains_key(&uid) && !busy.contains(&name) {
+                self.start(Arc::new(pod));
+            }
+        }
+    }
+
+    fn start(&self, pod: Arc<Pod>) {
+        let status = pod.status.as_ref();
+        let terminal = status.is_some_and(|s| matches!(s.phase.as_deref(), Some("Succeeded" | "Failed")));
+        // A start time was set by the kubelet that admitted it.
+        let admitted = status.is_some_and(|s| s.start_time.is_some());
+        let deleting = pod.metadata.deletion_timestamp.is_some();
+        let mut input = Input { pod: pod.clone(), removed: false, evict: None };
+        if !(terminal || admitted || deleting)
+            && let Err(Rejection { reason, message }) = self.admit(&pod)
+        {
+            self.context.tell(&pod, EventType::Warning, &reason, message.clone());
+            input.evict = Some((reason, format!("Pod was rejected: {message}")));
+        }
+        self.spawn(input);
+    }
+
+    fn spawn(&self, input: Input) {
+        let uid = names::uid(&input.pod).to_string();
+        let signals = self.signals.clone();
+        let handle = Worker::start(self.context.clone(), &self.tasks, input, move |uid| {
+            signals.finished(uid);
+        });
+        self.workers().insert(uid, handle);
+    }
+
+    fn admit(&self, pod: &Pod) -> Result<(), Rejection> {
+        let active: Vec<Arc<Pod>> = self
+            .workers()
+            .values()
+            .filter(|handle| {
+                let input = handle.input.borrow();
+                input.evict.is_none() && !handle.view().stopped
+            })
+            .map(|handle| handle.input.borrow().pod.clone())
+            .collect();
+        admit(pod, active.iter().map(AsRef::as_ref), &self.context.node())
+    }
+
+    /// Stops what the runtime still has of pods that nobody knows, and clears their files.
+    async fn adopt_or_stop_leftovers(&self) {
+        let mut unknown: BTreeMap<String, (String, String)> = BTreeMap::new();
+        match self.context.runtime.list_pod_sandbox(None).await {
+            Ok(sandboxes) => {
+                for sandbox in sandboxes {
+                    let Some(meta) = sandbox.metadata else { continue };
+                    if sandbox.labels.contains_key(names::POD_UID) && !self.workers().contains_key(&meta.uid) {
+                        unknown.insert(meta.uid, (meta.namespace, meta.name));
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "leftovers of other pods are not looked for");
+                return;
+            }
+        }
+        for (uid, (namespace, name)) in unknown {
+            tracing::info!(pod = format!("{namespace}/{name}"), uid, "a pod that nobody knows is stopped");
+            let metadata = ObjectMeta {
+                uid: Some(uid),
+                name: Some(name),
+                namespace: Some(namespace),
+                ..ObjectMeta::default()
+            };
+            let pod = Pod { metadata, spec: Some(Default::default()), status: None };
+            self.spawn(Input { pod: Arc::new(pod), removed: true, evict: None });
+        }
+        let root = self.context.config.root_dir.join("pods");
+        let known: BTreeSet<String> = self.workers().keys().cloned().collect();
+        let cleared = tokio::task::spawn_blocking(move || {
+            for entry in std::fs::read_dir(&root).into_iter().flatten().flatten() {
+                let uid = entry.file_name().to_string_lossy().into_owned();
+                if !known.contains(&uid)
+                    && let Err(error) = tear_down(&PodDir(entry.path()))
+                {
+                    tracing::warn!(uid, %error, "files of a pod that is gone remain");
+                }
+            }
+        });
+        if let Err(error) = cleared.await {
+            tracing::warn!(%error, "files of pods that are gone remain");
+        }
+    }
+
+    /// Something happened in the runtime; `None`: anywhere.
+    pub fn wake(&self, uid: Option<&str>) {
+        let workers = self.workers();
+        match uid {
+            Some(uid) => {
+                if let Some(handle) = workers.get(uid) {
+                    handle.wake.notify_one();
+                }
+            }
+            None => workers.values().for_each(|handle| handle.wake.notify_one()),
+        }
+    }
+
+    /// All pods with what is known of them.
+    pub fn views(&self) -> Vec<View> {
+        let mut out = vec![];
+        for handle in self.workers().values() {
+            let mut view = handle.view();
+            view.pod.get_or_insert_with(|| handle.input.borrow().pod.clone());
+            out.push(view);
+        }
+        out
+    }
+
+    /// The pod of that name, a living one before one that ends.
+    pub fn find(&self, namespace: &str, name: &str) -> Option<View> {
+        let named = |view: &View| {
+            view.pod.as_ref().is_some_and(|p| names::namespace(p) == namespace && names::name(p) == name)
+        };
+        let mut all: Vec<View> = self.views().into_iter().filter(named).collect();
+        all.sort_by_key(|view| view.stopped);
+        all.into_iter().next()
+    }
+
+    pub fn static_pods(&self) -> BTreeMap<String, Pod> {
+        self.statics.lock().expect("no panic while held").clone()
+    }
+
+    /// Fails a pod to free what it uses.
+    pub fn evict(&self, uid: &str, reason: &str, message: &str) {
+        if let Some(handle) = self.workers().get(uid) {
+            let why = (reason.to_string(), message.to_string());
+            handle.input.send_modify(|input| input.evict = Some(why));
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Requests and limits: what a pod asks for, its QoS class, and the kernel's numbers for both.
+//!
+//! In: pods. Out: numbers. Pure.
+//! Upstream: `pkg/apis/core/v1/helper/qos`, `component-helpers/resource`, `cm/helpers_linux`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+pub type ResourceList = BTreeMap<String, Quantity>;
+
+pub const GUARANTEED: &str = "Guaranteed";
+pub const BURSTABLE: &str = "Burstable";
+pub const BEST_EFFORT: &str = "BestEffort";
+
+const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+const MIN_QUOTA: i64 = 1000;
+pub const CPU_PERIOD: i64 = 100_000;
+
+/// A quantity in thousandths, rounded up; text that is no quantity counts as zero (the API server
+/// admits none).
+pub fn milli(quantity: &Quantity) -> i64 {
+    nanos(&quantity.0).map_or(0, |n| clamp(div_ceil(n, 1_000_000)))
+}
+
+/// A quantity in whole units, rounded up.
+pub fn units(quantity: &Quantity) -> i64 {
+    nanos(&quantity.0).map_or(0, |n| clamp(div_ceil(n, 1_000_000_000)))
+}
+
+fn clamp(n: i128) -> i64 {
+    n.clamp(i64::MIN as i128, i64::MAX as i128) as i64
+}
+
+fn div_ceil(n: i128, by: i128) -> i128 {
+    n.div_euclid(by) + i128::from(n.rem_euclid(by) != 0)
+}
+
+/// The number in thousand-millionths; digits below that round up.
+fn nanos(text: &str) -> Option<i128> {
+    let (number, factor, exponent) = split_suffix(text.trim())?;
+    let (negative, number) = match number.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, number.strip_prefix('+').unwrap_or(number)),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let mut scaled = digits.checked_mul(factor)?;
+    // value = scaled × 10^(exponent − fraction digits); wanted × 10^9
+    let power = exponent + 9 - fraction.len() as i32;
+    if power >= 0 {
+        scaled = scaled.checked_mul(10_i128.checked_pow(power as u32)?)?;
+    } else {
+        scaled = div_ceil(scaled, 10_i128.checked_pow(power.unsigned_abs())?);
+    }
+    Some(if negative { -scaled } else { scaled })
+}
+
+/// (digits, binary factor, decimal exponent)
+fn split_suffix(text: &str) -> Option<(&str, i128, i32)> {
+    const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    for (index, suffix) in BINARY.iter().enumerate() {
+        if let Some(number) = text.strip_suffix(suffix) {
+            return Some((number, 1_i128 << (10 * (index + 1)), 0));
+        }
+    }
+    if let Some(at) = text.find(['e', 'E'])
+        && let Ok(exponent) = text[at + 1..].parse::<i32>()
+    {
+        return Some((&text[..at], 1, exponent));
+    }
+    let exponent = match text.chars().last()? {
+        'n' => -9,
+        'u' => -6,
+        'm' => -3,
+        'k' => 3,
+        'M' => 6,
+        'G' => 9,
+        'T' => 12,
+        'P' => 15,
+        'E' => 18,
+        c if c.is_ascii_digit() || c == '.' => return Some((text, 1, 0)),
+        _ => return None,
+    };
+    Some((&text[..text.len() - 1], 1, exponent))
+}
+
+/// A container's request or limit of one resource, `None` when it sets none.
+pub fn request<'a>(resources: Option<&'a ResourceRequirements>, name: &str) -> Option<&'a Quantity> {
+    resources?.requests.as_ref()?.get(name)
+}
+
+pub fn limit<'a>(resources: Option<&'a ResourceRequirements>, name: &str) -> Option<&'a Quantity> {
+    resources?.limits.as_ref()?.get(name)
+}
+
+/// True for an init container that keeps running beside the main ones.
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// What the pod asks the node for, in thousandths of each resource: the larger of the containers'
+/// sum and the largest moment of initialisation, plus overhead. Pod-level requests win.
+pub fn pod_requests(spec: &PodSpec) -> BTreeMap<String, i64> {
+    pod_sum(spec, |resources| resources.and_then(|r| r.requests.as_ref()))
+}
+
+/// As [`pod_requests`], for limits.
+pub fn pod_limits(spec: &PodSpec) -> BTreeMap<String, i64> {
+    pod_sum(spec, |resources| resources.and_then(|r| r.limits.as_ref()))
+}
+
+fn pod_sum(
+    spec: &PodSpec,
+    pick: impl Fn(Option<&ResourceRequirements>) -> Option<&ResourceList>,
+) -> BTreeMap<String, i64> {
+    let add = |into: &mut BTreeMap<String, i64>, from: Option<&ResourceList>| {
+        for (name, quantity) in from.into_iter().flatten() {
+            *into.entry(name.clone()).or_default() += milli(quantity);
+        }
+    };
+    let raise = |into: &mut BTreeMap<String, i64>, from: &BTreeMap<String, i64>| {
+        for (name, amount) in from {
+            let entry = into.entry(name.clone()).or_default();
+            *entry = (*entry).max(*amount);
+        }
+    };
+    let mut running = BTreeMap::new();
+    let mut sidecars = BTreeMap::new();
+    let mut peak = BTreeMap::new();
+    for container in &spec.containers {
+        add(&mut running, pick(container.resources.as_ref()));
+    }
+    for container in spec.init_containers.iter().flatten() {
+        let own = pick(container.resources.as_ref());
+        if is_sidecar(container) {
+            add(&mut running, own);
+            add(&mut sidecars, own);
+            raise(&mut peak, &sidecars);
+        } else {
+            let mut moment = sidecars.clone();
+            add(&mut moment, own);
+            raise(&mut peak, &moment);
+        }
+    }
+    raise(&mut running, &peak);
+    for (name, quantity) in pick(spec.resources.as_ref()).into_iter().flatten() {
+        running.insert(name.clone(), milli(quantity));
+    }
+    add(&mut running, spec.overhead.as_ref());
+    running
+}
+
+/// Guaranteed, Burstable or BestEffort, from cpu and memory of all containers.
+pub fn qos_class(pod: &Pod) -> &'static str {
+    let Some(spec) = &pod.spec else { return BEST_EFFORT };
+    let pod_level = spec.resources.iter().filter(|r| r.requests.is_some() || r.limits.is_some());
+    let all: Vec<Option<&ResourceRequirements>> = if pod_level.clone().count() > 0 {
+        pod_level.map(Some).collect()
+    } else {
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        containers.map(|c| c.resources.as_ref()).collect()
+    };
+    let mut any = false;
+    let mut guaranteed = true;
+    let (mut requests, mut limits) = ([0_i64; 2], [0_i64; 2]);
+    for resources in all {
+        for (index, name) in ["cpu", "memory"].into_iter().enumerate() {
+            let (request, limit) = (request(resources, name), limit(resources, name));
+            let positive = |q: Option<&Quantity>| q.map(milli).filter(|amount| *amount > 0);
+            any |= positive(request).is_some() || positive(limit).is_some();
+            guaranteed &= positive(limit).is_some();
+            requests[index] += positive(request).or(positive(limit)).unwrap_or(0);
+            limits[index] += positive(limit).unwrap_or(0);
+        }
+    }
+    match any {
+        false => BEST_EFFORT,
+        true if guaranteed && requests == limits => GUARANTEED,
+        true => BURSTABLE,
+    }
+}
+
+pub fn cpu_shares(milli_cpu: i64) -> i64 {
+    if milli_cpu == 0 {
+        return MIN_SHARES;
+    }
+    (milli_cpu * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Microseconds of CPU per [`CPU_PERIOD`]; 0 means no quota.
+pub fn cpu_quota(milli_cpu: i64) -> i64 {
+    if milli_cpu == 0 {
+        return 0;
+    }
+    (milli_cpu * CPU_PERIOD / 1000).max(MIN_QUOTA)
+}
+
+/// cgroup v2's weight (1..10000) for v1's shares (2..262144), by the mapping that OCI runtimes use.
+pub fn cpu_weight(shares: i64) -> i64 {
+    1 + ((shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9999) / 262_142
+}
+
+/// How early the kernel's OOM killer picks a process of this container.
+pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
+    let critical = pod.spec.as_ref().and_then(|s| s.priority).is_some_and(|p| p >= 2_000_001_000);
+    if critical {
+        return -997;
+    }
+    match qos_class(pod) {
+        GUARANTEED => -997,
+        BEST_EFFORT => 1000,
+        _ => {
+            let request = request(container.resources.as_ref(), "memory").map_or(0, units);
+            let share = (1000_i128 * i128::from(request)) / i128::from(memory_capacity.max(1));
+            (1000 - clamp(share)).clamp(3, 999)
+        }
+    }
+}
+
+/// Bytes in the largest of Mi and Ki that divides them.
+pub fn bytes_quantity(bytes: i64) -> Quantity {
+    for (suffix, shift) in [("Mi", 20), ("Ki", 10)] {
+        if bytes != 0 && bytes % (1 << shift) == 0 {
+            return Quantity(format!("{}{suffix}", bytes >> shift));
+        }
+    }
+    Quantity(bytes.to_string())
+}
+
+/// Thousandths as text: `1`, `250m`.
+pub fn milli_quantity(milli: i64) -> Quantity {
+    if milli % 1000 == 0 {
+        Quantity((milli / 1000).to_string())
+    } else {
+        Quantity(format!("{milli}m"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).expect("a pod")
+    }
+
+    #[test]
+    fn quantities() {
+        let check = |text: &str, expected_milli: i64, expected_units: i64| {
+            let quantity = Quantity(text.into());
+            assert_eq!((milli(&quantity), units(&quantity)), (expected_milli, expected_units), "{text}");
+        };
+        check("1", 1000, 1);
+        check("100m", 100, 1);
+        check("0.5", 500, 1);
+        check("1.5Gi", 1_610_612_736_000, 1_610_612_736);
+        check("128Mi", 134_217_728_000, 134_217_728);
+        check("2k", 2_000_000, 2000);
+        check("1e3", 1_000_000, 1000);
+        check("1n", 1, 1);
+        check("-1", -1000, -1);
+        check("nonsense", 0, 0);
+        check("1E", 1_000_000_000_000_000_000_i64.saturating_mul(1000), 1_000_000_000_000_000_000);
+    }
+
+    #[test]
+    fn qos() {
+        let check = |containers: serde_json::Value, expected: &str| {
+            assert_eq!(qos_class(&pod(json!({ "containers": containers }))), expected);
+        };
+        check(json!([{"name": "a"}]), BEST_EFFORT);
+        check(json!([{"name": "a", "resources": {"requests": {"cpu": "1"}}}]), BURSTABLE);
+        let full = json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}});
+        check(json!([{"name": "a", "resources": full}]), GUARANTEED);
+        check(json!([{"name": "a", "resources": full}, {"name": "b"}]), BURSTABLE);
+        check(json!([{"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}]), GUARANTEED);
+        check(
+            json!([{"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}}}]),
+            BURSTABLE,
+        );
+    }
+
+    #[test]
+    fn requests_of_a_pod_cover_its_initialisation() {
+        let cpu = |amount: &str| json!({"requests": {"cpu": amount}});
+        let check = |spec: serde_json::Value, expected: i64| {
+            assert_eq!(pod_requests(&pod(spec).spec.expect("a spec"))["cpu"], expected);
+        };
+        check(json!({"containers": [{"name": "a", "resources": cpu("1")}, {"name": "b", "resources": cpu("1")}]}), 2000);
+        check(
+            json!({"containers": [{"name": "a", "resources": cpu("1")}],
+                "initContainers": [{"name": "i", "resources": cpu("3")}]}),
+            3000,
+        );
+        check(
+            json!({"containers": [{"name": "a", "resources": cpu("1")}],
+                "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": cpu("1")},
+                    {"name": "i", "resources": cpu("2")}]}),
+            3000,
+        );
+    }
+
+    #[test]
+    fn kernel_numbers() {
+        assert_eq!((cpu_shares(0), cpu_shares(1000), cpu_shares(1)), (2, 1024, 2));
+        assert_eq!((cpu_quota(0), cpu_quota(5), cpu_quota(1500)), (0, 1000, 150_000));
+        assert_eq!((cpu_weight(2), cpu_weight(1024), cpu_weight(262_144)), (1, 39, 10_000));
+    }
+}

@@ -1,0 +1,606 @@
+//! The worker's constructive half: volumes, sandbox, images, containers.
+//!
+//! In: a [`Plan`]. Out: what the plan says, done, and for what could not be done a waiting reason.
+//! Upstream: `kuberuntime_manager.go` SyncPod, `kuberuntime_container.go` startContainer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::EventType;
+use cri::PodSandboxConfig;
+use k8s_openapi::api::core::v1::{Container, Pod, Secret, VolumeProjection};
+use machinery::selector::Selector;
+
+use crate::backoff::go_duration;
+use crate::container::{Prepared, container_config};
+use crate::context::reference;
+use crate::downward::Addresses;
+use crate::env::{self, Sources, Surroundings};
+use crate::handler::{self, Outcome};
+use crate::hosts;
+use crate::images::ImageError;
+use crate::names;
+use crate::objects::{ObjectError, TokenOrder};
+use crate::observed::{Observed, Role, State, ephemeral_as_container};
+use crate::plan::Plan;
+use crate::sandbox::sandbox_config;
+use crate::volumes::payload::Tokens;
+use crate::volumes::{self, Claims, Gathered, Ready};
+use crate::worker::Worker;
+
+/// Why a container did not start.
+struct NotStarted {
+    reason: &'static str,
+    message: String,
+    /// Try again no later than this.
+    retry_in: Option<Duration>,
+}
+
+impl NotStarted {
+    fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retry_in: Some(Duration::from_secs(10)) }
+    }
+}
+
+/// Where new containers go.
+struct Place {
+    id: String,
+    config: PodSandboxConfig,
+    addresses: Addresses,
+    volumes: BTreeMap<String, Ready>,
+}
+
+type Refs = (BTreeSet<(String, String)>, BTreeSet<(String, String)>);
+
+impl Worker {
+    /// Carries the plan out. `Ok(None)`: something changed, look again. `Ok(Some(wait))`: nothing
+    /// can change before that time. `Err`: a failure that time may heal.
+    pub(crate) async fn act(
+        &mut self,
+        plan: Plan,
+        observed: &Observed,
+    ) -> Result<Option<Duration>, ()> {
+        let mut progress = false;
+        if plan.kill_pod {
+            self.stop_everything(observed).await;
+            progress = true;
+        }
+        for kill in &plan.kill {
+            self.stop_for_restart(observed, kill).await;
+            progress = true;
+        }
+        let starts = !(plan.start.is_empty()
+            && plan.start_init.is_empty()
+            && plan.start_ephemeral.is_empty());
+        if !plan.create_sandbox && !starts {
+            return Ok(if progress { None } else { Some(crate::worker::RELIST) });
+        }
+        let volumes = self.prepare_volumes().await?;
+        let place = match plan.create_sandbox {
+            true => self.create_sandbox(plan.attempt, observed, volumes).await?,
+            false => self.existing_place(observed, volumes).ok_or(())?,
+        };
+        progress |= plan.create_sandbox;
+        let spec = self.pod.clone();
+        let Some(spec) = &spec.spec else { return Ok(None) };
+        let mut queue: Vec<(Role, Container)> = vec![];
+        let ephemeral = spec.ephemeral_containers.as_deref().unwrap_or_default();
+        let inits = spec.init_containers.as_deref().unwrap_or_default();
+        let ephemeral = plan.start_ephemeral.iter().filter_map(|i| ephemeral.get(*i));
+        queue.extend(ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e))));
+        let pick = |list: &[Container], i: &usize| list.get(*i).cloned();
+        queue.extend(plan.start_init.iter().filter_map(|i| pick(inits, i)).map(|c| (Role::Init, c)));
+        let main = plan.start.iter().filter_map(|i| pick(&spec.containers, i));
+        queue.extend(main.map(|c| (Role::Main, c)));
+        let mut wait = None;
+        for (role, container) in queue {
+            match self.start_container(role, &container, observed, &place).await {
+                Ok(()) => {
+                    self.waiting.remove(&container.name);
+                    progress = true;
+                }
+                Err(error) => {
+                    let known = (error.reason.to_string(), error.message);
+                    self.waiting.insert(container.name.clone(), known);
+                    let retry = error.retry_in.unwrap_or(crate::worker::RELIST);
+                    wait = Some(wait.map_or(retry, |w: Duration| w.min(retry)));
+                    // A failed init container holds back what comes after it.
+                    if role == Role::Init {
+                        break;
+                    }
+                }
+            }
+        }
+        match wait {
+            Some(wait) if !progress => Ok(Some(wait.max(Duration::from_millis(50)))),
+            _ => Ok(None),
+        }
+    }
+
+    fn addresses(&self, observed: &Observed) -> Addresses {
+        Addresses { pod: self.pod_ips(observed), host: self.context.host_ips() }
+    }
+
+    fn sandbox_config(&self, attempt: u32) -> PodSandboxConfig {
+        let context = &self.context;
+        let parent = context.cgroups.pod_path(&self.pod);
+        sandbox_config(&self.pod, attempt, &context.config, &context.resolver, &parent)
+    }
+
+    fn existing_place(&self, observed: &Observed, volumes: BTreeMap<String, Ready>) -> Option<Place> {
+        let sandbox = observed.ready_sandbox()?;
+        let addresses = self.addresses(observed);
+        let config = self.sandbox_config(sandbox.attempt);
+        Some(Place { id: sandbox.id.clone(), config, addresses, volumes })
+    }
+
+    async fn create_sandbox(
+        &mut self,
+        attempt: u32,
+        observed: &Observed,
+        volumes: BTreeMap<String, Ready>,
+    ) -> Result<Place, ()> {
+        self.wait_for_network().await?;
+        let context = self.context.clone();
+        if attempt > 0 && !observed.sandboxes.is_empty() {
+            let text = "Pod sandbox changed, it will be killed and re-created.";
+            context.tell(&self.pod, EventType::Normal, "SandboxChanged", text);
+        }
+        context.cgroups.create_pod(&self.pod);
+        let config = self.sandbox_config(attempt);
+        let logs = config.log_directory.clone();
+        let created = async {
+            std::fs::create_dir_all(&logs)?;
+            context.runtime.run_pod_sandbox(config.clone(), "").await
+        };
+        let id = created.await.map_err(|error| {
+            let text = format!(
+                "Failed to create pod sandbox: rpc error: code = {} desc = {error}",
+                error.code()
+            );
+            tracing::warn!(pod = names::full(&self.pod), %error, "no sandbox");
+            context.tell(&self.pod, EventType::Warning, "FailedCreatePodSandBox", text);
+        })?;
+        let now = crate::runtime::observe(&*context.runtime, &self.uid).await.map_err(|error| {
+            tracing::warn!(pod = names::full(&self.pod), %error, "the new sandbox has no status");
+        })?;
+        let addresses = self.addresses(&now);
+        self.write_hosts(&addresses).map_err(|error| {
+            tracing::warn!(pod = names::full(&self.pod), %error, "no hosts file");
+        })?;
+        Ok(Place { id, config, addresses, volumes })
+    }
+
+    async fn wait_for_network(&mut self) -> Result<(), ()> {
+        if self.pod.spec.as_ref().and_then(|s| s.host_network) == Some(true) {
+            return Ok(());
+        }
+        let mut network = self.context.network.clone();
+        let why = network.borrow_and_update().clone();
+        if why.is_empty() {
+            return Ok(());
+        }
+        let text = format!("network is not ready: {why}");
+        self.context.tell(&self.pod, EventType::Warning, "NetworkNotReady", text);
+        let input = self.input.clone();
+        tokio::select! {
+            ready = network.wait_for(String::is_empty) => ready.map(|_| ()).map_err(|_| ()),
+            () = Worker::told_to_stop(&input) => Err(()),
+        }
+    }
+
+    fn write_hosts(&self, addresses: &Addresses) -> std::io::Result<()> {
+        let Some(spec) = &self.pod.spec else { return Ok(()) };
+        let aliases = spec.host_aliases.as_deref().unwrap_or_default();
+        let text = if spec.host_network == Some(true) {
+            let own = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+            hosts::host_network_hosts_file(&own, aliases)
+        } else {
+            let (hostname, domain) = self.hostname();
+            hosts::hosts_file(&addresses.pod, &hostname, &domain, aliases)
+        };
+        self.dir.create()?;
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(self.dir.hosts(), text)?;
+        std::fs::set_permissions(self.dir.hosts(), std::fs::Permissions::from_mode(0o644))
+    }
+
+    /// Sets the pod's volumes up, or brings them up to date.
+    pub(crate) async fn prepare_volumes(&mut self) -> Result<BTreeMap<String, Ready>, ()> {
+        let pod = self.pod.clone();
+        let failed = |volume: &str, why: String| {
+            let text = format!("MountVolume.SetUp failed for volume {volume:?} : {why}");
+            self.context.tell(&pod, EventType::Warning, "FailedMount", text);
+        };
+        let (config_maps, secrets) = volume_references(&pod);
+        let sources = match self.sources(&config_maps, &secrets).await {
+            Ok(sources) => sources,
+            Err((name, error)) => {
+                failed(&name, error.to_string());
+                return Err(());
+            }
+        };
+        let (tokens, refresh) = self.tokens().await;
+        let claims = self.claims().await;
+        self.refresh = refresh;
+        let observed = self.view_observed();
+        let addresses = self.addresses(&observed);
+        let allocatable = self.context.allocatable();
+        let (dir, tmpfs) = (self.dir.clone(), self.context.config.may_mount);
+        let done = tokio::task::spawn_blocking({
+            let pod = pod.clone();
+            move || {
+                dir.create().map_err(|error| (String::new(), error.to_string()))?;
+                let around = Surroundings {
+                    addresses: &addresses,
+                    allocatable: &allocatable,
+                    sources: &sources,
+                };
+                let gathered = Gathered { around, tokens: &tokens, claims: &claims, tmpfs };
+                volumes::set_up(&dir, &pod, &gathered).map_err(|(name, e)| (name, e.to_string()))
+            }
+        });
+        match done.await {
+            Ok(Ok(ready)) => Ok(ready),
+            Ok(Err((volume, why))) => {
+                failed(&volume, why);
+                Err(())
+            }
+            Err(error) => {
+                failed("", error.to_string());
+                Err(())
+            }
+        }
+    }
+
+    async fn sources(
+        &self,
+        config_maps: &BTreeSet<String>,
+        secrets: &BTreeSet<String>,
+    ) -> Result<Sources, (String, ObjectError)> {
+        let (namespace, objects) = (names::namespace(&self.pod), &self.context.objects);
+        let all = self.references();
+        objects.keep(&self.uid, &all.0, &all.1);
+        let mut out = Sources::default();
+        for name in config_maps {
+            let found = objects.config_map(namespace, name, &self.uid, &self.wake).await;
+            if let Some(found) = found.map_err(|e| (name.clone(), e))? {
+                out.config_maps.insert(name.clone(), found);
+            }
+        }
+        for name in secrets {
+            let found = objects.secret(namespace, name, &self.uid, &self.wake).await;
+            if let Some(found) = found.map_err(|e| (name.clone(), e))? {
+                out.secrets.insert(name.clone(), found);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Every ConfigMap and Secret that the pod may need at some time, with its namespace.
+    fn references(&self) -> Refs {
+        let (mut maps, mut secrets) = volume_references(&self.pod);
+        if let Some(spec) = &self.pod.spec {
+            for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
+                let (m, s) = env::references(container);
+                maps.extend(m);
+                secrets.extend(s);
+            }
+            secrets.extend(spec.image_pull_secrets.iter().flatten().map(|r| r.name.clone()));
+        }
+        let home = names::namespace(&self.pod);
+        let full = |set: BTreeSet<String>| set.into_iter().map(|n| (home.to_string(), n)).collect();
+        (full(maps), full(secrets))
+    }
+
+    /// Tokens by volume, and when the first of them must be replaced.
+    async fn tokens(&self) -> (BTreeMap<String, Tokens>, Option<jiff::Timestamp>) {
+        let mut out: BTreeMap<String, Tokens> = BTreeMap::new();
+        let mut refresh: Option<jiff::Timestamp> = None;
+        let Some(spec) = &self.pod.spec else { return (out, refresh) };
+        let account = spec.service_account_name.as_deref().filter(|name| !name.is_empty());
+        for volume in spec.volumes.iter().flatten() {
+            let parts = volume.projected.iter().flat_map(|p| p.sources.iter().flatten());
+            for source in parts.filter_map(|part| part.service_account_token.as_ref()) {
+                let order = TokenOrder {
+                    namespace: names::namespace(&self.pod),
+                    service_account: account.unwrap_or("default"),
+                    audience: source.audience.as_deref(),
+                    seconds: source.expiration_seconds.unwrap_or(3600),
+                    pod_name: names::name(&self.pod),
+                    pod_uid: &self.uid,
+                };
+                let token = self.context.objects.token(&order).await;
+                if let Ok(token) = &token {
+                    refresh = Some(refresh.map_or(token.refresh, |r| r.min(token.refresh)));
+                }
+                let text = token.map(|t| t.text).map_err(|error| error.to_string());
+                out.entry(volume.name.clone()).or_default().insert(source.path.clone(), text);
+            }
+        }
+        (out, refresh)
+    }
+
+    /// Claims resolve to directories of this node: volumes of hostPath and local type.
+    async fn claims(&self) -> Claims {
+        use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+        let mut out = Claims::new();
+        let Some(spec) = &self.pod.spec else { return out };
+        for volume in spec.volumes.iter().flatten() {
+            let named = volume.persistent_volume_claim.as_ref().map(|c| c.claim_name.clone());
+            let own = format!("{}-{}", names::name(&self.pod), volume.name);
+            let Some(claim) = named.or(volume.ephemeral.as_ref().map(|_| own)) else { continue };
+            let path = async {
+                let home = Some(names::namespace(&self.pod));
+                let claims = self.context.client.api::<PersistentVolumeClaim>(home);
+                let claim = claims.get(&claim).await.map_err(|e| client::ErrorExt::text(&e))?;
+                let bound = claim.spec.and_then(|s| s.volume_name).unwrap_or_default();
+                if bound.is_empty() {
+                    return Err("persistentvolumeclaim is not bound".to_string());
+                }
+                let volumes = self.context.client.api::<PersistentVolume>(None);
+                let volume = volumes.get(&bound).await.map_err(|e| client::ErrorExt::text(&e))?;
+                let spec = volume.spec.unwrap_or_default();
+                let path = spec.host_path.map(|h| h.path).or(spec.local.map(|l| l.path));
+                let path = path.ok_or("no volume plugin matched")?;
+                std::fs::create_dir_all(&path).map_err(|error| error.to_string())?;
+                Ok(std::path::PathBuf::from(path))
+            };
+            out.insert(volume.name.clone(), path.await);
+        }
+        out
+    }
+
+    fn view_observed(&self) -> Observed {
+        let ips = self.published.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok());
+        let sandbox = crate::observed::ObservedSandbox {
+            id: String::new(),
+            attempt: 0,
+            ready: true,
+            host_network: false,
+            created_at: None,
+            ips: ips.collect(),
+        };
+        Observed { sandboxes: vec![sandbox], containers: vec![] }
+    }
+
+    async fn start_container(
+        &mut self,
+        role: Role,
+        container: &Container,
+        observed: &Observed,
+        place: &Place,
+    ) -> Result<(), NotStarted> {
+        self.hold_back(role, container, observed)?;
+        let image = self.image(role, container, place).await?;
+        let context = self.context.clone();
+        let pod = self.pod.clone();
+        let tell = |kind, reason: &str, text: String| {
+            context.events.event_about(reference(&pod, Some((role, &container.name))), kind, reason, text);
+        };
+        let failed = |reason: &'static str, message: String| {
+            tell(EventType::Warning, "Failed", format!("Error: {message}"));
+            NotStarted::new(reason, message)
+        };
+        let config_error = |message: String| failed("CreateContainerConfigError", message);
+        let env = self.environment(container, place).await.map_err(config_error)?;
+        let attempt = self.next_attempt(&container.name, observed);
+        let target = self.target_of(role, &container.name, observed);
+        let prepared = Prepared {
+            env,
+            volumes: &place.volumes,
+            dir: &self.dir,
+            attempt,
+            image: &image,
+            memory: context.machine.memory,
+            target,
+        };
+        let config = container_config(&pod, role, container, &prepared)
+            .map_err(|error| config_error(error.to_string()))?;
+        let create_error = |error: std::io::Error| failed("CreateContainerError", error.to_string());
+        let log = self.absolute_log(&config.log_path);
+        if let Some(parent) = log.parent() {
+            std::fs::create_dir_all(parent).map_err(create_error)?;
+        }
+        let runtime = &context.runtime;
+        let id = runtime
+            .create_container(&place.id, config, &place.config)
+            .await
+            .map_err(|error| failed("CreateContainerError", error.to_string()))?;
+        tell(EventType::Normal, "Created", "Container created".into());
+        if let Err(error) = runtime.start_container(&id).await {
+            // Nothing ran: the next try makes a new container.
+            let _ = runtime.remove_container(&id).await;
+            return Err(failed("RunContainerError", error.to_string()));
+        }
+        tell(EventType::Normal, "Started", "Container started".into());
+        self.hooked.remove(&id);
+        self.post_start(role, container, &id, place).await
+    }
+
+    /// CrashLoopBackOff: a container that ended waits before it starts again.
+    fn hold_back(&mut self, role: Role, container: &Container, observed: &Observed) -> Result<(), NotStarted> {
+        let exited = observed.container(&container.name).filter(|c| c.state == State::Exited);
+        let Some(ended) = exited.and_then(|c| c.finished_at.or(c.created_at)) else { return Ok(()) };
+        let key = format!("{}/{}", container.name, names::container_hash(container));
+        let now = base::clock::now();
+        if let Some(left) = self.crashes.remaining(&key, ended, now) {
+            let full = names::full(&self.pod);
+            let name = &container.name;
+            let text = format!("Back-off restarting failed container {name} in pod {full}");
+            let about = reference(&self.pod, Some((role, name)));
+            self.context.events.event_about(about, EventType::Warning, "BackOff", text);
+            let delay = go_duration(self.crashes.delay(&key));
+            let message = format!("back-off {delay} restarting failed container={name} pod={full}");
+            let retry_in = Some(left);
+            return Err(NotStarted { reason: "CrashLoopBackOff", message, retry_in });
+        }
+        self.crashes.step(&key, ended, now);
+        Ok(())
+    }
+
+    async fn image(&self, role: Role, container: &Container, place: &Place) -> Result<cri::Image, NotStarted> {
+        let about = reference(&self.pod, Some((role, &container.name)));
+        let events = self.context.events.clone();
+        let tell = move |kind: EventType, reason: &str, text: String| {
+            events.event_about(about.clone(), kind, reason, text);
+        };
+        let secrets = self.pull_secrets().await;
+        let pull =
+            self.context.images.ensure(&self.uid, container, &secrets, &place.config, &tell);
+        let done = tokio::select! {
+            done = pull => done,
+            () = Worker::told_to_stop(&self.input) => Err(ImageError {
+                reason: "ContainerCreating",
+                message: String::new(),
+                retry_in: Some(Duration::ZERO),
+            }),
+        };
+        done.map_err(|e| NotStarted { reason: e.reason, message: e.message, retry_in: e.retry_in })
+    }
+
+    async fn pull_secrets(&self) -> Vec<Arc<Secret>> {
+        let mut out = vec![];
+        let references = self.pod.spec.iter().flat_map(|s| s.image_pull_secrets.iter().flatten());
+        for reference in references {
+            let home = names::namespace(&self.pod);
+            let found = self.context.objects.secret(home, &reference.name, &self.uid, &self.wake);
+            match found.await {
+                Ok(Some(secret)) => out.push(secret),
+                Ok(None) | Err(_) => {
+                    let text = format!(
+                        "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                        reference.name
+                    );
+                    self.context.tell(&self.pod, EventType::Warning, "FailedToRetrieveImagePullSecret", text);
+                }
+            }
+        }
+        out
+    }
+
+    async fn environment(&self, container: &Container, place: &Place) -> Result<Vec<(String, String)>, String> {
+        let pod = &self.pod;
+        if !names::is_static(pod) && !self.context.services.has_synced() {
+            let synced = self.context.services.synced();
+            if tokio::time::timeout(Duration::from_secs(5), synced).await.is_err() {
+                return Err("services have not yet been read at least once, cannot construct envvars".into());
+            }
+        }
+        let (maps, secrets) = env::references(container);
+        let (maps, secrets) = (maps.into_iter().collect(), secrets.into_iter().collect());
+        let sources = self.sources(&maps, &secrets).await.map_err(|(_, e)| e.to_string())?;
+        let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
+        let home = names::namespace(pod);
+        let lister = self.context.services.lister();
+        let mut services = if links { lister.list(Some(home), &Selector::default()) } else { vec![] };
+        services.extend(lister.get("default", "kubernetes"));
+        let variables = env::service_variables(services.iter().map(AsRef::as_ref), home, links);
+        let allocatable = self.context.allocatable();
+        let around = Surroundings {
+            addresses: &place.addresses,
+            allocatable: &allocatable,
+            sources: &sources,
+        };
+        env::environment(pod, container, &variables, &around).map_err(|error| error.to_string())
+    }
+
+    /// One more than the last run that anybody remembers.
+    fn next_attempt(&self, name: &str, observed: &Observed) -> u32 {
+        let seen = observed.container(name).map(|c| c.attempt + 1);
+        let lists = [&self.published.init_container_statuses, &self.published.container_statuses];
+        let mut statuses = lists.into_iter().flatten().flatten();
+        let known = statuses.find(|s| s.name == name);
+        let ran = |s: &&k8s_openapi::api::core::v1::ContainerStatus| {
+            s.last_state.is_some() || s.container_id.is_some()
+        };
+        let told = known.map(|s| s.restart_count.max(0) as u32 + u32::from(ran(&s) && seen.is_none()));
+        seen.unwrap_or(0).max(told.unwrap_or(0))
+    }
+
+    /// The container whose processes an ephemeral one asks to see.
+    fn target_of(&self, role: Role, name: &str, observed: &Observed) -> Option<String> {
+        if role != Role::Ephemeral {
+            return None;
+        }
+        let spec = self.pod.spec.as_ref()?;
+        let own = spec.ephemeral_containers.iter().flatten().find(|e| e.name == name)?;
+        let target = own.target_container_name.as_deref().filter(|t| !t.is_empty())?;
+        observed.container(target).map(|c| c.id.clone())
+    }
+
+    async fn post_start(
+        &mut self,
+        role: Role,
+        container: &Container,
+        id: &str,
+        place: &Place,
+    ) -> Result<(), NotStarted> {
+        let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
+            return Ok(());
+        };
+        let input = self.input.clone();
+        let run = run_hook(&*self.context.runtime, &self.pod, container, id, hook, &place.addresses);
+        let outcome = tokio::select! {
+            outcome = run => outcome,
+            () = Worker::told_to_stop(&input) => Outcome::Success,
+        };
+        let (Outcome::Failure(text) | Outcome::Error(text)) = outcome else { return Ok(()) };
+        let about = reference(&self.pod, Some((role, &container.name)));
+        let told = format!("PostStartHook failed: {text}");
+        self.context.events.event_about(about, EventType::Warning, "FailedPostStartHook", told);
+        let grace = self.grace();
+        self.stop_container(role, container, id, "FailedPostStartHook", grace).await;
+        Err(NotStarted::new("PostStartHookError", text))
+    }
+}
+
+/// One lifecycle hook. There is no time limit but the caller's.
+pub(crate) async fn run_hook(
+    runtime: &dyn cri::Runtime,
+    pod: &Pod,
+    container: &Container,
+    id: &str,
+    hook: &k8s_openapi::api::core::v1::LifecycleHandler,
+    addresses: &Addresses,
+) -> Outcome {
+    const FOREVER: Duration = Duration::from_secs(24 * 3600);
+    if let Some(action) = &hook.exec {
+        return match handler::exec(runtime, id, action, None).await {
+            Outcome::Failure(output) => Outcome::Failure(format!(
+                "Exec lifecycle hook ({:?}) for Container {:?} in Pod {:?} failed, message: {output:?}",
+                action.command.clone().unwrap_or_default(),
+                container.name,
+                names::full(pod),
+            )),
+            other => other,
+        };
+    }
+    if let Some(action) = &hook.http_get {
+        let ip = addresses.pod.first().copied();
+        return match handler::http_get(action, container, ip, FOREVER).await {
+            // Upstream: any answer will do.
+            Outcome::Failure(text) if text.contains("statuscode") => Outcome::Success,
+            other => other,
+        };
+    }
+    if let Some(sleep) = &hook.sleep {
+        tokio::time::sleep(Duration::from_secs(sleep.seconds.max(0) as u64)).await;
+    }
+    Outcome::Success
+}
+
+/// Names of the ConfigMaps and Secrets in the pod's volumes.
+fn volume_references(pod: &Pod) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut maps, mut secrets) = (BTreeSet::new(), BTreeSet::new());
+    for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
+        maps.extend(volume.config_map.iter().map(|s| s.name.clone()));
+        secrets.extend(volume.secret.iter().filter_map(|s| s.secret_name.clone()));
+        let parts: Vec<&VolumeProjection> =
+            volume.projected.iter().flat_map(|p| p.sources.iter().flatten()).collect();
+        maps.extend(parts.iter().filter_map(|p| p.config_map.as_ref()).map(|s| s.name.clone()));
+        secrets.extend(parts.iter().filter_map(|p| p.secret.as_ref()).map(|s| s.name.clone()));
+    }
+    (maps, secrets)
+}

@@ -1,0 +1,238 @@
+//! Static pods: manifests in a directory on this node, no API needed.
+//!
+//! In: files (YAML or JSON, one pod each); inotify tells of changes. Out: pods with names, uids and
+//! annotations as upstream gives them, so that mirrors can be matched.
+//! Invariant: the same file gives the same uid, another content another uid.
+//! Upstream: `pkg/kubelet/config/{file,common}.go`.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use sha2::{Digest, Sha256};
+use tokio::io::unix::AsyncFd;
+
+use crate::names;
+
+/// Files are read again after this long even if inotify says nothing (network file systems).
+const RESCAN: Duration = Duration::from_secs(60);
+/// An editor writes a file in steps: changes settle first.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Reads all manifests. A file that is no pod is reported and skipped.
+pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
+    let mut files: Vec<PathBuf> = match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) if path.is_file() => vec![path.to_path_buf()],
+        Err(_) => vec![],
+    };
+    files.sort();
+    let mut out = BTreeMap::new();
+    for file in files {
+        let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.starts_with('.') || !file.is_file() {
+            continue;
+        }
+        let text = match std::fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "a manifest cannot be read");
+                continue;
+            }
+        };
+        match parse(&text, &file, node_name) {
+            Ok(pod) => {
+                out.insert(names::uid(&pod).to_string(), pod);
+            }
+            Err(error) => tracing::warn!(file = %file.display(), error, "a manifest is no pod"),
+        }
+    }
+    out
+}
+
+/// One manifest as a pod of this node.
+pub fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
+    let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
+    if value["kind"] != "Pod" || value["apiVersion"] != "v1" {
+        return Err(format!("expected a v1 Pod, found {} {}", value["apiVersion"], value["kind"]));
+    }
+    let mut pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    if pod.spec.as_ref().is_none_or(|spec| spec.containers.is_empty()) {
+        return Err("spec.containers: Required value".into());
+    }
+    let given = pod.metadata.name.clone().filter(|name| !name.is_empty());
+    let given = given.ok_or("metadata.name: Required value")?;
+    let mut digest = Sha256::new();
+    digest.update(format!("host:{node_name}\nfile:{}\n", file.display()));
+    digest.update(serde_json::to_vec(&pod).map_err(|error| error.to_string())?);
+    let hash: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    pod.metadata.uid.get_or_insert_with(|| hash.clone());
+    pod.metadata.name = Some(format!("{given}-{}", node_name.to_lowercase()));
+    pod.metadata.namespace.get_or_insert_with(|| "default".into());
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(names::CONFIG_HASH.into(), hash);
+    annotations.insert(names::CONFIG_SOURCE.into(), "file".into());
+    annotations.insert(names::CONFIG_SEEN.into(), base::clock::now().to_string());
+    set_defaults(&mut pod, node_name);
+    Ok(pod)
+}
+
+/// The defaults that the API server would have set and that decisions here rely on.
+fn set_defaults(pod: &mut Pod, node_name: &str) {
+    let Some(spec) = &mut pod.spec else { return };
+    spec.node_name = Some(node_name.into());
+    let text = |slot: &mut Option<String>, value: &str| {
+        slot.get_or_insert_with(|| value.to_string());
+    };
+    text(&mut spec.restart_policy, "Always");
+    text(&mut spec.dns_policy, "ClusterFirst");
+    text(&mut spec.scheduler_name, "default-scheduler");
+    spec.termination_grace_period_seconds.get_or_insert(30);
+    spec.enable_service_links.get_or_insert(true);
+    spec.security_context.get_or_insert_default();
+    // Upstream: static pods tolerate every NoExecute taint.
+    let tolerations = spec.tolerations.get_or_insert_default();
+    if !tolerations.iter().any(|t| t.key.is_none() && t.effect.as_deref() == Some("NoExecute")) {
+        tolerations.push(k8s_openapi::api::core::v1::Toleration {
+            operator: Some("Exists".into()),
+            effect: Some("NoExecute".into()),
+            ..Default::default()
+        });
+    }
+    let all = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
+    for container in all {
+        text(&mut container.termination_message_path, "/dev/termination-log");
+        text(&mut container.termination_message_policy, "File");
+        let image = container.image.clone().unwrap_or_default();
+        let latest = image.ends_with(":latest") || !image.contains(':');
+        text(&mut container.image_pull_policy, if latest { "Always" } else { "IfNotPresent" });
+        for port in container.ports.iter_mut().flatten() {
+            text(&mut port.protocol, "TCP");
+        }
+    }
+    pod.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
+}
+
+/// The mirror as it is created in the API.
+pub fn mirror_of(pod: &Pod, node_uid: Option<&str>, node_name: &str) -> Pod {
+    let mut mirror = pod.clone();
+    let hash = names::annotation(pod, names::CONFIG_HASH).unwrap_or_default().to_string();
+    mirror.metadata.uid = None;
+    mirror.metadata.resource_version = None;
+    mirror.metadata.annotations.get_or_insert_default().insert(names::CONFIG_MIRROR.into(), hash);
+    if let Some(uid) = node_uid {
+        mirror.metadata.owner_references = Some(vec![machinery::OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: node_name.into(),
+            uid: uid.into(),
+            controller: Some(true),
+            ..Default::default()
+        }]);
+    }
+    mirror.status = None;
+    mirror
+}
+
+/// Calls `changed` with all static pods, now and after every change. Ends only with its task.
+pub async fn watch(path: PathBuf, node_name: String, changed: impl Fn(BTreeMap<String, Pod>)) {
+    let mut events = open(&path);
+    let mut last: Option<BTreeMap<String, Pod>> = None;
+    loop {
+        let now = read_all(&path, &node_name);
+        let same = last.as_ref().is_some_and(|last| last.keys().eq(now.keys()));
+        if !same {
+            changed(now.clone());
+            last = Some(now);
+        }
+        match &events {
+            Some(inotify) => {
+                tokio::select! {
+                    () = wait(inotify) => tokio::time::sleep(SETTLE).await,
+                    () = tokio::time::sleep(RESCAN) => {}
+                }
+            }
+            // The directory may appear later.
+            None => {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                events = open(&path);
+            }
+        }
+    }
+}
+
+/// For the executor, which wants the bare number.
+struct Watched(Inotify);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+fn open(path: &Path) -> Option<AsyncFd<Watched>> {
+    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
+    let flags = AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_CLOSE_WRITE
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_MOVED_FROM
+        | AddWatchFlags::IN_MODIFY;
+    inotify.add_watch(path, flags).ok()?;
+    // SAFETY: `Watched` owns its descriptor, which stays the same and open until it is dropped.
+    unsafe { AsyncFd::register(Watched(inotify)) }.ok()
+}
+
+async fn wait(inotify: &AsyncFd<Watched>) {
+    if let Ok(mut ready) = inotify.readable().await {
+        // Which file it was does not matter: all are read again.
+        let _ = inotify.get_ref().0.read_events();
+        ready.clear_ready();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  namespace: kube-system\n\
+                       spec:\n  containers:\n  - name: c\n    image: nginx\n";
+
+    #[test]
+    fn manifests_become_pods_of_this_node() {
+        let pod = parse(POD, Path::new("/m/web.yaml"), "Node1").expect("a pod");
+        assert_eq!(names::name(&pod), "web-node1");
+        assert_eq!(names::namespace(&pod), "kube-system");
+        assert!(names::is_static(&pod) && names::uid(&pod).len() == 32);
+        let again = parse(POD, Path::new("/m/web.yaml"), "Node1").expect("a pod");
+        assert_eq!(names::uid(&pod), names::uid(&again));
+        let other = parse(&POD.replace("nginx", "nginx:2"), Path::new("/m/web.yaml"), "Node1");
+        assert_ne!(names::uid(&pod), names::uid(&other.expect("a pod")));
+        let mirror = mirror_of(&pod, Some("node-uid"), "Node1");
+        assert!(names::is_mirror(&mirror) && mirror.metadata.uid.is_none());
+        assert!(parse("kind: Service\napiVersion: v1\n", Path::new("x"), "n").is_err());
+    }
+
+    #[tokio::test]
+    async fn changes_are_noticed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let watching = watch(dir.path().into(), "n".into(), move |pods| {
+            let _ = tell.send(pods.len());
+        });
+        let test = async {
+            assert_eq!(told.recv().await, Some(0));
+            std::fs::write(dir.path().join("a.yaml"), POD).expect("written");
+            assert_eq!(told.recv().await, Some(1));
+            std::fs::remove_file(dir.path().join("a.yaml")).expect("removed");
+            assert_eq!(told.recv().await, Some(0));
+        };
+        tokio::select! {
+            () = watching => panic!("it never ends"),
+            done = tokio::time::timeout(Duration::from_secs(10), test) => done.expect("in time"),
+        }
+    }
+}

@@ -1,0 +1,697 @@
+//! The pod's status as the API shows it, from what runs.
+//!
+//! In: the pod, [`Observed`], probe results, why containers wait, the status before. Out: a
+//! `PodStatus`. Pure.
+//! Invariants: a phase never leaves Succeeded or Failed; a restart count never goes down;
+//! `lastTransitionTime` changes exactly when a condition's status does.
+//! Upstream: `kubelet_pods.go` generateAPIPodStatus, getPhase, `pkg/kubelet/status/generate.go`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, ContainerUser, HostIP, LinuxContainerUser, Pod,
+    PodCondition, PodIP, PodSpec, PodStatus, VolumeMountStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::observed::{
+    Observed, ObservedContainer, Role, State, all_containers, any_main_created, should_restart,
+};
+use crate::resources::{is_sidecar, qos_class};
+
+/// Everything besides the pod itself.
+pub struct Facts<'a> {
+    pub observed: &'a Observed,
+    /// Why a container does not start, by name: (reason, message).
+    pub waiting: &'a BTreeMap<String, (String, String)>,
+    /// By container id: (startup passed, ready).
+    pub probes: &'a BTreeMap<String, (bool, bool)>,
+    pub host_ips: &'a [IpAddr],
+    /// `decapod`, as in `decapod://<id>`.
+    pub runtime_name: &'a str,
+    /// The pod is being stopped for good: what does not run will not run again.
+    pub terminal: bool,
+    /// Set by admission, eviction, or the active deadline: (phase, reason, message).
+    pub forced: Option<&'a (String, String, String)>,
+    pub now: Timestamp,
+}
+
+/// The status to publish. `before` is the last one that was published or read from the API.
+pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus {
+    let default_spec = PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&default_spec);
+    let old = PreviousStatuses::of(before);
+    let mut by_role: BTreeMap<Role, Vec<ContainerStatus>> = BTreeMap::new();
+    let has_init = spec.init_containers.iter().flatten().next().is_some();
+    for (role, container) in all_containers(spec) {
+        let status = container_status(pod, role, &container, has_init, &old, facts);
+        by_role.entry(role).or_default().push(status);
+    }
+    let take = |by_role: &mut BTreeMap<Role, Vec<ContainerStatus>>, role| {
+        by_role.remove(&role).filter(|list: &Vec<_>| !list.is_empty())
+    };
+    let mut status = PodStatus {
+        init_container_statuses: take(&mut by_role, Role::Init),
+        container_statuses: take(&mut by_role, Role::Main),
+        ephemeral_container_statuses: take(&mut by_role, Role::Ephemeral),
+        qos_class: before.qos_class.clone().or_else(|| Some(qos_class(pod).to_string())),
+        start_time: before.start_time.clone().or(Some(Time(whole_seconds(facts.now)))),
+        observed_generation: pod.metadata.generation,
+        nominated_node_name: before.nominated_node_name.clone(),
+        resource_claim_statuses: before.resource_claim_statuses.clone(),
+        ..PodStatus::default()
+    };
+    set_phase(pod, spec, before, facts, &mut status);
+    set_addresses(spec, before, facts, &mut status);
+    status.conditions = Some(conditions(pod, spec, before, facts, &status));
+    status
+}
+
+fn set_phase(pod: &Pod, spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mut PodStatus) {
+    let old_phase = before.phase.as_deref().unwrap_or("Pending");
+    if let Some((phase, reason, message)) = facts.forced {
+        out.phase = Some(phase.clone());
+        out.reason = Some(reason.clone());
+        out.message = Some(message.clone()).filter(|m| !m.is_empty());
+        return;
+    }
+    if matches!(old_phase, "Succeeded" | "Failed") {
+        out.phase = Some(old_phase.to_string());
+        out.reason = before.reason.clone();
+        out.message = before.message.clone();
+        return;
+    }
+    out.phase = Some(phase(pod, spec, out, facts).to_string());
+}
+
+fn set_addresses(spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mut PodStatus) {
+    let on_host = spec.host_network == Some(true);
+    let host = facts.host_ips;
+    out.host_ip = host.first().map(IpAddr::to_string);
+    out.host_ips =
+        (!host.is_empty()).then(|| host.iter().map(|ip| HostIP { ip: ip.to_string() }).collect());
+    let mut ips = facts.observed.ips();
+    if on_host && !facts.observed.sandboxes.is_empty() {
+        ips = host.to_vec();
+    }
+    if ips.is_empty() && matches!(out.phase.as_deref(), Some("Succeeded" | "Failed")) || facts.terminal {
+        // The address stays visible after the sandbox is gone.
+        if ips.is_empty() {
+            out.pod_ip = before.pod_ip.clone();
+            out.pod_ips = before.pod_ips.clone();
+            return;
+        }
+    }
+    out.pod_ip = ips.first().map(IpAddr::to_string);
+    out.pod_ips =
+        (!ips.is_empty()).then(|| ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect());
+}
+
+struct PreviousStatuses<'a>(BTreeMap<&'a str, &'a ContainerStatus>);
+
+impl<'a> PreviousStatuses<'a> {
+    fn of(status: &'a PodStatus) -> Self {
+        let lists = [
+            &status.init_container_statuses,
+            &status.container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        Self(lists.into_iter().flatten().flatten().map(|s| (s.name.as_str(), s)).collect())
+    }
+}
+
+fn container_status(
+    pod: &Pod,
+    role: Role,
+    container: &Container,
+    has_init: bool,
+    old: &PreviousStatuses<'_>,
+    facts: &Facts<'_>,
+) -> ContainerStatus {
+    let before = old.0.get(container.name.as_str()).copied();
+    let mut runs = facts.observed.containers.iter().filter(|c| c.name == container.name);
+    let mut status = match runs.next() {
+        Some(newest) => {
+            let mut status = from_observed(container, newest, before, facts);
+            if let Some(previous) = runs.next() {
+                status.last_state = Some(state_of(previous, facts));
+            }
+            if status.last_state.is_none() {
+                status.last_state = carried_last_state(before, newest, facts);
+            }
+            status
+        }
+        None => absent(container, before, has_init && role == Role::Main, facts),
+    };
+    let init_done = role == Role::Init
+        && !is_sidecar(container)
+        && facts.observed.container(&container.name).is_some_and(ObservedContainer::succeeded);
+    if !init_done && !facts.terminal && should_restart(pod, container, facts.observed) {
+        apply_waiting(&mut status, facts.waiting.get(&container.name));
+    }
+    set_readiness(&mut status, role, container, facts);
+    status
+}
+
+/// The previous run, when the runtime no longer has it but the API saw it.
+fn carried_last_state(
+    before: Option<&ContainerStatus>,
+    newest: &ObservedContainer,
+    facts: &Facts<'_>,
+) -> Option<ContainerState> {
+    let before = before?;
+    if before.container_id.as_deref() == Some(&container_id(newest, facts)) {
+        return before.last_state.clone();
+    }
+    let terminated = before.state.as_ref().and_then(|s| s.terminated.as_ref());
+    match terminated {
+        Some(_) => before.state.clone(),
+        None => before.last_state.clone(),
+    }
+}
+
+fn apply_waiting(status: &mut ContainerStatus, waiting: Option<&(String, String)>) {
+    let Some((reason, message)) = waiting else { return };
+    if status.state.as_ref().is_some_and(|s| s.terminated.is_some()) {
+        status.last_state = status.state.take();
+    }
+    status.state = Some(waiting_state(reason, Some(message)));
+}
+
+fn set_readiness(status: &mut ContainerStatus, role: Role, container: &Container, facts: &Facts<'_>) {
+    let newest = facts.observed.container(&container.name);
+    let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
+    let (started, ready) = match newest.filter(|_| running) {
+        None => (false, false),
+        Some(newest) => facts.probes.get(&newest.id).copied().unwrap_or((
+            container.startup_probe.is_none(),
+            container.readiness_probe.is_none(),
+        )),
+    };
+    match role {
+        Role::Init if !is_sidecar(container) => {
+            let terminated = status.state.as_ref().and_then(|s| s.terminated.as_ref());
+            status.ready = terminated.is_some_and(|t| t.exit_code == 0);
+            status.started = Some(running);
+        }
+        Role::Ephemeral => status.ready = false,
+        _ => {
+            status.started = Some(running && started);
+            status.ready = running && started && ready;
+        }
+    }
+}
+
+fn container_id(container: &ObservedContainer, facts: &Facts<'_>) -> String {
+    format!("{}://{}", facts.runtime_name, container.id)
+}
+
+fn from_observed(
+    container: &Container,
+    seen: &ObservedContainer,
+    before: Option<&ContainerStatus>,
+    facts: &Facts<'_>,
+) -> ContainerStatus {
+    let restarts = before.map_or(0, |b| b.restart_count).max(seen.attempt as i32);
+    ContainerStatus {
+        name: container.name.clone(),
+        image: seen.image.clone(),
+        image_id: seen.image_id.clone(),
+        container_id: Some(container_id(seen, facts)),
+        restart_count: restarts,
+        state: Some(state_of(seen, facts)),
+        resources: container.resources.clone().filter(|_| seen.state == State::Running),
+        allocated_resources: container
+            .resources
+            .as_ref()
+            .and_then(|r| r.requests.clone())
+            .filter(|_| seen.state == State::Running),
+        volume_mounts: mounts_of(container),
+        user: seen.user.as_ref().map(|(uid, gid, groups)| ContainerUser {
+            linux: Some(LinuxContainerUser {
+                uid: *uid,
+                gid: *gid,
+                supplemental_groups: Some(groups.clone()).filter(|g| !g.is_empty()),
+            }),
+        }),
+        ..ContainerStatus::default()
+    }
+}
+
+fn mounts_of(container: &Container) -> Option<Vec<VolumeMountStatus>> {
+    let mounts = container.volume_mounts.as_ref()?;
+    let one = |mount: &k8s_openapi::api::core::v1::VolumeMount| VolumeMountStatus {
+        mount_path: mount.mount_path.clone(),
+        name: mount.name.clone(),
+        read_only: mount.read_only.filter(|ro| *ro),
+        recursive_read_only: mount.read_only.filter(|ro| *ro).map(|_| "Disabled".to_string()),
+        ..VolumeMountStatus::default()
+    };
+    Some(mounts.iter().map(one).collect())
+}
+
+/// A container that the runtime does not have: not yet, or no longer.
+fn absent(
+    container: &Container,
+    before: Option<&ContainerStatus>,
+    behind_init: bool,
+    facts: &Facts<'_>,
+) -> ContainerStatus {
+    let reason = if behind_init { "PodInitializing" } else { "ContainerCreating" };
+    let mut status = ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(waiting_state(reason, None)),
+        volume_mounts: mounts_of(container),
+        ..ContainerStatus::default()
+    };
+    let Some(before) = before else { return status };
+    status.restart_count = before.restart_count;
+    status.last_state = before.last_state.clone();
+    let Some(state) = &before.state else { return status };
+    if state.terminated.is_some() {
+        status.state = Some(state.clone());
+        status.container_id = before.container_id.clone();
+        status.image_id = before.image_id.clone();
+        status.image = before.image.clone();
+    } else if state.running.is_some() {
+        // It ran when it was last seen, and nobody can say how it ended.
+        let lost = ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                reason: Some("ContainerStatusUnknown".into()),
+                message: Some(
+                    "The container could not be located when the pod was terminated".into(),
+                ),
+                exit_code: 137,
+                ..ContainerStateTerminated::default()
+            }),
+            ..ContainerState::default()
+        };
+        if facts.terminal {
+            status.state = Some(lost);
+        } else {
+            let mut lost = lost;
+            if let Some(terminated) = &mut lost.terminated {
+                terminated.message = Some(
+                    "The container could not be located when the pod was deleted.  The container \
+                     used to be Running"
+                        .into(),
+                );
+            }
+            status.last_state = Some(lost);
+            status.restart_count += 1;
+        }
+    }
+    status
+}
+
+fn waiting_state(reason: &str, message: Option<&String>) -> ContainerState {
+    let waiting = ContainerStateWaiting {
+        reason: Some(reason.to_string()),
+        message: message.filter(|m| !m.is_empty()).cloned(),
+    };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+fn state_of(seen: &ObservedContainer, facts: &Facts<'_>) -> ContainerState {
+    let time = |time: Option<Timestamp>| time.map(|t| Time(whole_seconds(t)));
+    match seen.state {
+        State::Running => ContainerState {
+            running: Some(ContainerStateRunning { started_at: time(seen.started_at) }),
+            ..ContainerState::default()
+        },
+        State::Created => waiting_state("ContainerCreating", None),
+        State::Exited | State::Unknown => {
+            let reason = match (seen.reason.is_empty(), seen.state, seen.exit_code) {
+                (false, _, _) => seen.reason.clone(),
+                (true, State::Unknown, _) => "ContainerStatusUnknown".into(),
+                (true, _, 0) => "Completed".into(),
+                _ => "Error".into(),
+            };
+            ContainerState {
+                terminated: Some(ContainerStateTerminated {
+                    exit_code: if seen.state == State::Unknown { 137 } else { seen.exit_code },
+                    reason: Some(reason),
+                    message: Some(seen.message.clone()).filter(|m| !m.is_empty()),
+                    started_at: time(seen.started_at),
+                    finished_at: time(seen.finished_at),
+                    container_id: Some(container_id(seen, facts)),
+                    signal: None,
+                }),
+                ..ContainerState::default()
+            }
+        }
+    }
+}
+
+/// Upstream: getPhase.
+fn phase(pod: &Pod, spec: &PodSpec, status: &PodStatus, facts: &Facts<'_>) -> &'static str {
+    let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+    let (pending_init, failed_init) = init_progress(spec, status);
+    if failed_init && policy == "Never" {
+        return "Failed";
+    }
+    if (pending_init || failed_init) && !any_main_created(pod, facts.observed) {
+        return "Pending";
+    }
+    let (mut running, mut waiting, mut stopped, mut succeeded) = (0, 0, 0, 0);
+    for container in status.container_statuses.iter().flatten() {
+        let state = container.state.clone().unwrap_or_default();
+        if state.running.is_some() {
+            running += 1;
+        } else if let Some(terminated) = state.terminated {
+            stopped += 1;
+            succeeded += i32::from(terminated.exit_code == 0);
+        } else if container.last_state.as_ref().is_some_and(|s| s.terminated.is_some()) {
+            stopped += 1;
+        } else {
+            waiting += 1;
+        }
+    }
+    match () {
+        () if waiting > 0 => "Pending",
+        () if running > 0 => "Running",
+        () if stopped > 0 => match policy {
+            _ if facts.terminal && stopped == succeeded => "Succeeded",
+            _ if facts.terminal => "Failed",
+            "Always" => "Running",
+            _ if stopped == succeeded => "Succeeded",
+            "Never" => "Failed",
+            _ => "Running",
+        },
+        () => "Pending",
+    }
+}
+
+/// (some init container is not done, some has failed)
+fn init_progress(spec: &PodSpec, status: &PodStatus) -> (bool, bool) {
+    let (mut pending, mut failed) = (false, false);
+    let statuses = status.init_container_statuses.iter().flatten();
+    for (container, status) in spec.init_containers.iter().flatten().zip(statuses) {
+        if is_sidecar(container) {
+            pending |= status.started != Some(true);
+            continue;
+        }
+        let state = status.state.clone().unwrap_or_default();
+        let last = status.last_state.as_ref().and_then(|s| s.terminated.as_ref());
+        match (&state.terminated, &state.waiting) {
+            (Some(terminated), _) => failed |= terminated.exit_code != 0,
+            (None, Some(_)) => match last {
+                Some(last) if last.exit_code != 0 => failed = true,
+                _ => pending = true,
+            },
+            _ => pending = true,
+        }
+    }
+    (pending, failed)
+}
+
+fn conditions(
+    pod: &Pod,
+    spec: &PodSpec,
+    before: &PodStatus,
+    facts: &Facts<'_>,
+    status: &PodStatus,
+) -> Vec<PodCondition> {
+    let has_sandbox = facts.observed.ready_sandbox().is_some_and(|s| s.host_network || !s.ips.is_empty());
+    let containers_ready = containers_ready(spec, status);
+    let ready = pod_ready(spec, before, &containers_ready);
+    let computed = [
+        ("PodReadyToStartContainers", Verdict::plain(has_sandbox)),
+        ("Initialized", initialized(pod, spec, facts, status)),
+        ("Ready", ready),
+        ("ContainersReady", containers_ready),
+        ("PodScheduled", Verdict::plain(true)),
+    ];
+    let mut out: Vec<PodCondition> = vec![];
+    // Conditions of others (gates, DisruptionTarget, ...) stay.
+    for condition in before.conditions.iter().flatten() {
+        if !computed.iter().any(|(name, _)| *name == condition.type_) {
+            out.push(condition.clone());
+        }
+    }
+    for (name, verdict) in computed {
+        let old = before.conditions.iter().flatten().find(|c| c.type_ == name);
+        out.push(verdict.condition(name, old, pod.metadata.generation, facts.now));
+    }
+    out
+}
+
+/// A condition's content.
+struct Verdict {
+    ok: bool,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+impl Verdict {
+    fn plain(ok: bool) -> Self {
+        Self { ok, reason: None, message: None }
+    }
+
+    fn new(ok: bool, reason: &str, message: String) -> Self {
+        let message = Some(message).filter(|m| !m.is_empty());
+        Self { ok, reason: Some(reason.into()), message }
+    }
+
+    fn condition(
+        self,
+        name: &str,
+        old: Option<&PodCondition>,
+        generation: Option<i64>,
+        now: Timestamp,
+    ) -> PodCondition {
+        let status = if self.ok { "True" } else { "False" };
+        let since = old.filter(|old| old.status == status).and_then(|o| o.last_transition_time.clone());
+        PodCondition {
+            type_: name.into(),
+            status: status.into(),
+            reason: self.reason,
+            message: self.message,
+            observed_generation: generation,
+            last_transition_time: since.or(Some(Time(whole_seconds(now)))),
+            last_probe_time: None,
+        }
+    }
+}
+
+fn initialized(pod: &Pod, spec: &PodSpec, facts: &Facts<'_>, status: &PodStatus) -> Verdict {
+    let inits: Vec<&Container> = spec.init_containers.iter().flatten().collect();
+    if status.phase.as_deref() == Some("Succeeded") {
+        return Verdict::new(true, "PodCompleted", String::new());
+    }
+    if inits.is_empty() || any_main_created(pod, facts.observed) {
+        return Verdict::plain(true);
+    }
+    let statuses = status.init_container_statuses.iter().flatten();
+    let incomplete: Vec<&str> = inits
+        .iter()
+        .zip(statuses)
+        .filter(|(container, status)| match is_sidecar(container) {
+            true => status.started != Some(true),
+            false => !status.ready,
+        })
+        .map(|(container, _)| container.name.as_str())
+        .collect();
+    if incomplete.is_empty() {
+        return Verdict::plain(true);
+    }
+    let message = format!("containers with incomplete status: [{}]", incomplete.join(" "));
+    Verdict::new(false, "ContainersNotInitialized", message)
+}
+
+fn containers_ready(spec: &PodSpec, status: &PodStatus) -> Verdict {
+    match status.phase.as_deref() {
+        Some("Succeeded") => return Verdict::new(false, "PodCompleted", String::new()),
+        Some("Failed") => return Verdict::new(false, "PodFailed", String::new()),
+        _ => {}
+    }
+    let sidecars = spec.init_containers.iter().flatten().filter(|c| is_sidecar(c));
+    let wanted: Vec<&Container> = sidecars.chain(&spec.containers).collect();
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    let statuses: BTreeMap<&str, &ContainerStatus> =
+        lists.into_iter().flatten().flatten().map(|s| (s.name.as_str(), s)).collect();
+    let (mut unknown, mut unready) = (vec![], vec![]);
+    for container in wanted {
+        match statuses.get(container.name.as_str()) {
+            None => unknown.push(container.name.as_str()),
+            Some(status) if !status.ready => unready.push(container.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    let mut messages = vec![];
+    if !unknown.is_empty() {
+        messages.push(format!("containers with unknown status: [{}]", unknown.join(" ")));
+    }
+    if !unready.is_empty() {
+        messages.push(format!("containers with unready status: [{}]", unready.join(" ")));
+    }
+    if messages.is_empty() {
+        return Verdict::plain(true);
+    }
+    Verdict::new(false, "ContainersNotReady", messages.join(", "))
+}
+
+fn pod_ready(spec: &PodSpec, before: &PodStatus, containers: &Verdict) -> Verdict {
+    if !containers.ok {
+        return Verdict {
+            ok: false,
+            reason: containers.reason.clone(),
+            message: containers.message.clone(),
+        };
+    }
+    let mut messages = vec![];
+    for gate in spec.readiness_gates.iter().flatten() {
+        let name = &gate.condition_type;
+        match before.conditions.iter().flatten().find(|c| c.type_ == *name) {
+            None => messages.push(format!(
+                "corresponding condition of pod readiness gate \"{name}\" does not exist."
+            )),
+            Some(condition) if condition.status != "True" => messages.push(format!(
+                "the status of pod readiness gate \"{name}\" is not \"True\", but {}",
+                condition.status
+            )),
+            Some(_) => {}
+        }
+    }
+    if messages.is_empty() {
+        return Verdict::plain(true);
+    }
+    Verdict::new(false, "ReadinessGatesNotReady", messages.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::{container, observed, pod};
+    use serde_json::{Value, json};
+
+    fn status_of(spec: Value, containers: Vec<ObservedContainer>, before: &PodStatus) -> PodStatus {
+        status_with(spec, containers, before, false)
+    }
+
+    fn status_with(
+        spec: Value,
+        containers: Vec<ObservedContainer>,
+        before: &PodStatus,
+        terminal: bool,
+    ) -> PodStatus {
+        let observed = observed(containers);
+        let host: Vec<IpAddr> = vec!["192.168.0.1".parse().expect("an address")];
+        let facts = Facts {
+            observed: &observed,
+            waiting: &BTreeMap::new(),
+            probes: &BTreeMap::new(),
+            host_ips: &host,
+            runtime_name: "decapod",
+            terminal,
+            forced: None,
+            now: Timestamp::from_second(1000).expect("in range"),
+        };
+        pod_status(&pod(spec), before, &facts)
+    }
+
+    use State::{Exited, Running};
+
+    fn spec(policy: &str) -> Value {
+        json!({"restartPolicy": policy, "containers": [{"name": "a", "image": "i"}]})
+    }
+
+    #[test]
+    fn phases() {
+        let check = |policy: &str, containers: Vec<ObservedContainer>, expected: &str| {
+            let status = status_of(spec(policy), containers, &PodStatus::default());
+            assert_eq!(status.phase.as_deref(), Some(expected), "{policy}");
+        };
+        check("Always", vec![], "Pending");
+        check("Always", vec![container("a", Running, 0)], "Running");
+        check("Always", vec![container("a", Exited, 1)], "Running");
+        check("OnFailure", vec![container("a", Exited, 1)], "Running");
+        check("OnFailure", vec![container("a", Exited, 0)], "Succeeded");
+        check("Never", vec![container("a", Exited, 1)], "Failed");
+        let ended = status_with(
+            spec("Always"),
+            vec![container("a", Exited, 0)],
+            &PodStatus::default(),
+            true,
+        );
+        assert_eq!(ended.phase.as_deref(), Some("Succeeded"));
+        let failed = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
+        let after = status_of(spec("Always"), vec![container("a", Running, 0)], &failed);
+        assert_eq!(after.phase.as_deref(), Some("Failed"));
+    }
+
+    fn condition<'a>(status: &'a PodStatus, name: &str) -> &'a PodCondition {
+        status.conditions.iter().flatten().find(|c| c.type_ == name).expect("the condition")
+    }
+
+    #[test]
+    fn conditions_follow_the_containers() {
+        let waiting = status_of(spec("Always"), vec![], &PodStatus::default());
+        let ready = condition(&waiting, "Ready");
+        assert_eq!(
+            (ready.status.as_str(), ready.reason.as_deref(), ready.message.as_deref()),
+            ("False", Some("ContainersNotReady"), Some("containers with unready status: [a]"))
+        );
+        let running = status_of(spec("Always"), vec![container("a", Running, 0)], &waiting);
+        assert_eq!(condition(&running, "Ready").status, "True");
+        assert_eq!(running.pod_ip.as_deref(), Some("10.42.0.2"));
+        assert_eq!(running.host_ip.as_deref(), Some("192.168.0.1"));
+        let done = status_of(spec("Never"), vec![container("a", Exited, 0)], &running);
+        assert_eq!(condition(&done, "Initialized").status, "True");
+        assert_eq!(condition(&done, "Ready").reason.as_deref(), Some("PodCompleted"));
+    }
+
+    #[test]
+    fn restart_counts_never_fall() {
+        let before = PodStatus {
+            container_statuses: Some(vec![ContainerStatus {
+                name: "a".into(),
+                restart_count: 4,
+                ..ContainerStatus::default()
+            }]),
+            ..PodStatus::default()
+        };
+        let after = status_of(spec("Always"), vec![container("a", Running, 0)], &before);
+        assert_eq!(after.container_statuses.expect("statuses")[0].restart_count, 4);
+    }
+
+    #[test]
+    fn init_containers_hold_the_pod_pending() {
+        let spec = json!({"restartPolicy": "Always", "containers": [{"name": "a"}],
+            "initContainers": [{"name": "i"}]});
+        let status = status_of(spec.clone(), vec![container("i", Running, 0)], &PodStatus::default());
+        assert_eq!(status.phase.as_deref(), Some("Pending"));
+        let main = &status.container_statuses.as_ref().expect("statuses")[0];
+        let waiting = main.state.as_ref().and_then(|s| s.waiting.as_ref()).expect("waiting");
+        assert_eq!(waiting.reason.as_deref(), Some("PodInitializing"));
+        assert_eq!(
+            condition(&status, "Initialized").message.as_deref(),
+            Some("containers with incomplete status: [i]")
+        );
+        let both = vec![container("a", Running, 0), container("i", Exited, 0)];
+        let status = status_of(spec, both, &status);
+        assert_eq!(status.phase.as_deref(), Some("Running"));
+        assert_eq!(condition(&status, "Initialized").status, "True");
+    }
+
+    #[test]
+    fn the_previous_run_is_the_last_state() {
+        let mut first = container("a", Exited, 3);
+        first.id = "id-old".into();
+        let mut second = container("a", Running, 0);
+        second.attempt = 1;
+        let status = status_of(spec("Always"), vec![second, first], &PodStatus::default());
+        let status = &status.container_statuses.expect("statuses")[0];
+        assert_eq!(status.restart_count, 1);
+        let last = status.last_state.as_ref().and_then(|s| s.terminated.as_ref()).expect("a last run");
+        assert_eq!((last.exit_code, last.reason.as_deref()), (3, Some("Error")));
+    }
+}

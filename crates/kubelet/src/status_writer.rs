@@ -1,0 +1,208 @@
+//! Writes one pod's status to the API, the latest only, until it is there.
+//!
+//! In: statuses from the pod's worker. Out: PATCHes of `/status`, in order, never two at once.
+//! Invariants: the worker never waits for the API, except where it must not go on before the status
+//! is known ([`StatusWriter::settled`]); a pod of another uid is never written.
+//! Upstream: `pkg/kubelet/status/status_manager.go`, with its strategic merge patches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::Tasks;
+use client::ErrorExt;
+use http::Method;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use serde_json::{Map, Value, json};
+use tokio::sync::watch;
+
+use crate::context::Context;
+use crate::names;
+
+#[derive(Clone, Default)]
+struct Wanted {
+    status: Option<Arc<PodStatus>>,
+    generation: u64,
+}
+
+/// The worker's end.
+pub struct StatusWriter {
+    wanted: watch::Sender<Wanted>,
+    written: watch::Receiver<u64>,
+}
+
+impl StatusWriter {
+    /// `pod` gives the identity: for a static pod its mirror is written, whatever uid it has.
+    pub fn new(context: Arc<Context>, tasks: &Tasks, pod: Arc<Pod>) -> Self {
+        let (wanted, wanted_out) = watch::channel(Wanted::default());
+        let (written_in, written) = watch::channel(0);
+        tasks.spawn("pod-status", write_all(context, pod, wanted_out, written_in));
+        Self { wanted, written }
+    }
+
+    pub fn set(&self, status: PodStatus) {
+        self.wanted.send_modify(|wanted| {
+            wanted.status = Some(Arc::new(status));
+            wanted.generation += 1;
+        });
+    }
+
+    /// Resolves when the API has what was set last (or no longer has the pod).
+    pub async fn settled(&self) {
+        let target = self.wanted.borrow().generation;
+        let mut written = self.written.clone();
+        // An error means that the writer ended: the group stops.
+        let _ = written.wait_for(|generation| *generation >= target).await;
+    }
+}
+
+async fn write_all(
+    context: Arc<Context>,
+    pod: Arc<Pod>,
+    mut wanted: watch::Receiver<Wanted>,
+    written: watch::Sender<u64>,
+) {
+    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10)).with_jitter(0.2);
+    let mut last: Option<Pod> = None;
+    while wanted.changed().await.is_ok() {
+        loop {
+            let now = wanted.borrow_and_update().clone();
+            let Some(status) = now.status else { break };
+            match write(&context, &pod, &status, &mut last).await {
+                Ok(()) => {
+                    backoff.reset();
+                    written.send_replace(now.generation);
+                    break;
+                }
+                Err(error) => {
+                    tracing::debug!(pod = names::full(&pod), error = error.text(), "a status is not written yet");
+                    tokio::time::sleep(backoff.step()).await;
+                }
+            }
+        }
+    }
+}
+
+fn version(pod: &Pod) -> u64 {
+    pod.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+/// The API's object as we know it best: the watch's, or the answer to our last write.
+fn newest(context: &Context, pod: &Pod, last: Option<&Pod>) -> Option<Pod> {
+    let cached = context.pods.lister().get(names::namespace(pod), names::name(pod));
+    let is_ours = |candidate: &Pod| {
+        names::is_static(pod) || candidate.metadata.uid == pod.metadata.uid
+    };
+    let cached = cached.filter(|cached| is_ours(cached)).map(|cached| Pod::clone(&cached));
+    match (cached, last) {
+        (Some(cached), Some(last)) if version(last) > version(&cached) => Some(last.clone()),
+        (Some(cached), _) => Some(cached),
+        (None, last) => last.cloned(),
+    }
+}
+
+async fn write(
+    context: &Context,
+    pod: &Pod,
+    status: &PodStatus,
+    last: &mut Option<Pod>,
+) -> client::Result<()> {
+    let is_static = names::is_static(pod);
+    let base = match newest(context, pod, last.as_ref()) {
+        Some(base) => base,
+        // A mirror that does not exist (yet): nothing to write to.
+        None if is_static => return Ok(()),
+        None => pod.clone(),
+    };
+    let Some(fields) = changes(base.status.as_ref(), status) else { return Ok(()) };
+    let patch = json!({"metadata": {"uid": base.metadata.uid}, "status": fields});
+    let path = format!(
+        "/api/v1/namespaces/{}/pods/{}/status",
+        names::namespace(pod),
+        names::name(pod)
+    );
+    let kind = "application/strategic-merge-patch+json";
+    match context.client.call(Method::PATCH, &path, kind, patch.to_string()).await {
+        Ok(bytes) => {
+            *last = serde_json::from_slice(&bytes).ok();
+            Ok(())
+        }
+        // Gone, or another pod of that name: nobody waits for this status any more.
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The strategic merge patch from one status to another; `None` when they are equal.
+pub fn changes(old: Option<&PodStatus>, new: &PodStatus) -> Option<Value> {
+    let tree = |status: &PodStatus| match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
+    };
+    let (old, new) = (old.map(tree).unwrap_or_default(), tree(new));
+    let mut out = Map::new();
+    for (key, value) in &new {
+        let before = old.get(key);
+        if before == Some(value) {
+            continue;
+        }
+        let value = match key.as_str() {
+            "conditions" => changed_items(before, value, "type"),
+            "podIPs" | "hostIPs" => changed_items(before, value, "ip"),
+            _ => value.clone(),
+        };
+        out.insert(key.clone(), value);
+    }
+    for key in old.keys().filter(|key| !new.contains_key(*key)) {
+        // Fields that other components own stay.
+        if !matches!(key.as_str(), "resize" | "nominatedNodeName" | "resourceClaimStatuses") {
+            out.insert(key.clone(), Value::Null);
+        }
+    }
+    (!out.is_empty()).then_some(Value::Object(out))
+}
+
+/// For lists that merge by `key`: what is new or different, and deletions of addresses that are
+/// gone. Conditions are never deleted: others add theirs.
+fn changed_items(old: Option<&Value>, new: &Value, key: &str) -> Value {
+    let items = |list: Option<&Value>| list.and_then(Value::as_array).cloned().unwrap_or_default();
+    let (old, new) = (items(old), items(Some(new)));
+    let mut out: Vec<Value> = new.iter().filter(|item| !old.contains(item)).cloned().collect();
+    if key == "ip" {
+        let gone = old.iter().filter(|item| !new.iter().any(|n| n[key] == item[key]));
+        out.extend(gone.map(|item| json!({"$patch": "delete", key: item[key]})));
+    }
+    Value::Array(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(old: Value, new: Value, expected: Value) {
+        let read = |v: Value| serde_json::from_value::<PodStatus>(v).expect("a status");
+        let got = changes(Some(&read(old)), &read(new)).unwrap_or(Value::Null);
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn patches_hold_only_what_changed() {
+        check(json!({"phase": "Running"}), json!({"phase": "Running"}), Value::Null);
+        check(
+            json!({"phase": "Pending", "message": "m"}),
+            json!({"phase": "Running"}),
+            json!({"phase": "Running", "message": null}),
+        );
+        let condition = |name: &str, status: &str| json!({"type": name, "status": status});
+        check(
+            json!({"conditions": [condition("Ready", "False"), condition("Gate", "True")]}),
+            json!({"conditions": [condition("Ready", "True"), condition("Gate", "True")]}),
+            json!({"conditions": [condition("Ready", "True")]}),
+        );
+        check(
+            json!({"podIPs": [{"ip": "a"}]}),
+            json!({"podIPs": [{"ip": "b"}]}),
+            json!({"podIPs": [{"ip": "b"}, {"$patch": "delete", "ip": "a"}]}),
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! The worker's destructive half: hooks, signals, grace.
+//!
+//! In: containers that must end. Out: they have ended.
+//! Order at a pod's end: main containers together, then sidecars one by one, the last started
+//! first; then the sandbox. A shorter grace period that arrives meanwhile counts at once.
+//! Upstream: `kuberuntime_container.go` killContainer, `kuberuntime_termination_order.go`.
+
+use std::time::Duration;
+
+use client::EventType;
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Container;
+use tokio::time::Instant;
+
+use crate::context::reference;
+use crate::downward::Addresses;
+use crate::handler::Outcome;
+use crate::names;
+use crate::observed::{Observed, ObservedContainer, Role, find_container};
+use crate::plan::{Kill, Probe};
+use crate::resources::is_sidecar;
+use crate::runtime::observe;
+use crate::start::run_hook;
+use crate::worker::{Next, Worker};
+
+/// After a hook used the grace period up, this much is left for the signal.
+const MINIMUM: Duration = Duration::from_secs(2);
+
+impl Worker {
+    /// How long the pod's containers have to end.
+    pub(crate) fn grace(&self) -> Duration {
+        let input = self.input.borrow().clone();
+        let meta = &input.pod.metadata;
+        let spec = input.pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
+        let seconds = match meta.deletion_grace_period_seconds {
+            Some(seconds) => seconds,
+            // Removed without a deletion that we saw: forced.
+            None if input.removed && !names::is_static(&input.pod) => 0,
+            None => spec.unwrap_or(30),
+        };
+        Duration::from_secs(seconds.max(1) as u64)
+    }
+
+    /// Ends all containers and the sandbox of a pod that will not run again.
+    pub(crate) async fn stop_containers(&mut self) -> Result<(), Next> {
+        loop {
+            let runtime = self.context.runtime.clone();
+            let observed = observe(&*runtime, &self.uid).await.map_err(|error| {
+                tracing::warn!(pod = names::full(&self.pod), %error, "the runtime does not answer");
+                Next::Wait(MINIMUM)
+            })?;
+            let grace = self.grace();
+            let mut input = self.input.clone();
+            let shorter = async {
+                let shorter = |input: &crate::worker::Input| {
+                    let seconds = input.pod.metadata.deletion_grace_period_seconds;
+                    seconds.is_some_and(|s| Duration::from_secs(s.max(1) as u64) < grace)
+                        || (input.removed && grace > Duration::from_secs(1))
+                };
+                if input.wait_for(shorter).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let again = tokio::select! {
+                biased;
+                () = shorter => true,
+                () = self.stop_all(&observed, grace) => false,
+            };
+            if again {
+                // Hooks ran or were given up; only signals are left.
+                self.hooked.extend(observed.running().map(|c| c.id.clone()));
+                continue;
+            }
+            return self.stop_sandboxes(&observed).await;
+        }
+    }
+
+    async fn stop_sandboxes(&mut self, observed: &Observed) -> Result<(), Next> {
+        for sandbox in &observed.sandboxes {
+            match self.context.runtime.stop_pod_sandbox(&sandbox.id).await {
+                Ok(()) => {}
+                Err(error) if error.is_not_found() => {}
+                Err(error) => {
+                    let text = format!("error killing pod: failed to \"KillPodSandbox\": {error}");
+                    self.context.tell(&self.pod, EventType::Warning, "FailedKillPod", text);
+                    return Err(Next::Wait(MINIMUM));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For a pod that starts anew: everything of the old sandbox ends.
+    pub(crate) async fn stop_everything(&mut self, observed: &Observed) {
+        let grace = self.grace();
+        self.stop_all(observed, grace).await;
+        for sandbox in &observed.sandboxes {
+            if let Err(error) = self.context.runtime.stop_pod_sandbox(&sandbox.id).await {
+                tracing::warn!(pod = names::full(&self.pod), %error, "a sandbox does not stop");
+            }
+        }
+    }
+
+    async fn stop_all(&self, observed: &Observed, grace: Duration) {
+        let deadline = Instant::now() + grace;
+        let known = |c: &ObservedContainer| {
+            find_container(&self.pod, &c.name).unwrap_or_else(|| {
+                (Role::Main, Container { name: c.name.clone(), ..Container::default() })
+            })
+        };
+        let all: Vec<_> = observed.running().map(|c| (c.id.clone(), known(c))).collect();
+        let (sidecars, main): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, (role, c))| *role == Role::Init && is_sidecar(c));
+        let message = |name: &str| format!("Stopping container {name}");
+        join_all(main.iter().map(|(id, (role, c))| async move {
+            self.stop_container(*role, c, id, &message(&c.name), grace).await;
+        }))
+        .await;
+        let order: Vec<&str> = self.pod.spec.iter().flat_map(|s| s.init_containers.iter().flatten())
+            .map(|c| c.name.as_str())
+            .collect();
+        let mut sidecars = sidecars;
+        sidecars.sort_by_key(|(_, (_, c))| {
+            std::cmp::Reverse(order.iter().position(|name| *name == c.name))
+        });
+        for (id, (role, c)) in &sidecars {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+            self.stop_container(*role, c, id, &message(&c.name), left).await;
+        }
+    }
+
+    /// One container that will be replaced, or that failed a probe.
+    pub(crate) async fn stop_for_restart(&self, observed: &Observed, kill: &Kill) {
+        let known = find_container(&self.pod, &kill.name).unwrap_or_else(|| {
+            (Role::Main, Container { name: kill.name.clone(), ..Container::default() })
+        });
+        let (role, container) = known;
+        let probe = match kill.by_probe {
+            Some(Probe::Liveness) => container.liveness_probe.as_ref(),
+            Some(Probe::Startup) => container.startup_probe.as_ref(),
+            None => None,
+        };
+        let own = probe.and_then(|p| p.termination_grace_period_seconds);
+        let grace = own.map_or_else(|| self.grace(), |s| Duration::from_secs(s.max(1) as u64));
+        if observed.by_id(&kill.id).is_some() {
+            self.stop_container(role, &container, &kill.id, &kill.message, grace).await;
+        }
+    }
+
+    /// The `Killing` event, the hook, the signal, the end.
+    pub(crate) async fn stop_container(
+        &self,
+        role: Role,
+        container: &Container,
+        id: &str,
+        message: &str,
+        grace: Duration,
+    ) {
+        let about = || reference(&self.pod, Some((role, &container.name)));
+        self.context.events.event_about(about(), EventType::Normal, "Killing", message);
+        let begun = Instant::now();
+        let hook = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
+        if let Some(hook) = hook.filter(|_| !self.hooked.contains(id)) {
+            let ips = self.published.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok());
+            let addresses = Addresses { pod: ips.collect(), host: self.context.host_ips() };
+            let run = run_hook(&*self.context.runtime, &self.pod, container, id, hook, &addresses);
+            let outcome = tokio::time::timeout(grace, run).await;
+            if let Ok(Outcome::Failure(_) | Outcome::Error(_)) = outcome {
+                let told = "PreStopHook failed";
+                self.context.events.event_about(about(), EventType::Warning, "FailedPreStopHook", told);
+            }
+        }
+        let left = grace.saturating_sub(begun.elapsed());
+        let left = if hook.is_some() { left.max(MINIMUM) } else { left };
+        match self.context.runtime.stop_container(id, left).await {
+            Ok(()) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(error) => {
+                tracing::warn!(pod = names::full(&self.pod), container = container.name, %error, "a container does not stop");
+            }
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Volumes of a pod on this node.
+//!
+//! In: the pod, what its volumes contain ([`payload`], gathered before by the worker). Out: a
+//! directory (or file) per volume that the runtime binds into containers.
+//!
+//! ```text
+//! <root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>
+//! <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>
+//! <root>/pods/<uid>/containers/<container>/<termination log>
+//! <root>/pods/<uid>/etc-hosts
+//! ```
+//!
+//! Invariants: setting up twice changes nothing; nothing is deleted through a mount that is not
+//! this pod's; a mount that cannot be undone keeps its directory.
+//! Everything here blocks on the disk: callers run it off the executor's threads.
+
+pub mod atomic;
+pub mod mounts;
+pub mod payload;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
+
+use crate::env::Surroundings;
+use crate::resources;
+use payload::{PayloadError, Tokens};
+
+/// Where one volume is, ready to be bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub path: PathBuf,
+    /// The volume itself cannot be written, whatever the mount says.
+    pub read_only: bool,
+}
+
+/// Why a volume is not there. The text follows `MountVolume.SetUp failed for volume "x" : `.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    #[error("hostPath type check failed: {0}")]
+    HostPath(String),
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("{context}: {source}")]
+    Io { context: String, source: io::Error },
+}
+
+fn io_error(context: impl Into<String>) -> impl FnOnce(io::Error) -> VolumeError {
+    let context = context.into();
+    move |source| VolumeError::Io { context, source }
+}
+
+/// A pod's directory under the kubelet's root.
+#[derive(Clone, Debug)]
+pub struct PodDir(pub PathBuf);
+
+impl PodDir {
+    pub fn new(root: &Path, uid: &str) -> Self {
+        Self(root.join("pods").join(uid))
+    }
+
+    pub fn volume(&self, plugin: &str, name: &str) -> PathBuf {
+        self.0.join("volumes").join(format!("kubernetes.io~{plugin}")).join(name)
+    }
+
+    pub fn container(&self, name: &str) -> PathBuf {
+        self.0.join("containers").join(name)
+    }
+
+    pub fn hosts(&self) -> PathBuf {
+        self.0.join("etc-hosts")
+    }
+
+    pub fn subpath(&self, volume: &str, container: &str, index: usize) -> PathBuf {
+        self.0.join("volume-subpaths").join(volume).join(container).join(index.to_string())
+    }
+
+    pub fn create(&self) -> io::Result<()> {
+        for dir in [self.0.clone(), self.0.join("volumes"), self.0.join("containers")] {
+            fs::create_dir_all(&dir)?;
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o750))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a volume's claim resolved to, by volume name (found by the caller through the API).
+pub type Claims = BTreeMap<String, Result<PathBuf, String>>;
+
+/// Everything that setting up needs and that had to be asked for.
+pub struct Gathered<'a> {
+    pub around: Surroundings<'a>,
+    /// By volume name.
+    pub tokens: &'a BTreeMap<String, Tokens>,
+    pub claims: &'a Claims,
+    /// Mount tmpfs where upstream does. False without the privilege to mount.
+    pub tmpfs: bool,
+}
+
+/// Sets every volume of the pod up (again); `Err` names the volume that failed first.
+pub fn set_up(
+    dir: &PodDir,
+    pod: &Pod,
+    gathered: &Gathered<'_>,
+) -> Result<BTreeMap<String, Ready>, (String, VolumeError)> {
+    let mut out = BTreeMap::new();
+    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+    for volume in volumes {
+        let ready = one(dir, pod, volume, gathered).map_err(|e| (volume.name.clone(), e))?;
+        out.insert(volume.name.clone(), ready);
+    }
+    Ok(out)
+}
+
+fn one(
+    dir: &PodDir,
+    pod: &Pod,
+    volume: &Volume,
+    gathered: &Gathered<'_>,
+) -> Result<Ready, VolumeError> {
+    let name = &volume.name;
+    if let Some(source) = &volume.empty_dir {
+        return empty_dir(&dir.volume("empty-dir", name), pod, source, gathered.tmpfs);
+    }
+    if let Some(source) = &volume.host_path {
+        return host_path(source);
+    }
+    if let Some(claim) = gathered.claims.get(name) {
+        return match claim {
+            Ok(path) => Ok(Ready { path: path.clone(), read_only: false }),
+            Err(error) => Err(VolumeError::Unsupported(error.clone())),
+        };
+    }
+    let Some((plugin, files)) = contents(pod, volume, gathered)? else {
+        return Err(VolumeError::Unsupported("no volume plugin matched".into()));
+    };
+    let path = dir.volume(plugin, name);
+    fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
+    let in_memory = matches!(plugin, "secret" | "projected" | "downward-api");
+    if in_memory && gathered.tmpfs {
+        mounts::tmpfs(&path, None, 0o777).map_err(io_error("mount tmpfs"))?;
+    }
+    let group = fs_group(pod);
+    if let Some(group) = group {
+        chown(&path, None, Some(group)).map_err(io_error("chown"))?;
+    }
+    let bits = if group.is_some() { 0o2777 } else { 0o777 };
+    fs::set_permissions(&path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
+    atomic::write(&path, &files, group).map_err(io_error("write"))?;
+    Ok(Ready { path, read_only: true })
+}
+
+/// (plugin, files) of a volume that the API's objects fill.
+fn contents(
+    pod: &Pod,
+    volume: &Volume,
+    gathered: &Gathered<'_>,
+) -> Result<Option<(&'static str, atomic::Payload)>, PayloadError> {
+    let around = &gathered.around;
+    let default = |mode: Option<i32>| mode.map_or(payload::DEFAULT_MODE, |m| m as u32 & 0o777);
+    if let Some(source) = &volume.config_map {
+        let map = around.sources.config_maps.get(&source.name).map(AsRef::as_ref);
+        let optional = source.optional == Some(true);
+        let mode = default(source.default_mode);
+        let files = payload::config_map(&source.name, map, source.items.as_ref(), optional, mode)?;
+        return Ok(Some(("configmap", files)));
+    }
+    if let Some(source) = &volume.secret {
+        let name = source.secret_name.clone().unwrap_or_default();
+        let object = around.sources.secrets.get(&name).map(AsRef::as_ref);
+        let optional = source.optional == Some(true);
+        let mode = default(source.default_mode);
+        let files = payload::secret(&name, object, source.items.as_ref(), optional, mode)?;
+        return Ok(Some(("secret", files)));
+    }
+    if let Some(source) = &volume.downward_api {
+        let items = source.items.as_deref().unwrap_or_default();
+        let files = payload::downward_api(pod, items, around, default(source.default_mode))?;
+        return Ok(Some(("downward-api", files)));
+    }
+    if let Some(source) = &volume.projected {
+        let none = Tokens::new();
+        let tokens = gathered.tokens.get(&volume.name).unwrap_or(&none);
+        let has_group = fs_group(pod).is_some();
+        let files = payload::projected(pod, source, around, tokens, one_user(pod), has_group)?;
+        return Ok(Some(("projected", files)));
+    }
+    Ok(None)
+}
+
+fn fs_group(pod: &Pod) -> Option<u32> {
+    let context = pod.spec.as_ref()?.security_context.as_ref()?;
+    context.fs_group.and_then(|group| u32::try_from(group).ok())
+}
+
+/// The user that every container runs as, when the spec says so.
+fn one_user(pod: &Pod) -> Option<u32> {
+    let spec = pod.spec.as_ref()?;
+    let default = spec.security_context.as_ref().and_then(|c| c.run_as_user);
+    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mut users = all.map(|container| {
+        container.security_context.as_ref().and_then(|c| c.run_as_user).or(default)
+    });
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
+}
+
+fn empty_dir(
+    path: &Path,
+    pod: &Pod,
+    source: &EmptyDirVolumeSource,
+    tmpfs: bool,
+) -> Result<Ready, VolumeError> {
+    fs::create_dir_all(path).map_err(io_error("mkdir"))?;
+    if source.medium.as_deref() == Some("Memory") && tmpfs {
+        let size = source.size_limit.as_ref().map(resources::units).filter(|size| *size > 0);
+        mounts::tmpfs(path, size.map(|s| s as u64), 0o777).map_err(io_error("mount tmpfs"))?;
+    }
+    let mut bits = 0o777;
+    if let Some(group) = fs_group(pod) {
+        bits = 0o2777;
+        chown(path, None, Some(group)).map_err(io_error("chown"))?;
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
+    Ok(Ready { path: path.to_path_buf(), read_only: false })
+}
+
+fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
+    let path = PathBuf::from(&source.path);
+    let shown = path.display();
+    let failed = |what: &str| Err(VolumeError::HostPath(format!("{shown} is not {what}")));
+    let kind = fs::metadata(&path).map(|meta| meta.file_type());
+    match source.type_.as_deref().unwrap_or_default() {
+        "" => {
+            // Upstream leaves this to the runtime, which makes a directory where nothing is.
+            if kind.is_err() {
+                fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
+            }
+        }
+        "DirectoryOrCreate" => match kind {
+            Ok(kind) if kind.is_dir() => {}
+            Ok(_) => return failed("a directory"),
+            Err(_) => {
+                fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
+                let mode = fs::Permissions::from_mode(0o755);
+                fs::set_permissions(&path, mode).map_err(io_error("chmod"))?;
+            }
+        },
+        "Directory" if !kind.as_ref().is_ok_and(|k| k.is_dir()) => return failed("a directory"),
+        "FileOrCreate" => match kind {
+            Ok(kind) if kind.is_file() => {}
+            Ok(_) => return failed("a file"),
+            Err(_) => {
+                fs::write(&path, b"").map_err(io_error("create"))?;
+                let mode = fs::Permissions::from_mode(0o644);
+                fs::set_permissions(&path, mode).map_err(io_error("chmod"))?;
+            }
+        },
+        "File" if !kind.as_ref().is_ok_and(|k| k.is_file()) => return failed("a file"),
+        "Socket" if !kind.as_ref().is_ok_and(|k| k.is_socket()) => return failed("a socket file"),
+        "CharDevice" if !kind.as_ref().is_ok_and(|k| k.is_char_device()) => {
+            return failed("a character device");
+        }
+        "BlockDevice" if !kind.as_ref().is_ok_and(|k| k.is_block_device()) => {
+            return failed("a block device");
+        }
+        _ => {}
+    }
+    Ok(Ready { path, read_only: false })
+}
+
+/// Removes all that a pod left on the disk, its mounts first.
+pub fn tear_down(dir: &PodDir) -> io::Result<()> {
+    if !dir.0.exists() {
+        return Ok(());
+    }
+    mounts::unmount_below(&dir.0)?;
+    fs::remove_dir_all(&dir.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::downward::Addresses;
+    use crate::env::Sources;
+    use crate::resources::ResourceList;
+    use serde_json::json;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_pod_of_files_and_directories() {
+        let root = tempfile::tempdir().expect("a directory");
+        let dir = PodDir::new(root.path(), "u1");
+        dir.create().expect("directories");
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"},
+            "spec": {"containers": [{"name": "c"}], "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "cfg", "configMap": {"name": "m"}},
+                {"name": "host", "hostPath": {"path": root.path().join("h"), "type": "DirectoryOrCreate"}}]}}))
+        .expect("a pod");
+        let map = serde_json::from_value(json!({"data": {"k": "v"}})).expect("a map");
+        let sources = Sources {
+            config_maps: [("m".to_string(), Arc::new(map))].into(),
+            ..Sources::default()
+        };
+        let (addresses, allocatable) = (Addresses::default(), ResourceList::new());
+        let gathered = Gathered {
+            around: Surroundings {
+                addresses: &addresses,
+                allocatable: &allocatable,
+                sources: &sources,
+            },
+            tokens: &BTreeMap::new(),
+            claims: &Claims::new(),
+            tmpfs: false,
+        };
+        for _ in 0..2 {
+            let ready = set_up(&dir, &pod, &gathered).map_err(|(name, e)| format!("{name}: {e}"));
+            let ready = ready.expect("all volumes");
+            assert_eq!(fs::read_to_string(ready["cfg"].path.join("k")).expect("a key"), "v");
+            assert!(ready["tmp"].path.is_dir() && ready["host"].path.is_dir());
+        }
+        tear_down(&dir).expect("removed");
+        assert!(!dir.0.exists());
+        assert!(root.path().join("h").exists(), "the host's path stays");
+    }
+
+    #[test]
+    fn host_path_types() {
+        let root = tempfile::tempdir().expect("a directory");
+        let check = |name: &str, kind: &str, ok: bool| {
+            let path = root.path().join(name).display().to_string();
+            let source = HostPathVolumeSource { path, type_: Some(kind.into()) };
+            assert_eq!(host_path(&source).is_ok(), ok, "{name} {kind}");
+        };
+        check("d", "Directory", false);
+        check("d", "DirectoryOrCreate", true);
+        check("d", "Directory", true);
+        check("d", "File", false);
+        check("f", "File", false);
+        check("f", "FileOrCreate", true);
+        check("f", "File", true);
+        check("f", "Socket", false);
+        check("f", "Directory", false);
+    }
+}

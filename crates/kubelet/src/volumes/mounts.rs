@@ -1,0 +1,160 @@
+//! The mounts that the kubelet makes itself: tmpfs, and subpaths of volumes.
+//!
+//! Why subpaths are pinned by a bind mount: a container that can write the volume could swap the
+//! directory for a link to the host's between our check and the runtime's mount. The path is
+//! resolved inside the volume by the kernel (`RESOLVE_IN_ROOT`), opened, and that very file mounted.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, fstat};
+
+/// Mounts a tmpfs at `path` unless one is there.
+pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32) -> io::Result<()> {
+    if is_mounted(path)? {
+        return Ok(());
+    }
+    let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
+    let options = format!("mode={mode:o}{size}");
+    let flags = MsFlags::empty();
+    mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str())).map_err(io::Error::from)
+}
+
+/// Pins `subpath` of the volume at `root` to `target` and returns `target`. A path that does not
+/// exist becomes a directory.
+pub fn pin_subpath(root: &Path, subpath: &str, target: &Path) -> io::Result<PathBuf> {
+    let file = resolve(root, subpath)?;
+    let is_dir = SFlag::from_bits_truncate(fstat(&file)?.st_mode).contains(SFlag::S_IFDIR);
+    if is_mounted(target)? {
+        umount2(target, MntFlags::MNT_DETACH)?;
+    }
+    if is_dir {
+        fs::create_dir_all(target)?;
+    } else {
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::OpenOptions::new().create(true).append(true).open(target)?;
+    }
+    let source = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    mount(Some(&source), target, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    Ok(target.to_path_buf())
+}
+
+/// Opens `subpath` as if `root` were `/`, making directories that are missing.
+fn resolve(root: &Path, subpath: &str) -> io::Result<OwnedFd> {
+    if subpath.starts_with('/') || subpath.split('/').any(|part| part == "..") {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "subPath must stay in the volume"));
+    }
+    let root = nix::fcntl::open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let how = || {
+        OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS)
+    };
+    let mode = fstat(&root)?.st_mode & 0o7777;
+    let mut so_far = String::from(".");
+    let mut current = openat2(&root, ".", how())?;
+    for part in subpath.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        so_far = format!("{so_far}/{part}");
+        current = match openat2(&root, so_far.as_str(), how()) {
+            Ok(next) => next,
+            Err(nix::Error::ENOENT) => {
+                nix::sys::stat::mkdirat(&current, part, Mode::from_bits_truncate(mode))?;
+                let made = openat2(&root, so_far.as_str(), how())?;
+                let path = format!("/proc/self/fd/{}", made.as_raw_fd());
+                // The umask may have taken bits away that the volume's own directory has.
+                fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+                made
+            }
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(current)
+}
+
+/// Mount points of this process, as the kernel lists them.
+fn mount_points() -> io::Result<Vec<PathBuf>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape).collect())
+}
+
+/// `\040` and its like are octal bytes.
+fn unescape(text: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = (bytes[at] == b'\\')
+            .then(|| text.get(at + 1..at + 4))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(out).into()
+}
+
+fn is_mounted(path: &Path) -> io::Result<bool> {
+    let path = match fs::canonicalize(path) {
+        Ok(path) => path,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(mount_points()?.contains(&path))
+}
+
+/// Undoes every mount at or below `dir`, the innermost first.
+pub fn unmount_below(dir: &Path) -> io::Result<()> {
+    let dir = fs::canonicalize(dir)?;
+    let mut points: Vec<PathBuf> =
+        mount_points()?.into_iter().filter(|point| point.starts_with(&dir)).collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    for point in points {
+        match umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) | Err(nix::Error::EINVAL) => {}
+            Err(nix::Error::EBUSY) => {
+                umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_of_the_mount_table() {
+        assert_eq!(unescape(r"/a\040b\134c"), PathBuf::from(r"/a b\c"));
+        assert_eq!(unescape("/plain"), PathBuf::from("/plain"));
+    }
+
+    #[test]
+    fn subpaths_stay_in_the_volume() {
+        let volume = tempfile::tempdir().expect("a directory");
+        std::os::unix::fs::symlink("/etc", volume.path().join("evil")).expect("a link");
+        assert!(resolve(volume.path(), "../x").is_err());
+        assert!(resolve(volume.path(), "/etc").is_err());
+        resolve(volume.path(), "a/b").expect("made");
+        assert!(volume.path().join("a/b").is_dir());
+        // The link is taken inside the volume, where its target does not exist.
+        assert!(resolve(volume.path(), "evil/passwd").is_err());
+    }
+}

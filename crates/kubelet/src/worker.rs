@@ -1,0 +1,493 @@
+//! The worker of one pod: a state machine that owns everything this node does for that pod.
+//!
+//! ```text
+//!            ┌────────────── wake: API change, runtime event, probe, object, timer ─────────────┐
+//!            ▼                                                                                  │
+//!   observe runtime ─► status ─► plan ─► act (volumes, sandbox, images, containers) ─► wait ────┘
+//!            │
+//!            │ deletion asked for, phase terminal, deadline, eviction
+//!            ▼
+//!   STOPPING: hooks, signals, grace ─► sandbox stopped ─► final status ─► volumes undone
+//!            │                                                │ not being deleted: wait here
+//!            ▼                                                ▼
+//!   GONE: runtime forgets it ─► status is in the API ─► DELETE with grace 0 and uid ─► end
+//! ```
+//!
+//! Invariants: one worker per pod uid, so nothing about a pod happens twice at once; all state that
+//! matters is read back from the runtime and the API, never remembered across restarts; the API
+//! object is confirmed deleted only after the containers are gone and the last status is written.
+//! Upstream: `pkg/kubelet/pod_workers.go`, `kubelet.go` SyncPod, SyncTerminatingPod.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::Tasks;
+use client::{ErrorExt, EventType};
+use http::Method;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tokio::sync::{Notify, watch};
+
+use crate::backoff::Delays;
+use crate::context::{Context, reference};
+use crate::hosts;
+use crate::names;
+use crate::observed::{Observed, State, all_containers};
+use crate::plan::plan;
+use crate::probe::{Probes, Target};
+use crate::runtime::observe;
+use crate::status::{Facts, pod_status};
+use crate::status_writer::StatusWriter;
+use crate::volumes::PodDir;
+
+/// A worker looks again after this long even if nothing woke it.
+pub const RELIST: Duration = Duration::from_secs(120);
+const RUNTIME_RETRY: Duration = Duration::from_secs(2);
+
+/// What the pod set tells a worker.
+#[derive(Clone)]
+pub struct Input {
+    pub pod: Arc<Pod>,
+    /// The pod must go: its API object is gone, its manifest was removed, or nobody knows it.
+    pub removed: bool,
+    /// The pod must fail: (reason, message).
+    pub evict: Option<(String, String)>,
+}
+
+/// What others may see of a worker.
+#[derive(Clone, Default)]
+pub struct View {
+    pub pod: Option<Arc<Pod>>,
+    pub status: PodStatus,
+    pub observed: Observed,
+    /// Its resources are free again.
+    pub stopped: bool,
+}
+
+/// The pod set's end of a worker.
+pub struct Handle {
+    pub input: watch::Sender<Input>,
+    pub wake: Arc<Notify>,
+    pub view: Arc<Mutex<View>>,
+}
+
+impl Handle {
+    pub fn view(&self) -> View {
+        self.view.lock().expect("no panic while held").clone()
+    }
+}
+
+pub struct Worker {
+    pub(crate) context: Arc<Context>,
+    pub(crate) input: watch::Receiver<Input>,
+    pub(crate) wake: Arc<Notify>,
+    view: Arc<Mutex<View>>,
+    pub(crate) pod: Arc<Pod>,
+    pub(crate) uid: String,
+    pub(crate) dir: PodDir,
+    probes: Probes,
+    /// Why containers do not start, by name: (reason, message).
+    pub(crate) waiting: BTreeMap<String, (String, String)>,
+    pub(crate) crashes: Delays,
+    pub(crate) published: PodStatus,
+    status: StatusWriter,
+    retry: Backoff,
+    /// (phase, reason, message) that containers did not cause.
+    forced: Option<(String, String, String)>,
+    /// Containers whose preStop hook ran already.
+    pub(crate) hooked: HashSet<String>,
+    /// Containers and sandbox are stopped for good.
+    stopped: bool,
+    /// When a token of this pod must be replaced.
+    pub(crate) refresh: Option<Timestamp>,
+}
+
+/// What a step says about the next one.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    Again,
+    Wait(Duration),
+    Finished,
+}
+
+impl Worker {
+    /// Starts the worker of a pod as a task of `tasks`; `done` hears its uid at the end.
+    pub fn start(
+        context: Arc<Context>,
+        tasks: &Tasks,
+        first: Input,
+        done: impl FnOnce(&str) + Send + 'static,
+    ) -> Handle {
+        let (input, input_out) = watch::channel(first.clone());
+        let wake = Arc::new(Notify::new());
+        let view = Arc::new(Mutex::new(View::default()));
+        let pod = first.pod;
+        let uid = names::uid(&pod).to_string();
+        let own = Tasks::new(format!("pod {}", names::full(&pod)));
+        let worker = Self {
+            dir: PodDir::new(&context.config.root_dir, &uid),
+            probes: Probes::new(
+                context.runtime.clone(),
+                own.clone(),
+                context.events.clone(),
+                wake.clone(),
+            ),
+            status: StatusWriter::new(context.clone(), &own, pod.clone()),
+            published: pod.status.clone().unwrap_or_default(),
+            context,
+            input: input_out,
+            wake: wake.clone(),
+            view: view.clone(),
+            pod,
+            uid,
+            waiting: BTreeMap::new(),
+            crashes: Delays::default(),
+            retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)).with_jitter(0.1),
+            forced: None,
+            hooked: HashSet::new(),
+            stopped: false,
+            refresh: None,
+        };
+        tasks.spawn("pod-worker", async move {
+            let uid = worker.uid.clone();
+            worker.run().await;
+            own.shutdown(Duration::from_secs(1)).await;
+            done(&uid);
+        });
+        Handle { input, wake, view }
+    }
+
+    async fn run(mut self) {
+        loop {
+            match self.step().await {
+                Next::Finished => return,
+                Next::Again => {}
+                Next::Wait(limit) => {
+                    tokio::select! {
+                        () = self.wake.notified() => {}
+                        changed = self.input.changed() => if changed.is_err() { return },
+                        () = tokio::time::sleep(limit) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Next {
+        let input = self.input.borrow_and_update().clone();
+        self.pod = input.pod.clone();
+        self.adopt_foreign_conditions();
+        if let Some((reason, message)) = input.evict.clone().filter(|_| self.forced.is_none()) {
+            self.forced = Some(("Failed".into(), reason, message));
+        }
+        let deadline = self.check_deadline();
+        if self.must_stop(&input) {
+            return self.stop().await;
+        }
+        let observed = match self.look().await {
+            Ok(observed) => observed,
+            Err(next) => return next,
+        };
+        self.publish(&observed, false);
+        if matches!(self.published.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return self.stop().await;
+        }
+        let health = self.probes.health();
+        let plan = plan(&self.pod, &observed, &health, names::container_hash);
+        if plan.is_empty() {
+            self.waiting.clear();
+            self.collect_garbage(&observed).await;
+            return self.rest(deadline).await;
+        }
+        match self.act(plan, &observed).await {
+            Ok(None) => {
+                self.retry.reset();
+                Next::Again
+            }
+            // Nothing could be done now: show why, and wait for time or an event.
+            Ok(Some(wait)) => {
+                self.publish_latest().await;
+                Next::Wait(deadline.map_or(wait, |d| d.min(wait)))
+            }
+            Err(()) => {
+                self.publish_latest().await;
+                Next::Wait(self.retry.step())
+            }
+        }
+    }
+
+    /// The steady state: volumes follow their sources.
+    async fn rest(&mut self, deadline: Option<Duration>) -> Next {
+        if self.prepare_volumes().await.is_err() {
+            return Next::Wait(self.retry.step());
+        }
+        self.retry.reset();
+        let now = base::clock::now();
+        let until = |time: Timestamp| Duration::try_from(time.duration_since(now)).unwrap_or_default();
+        let mut wait = RELIST.mul_f64(1.0 + 0.2 * base::rng::unit());
+        if let Some(refresh) = self.refresh {
+            wait = wait.min(until(refresh).max(Duration::from_secs(1)));
+        }
+        Next::Wait(deadline.map_or(wait, |deadline| deadline.min(wait)))
+    }
+
+    pub(crate) fn must_stop(&self, input: &Input) -> bool {
+        let terminal = |status: &PodStatus| {
+            matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+        };
+        input.removed
+            || input.pod.metadata.deletion_timestamp.is_some()
+            || self.forced.is_some()
+            || self.stopped
+            || terminal(&self.published)
+            || (!names::is_static(&input.pod) && input.pod.status.as_ref().is_some_and(terminal))
+    }
+
+    /// Resolves when the pod must stop: long work in its favour is dropped then.
+    pub(crate) async fn told_to_stop(input: &watch::Receiver<Input>) {
+        let mut input = input.clone();
+        let told = |input: &Input| {
+            input.removed || input.evict.is_some() || input.pod.metadata.deletion_timestamp.is_some()
+        };
+        // An error means that the pod set is gone: the task ends at its next await.
+        if input.wait_for(told).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// What the runtime has, with probes aimed at what runs.
+    async fn look(&mut self) -> Result<Observed, Next> {
+        match observe(&*self.context.runtime, &self.uid).await {
+            Ok(observed) => {
+                self.aim_probes(&observed);
+                Ok(observed)
+            }
+            Err(error) => {
+                tracing::warn!(pod = names::full(&self.pod), %error, "the runtime does not answer");
+                Err(Next::Wait(RUNTIME_RETRY))
+            }
+        }
+    }
+
+    fn aim_probes(&mut self, observed: &Observed) {
+        let Some(spec) = &self.pod.spec else { return };
+        let ip = self.pod_ips(observed).first().copied();
+        let mut targets = vec![];
+        for (role, container) in all_containers(spec) {
+            let probed = container.startup_probe.is_some()
+                || container.liveness_probe.is_some()
+                || container.readiness_probe.is_some();
+            let running = observed.container(&container.name).filter(|c| c.state == State::Running);
+            if let (true, Some(running)) = (probed, running) {
+                targets.push(Target {
+                    container_id: running.id.clone(),
+                    about: reference(&self.pod, Some((role, &container.name))),
+                    known: self.known_readiness(&running.id),
+                    started_at: running.started_at,
+                    pod_ip: ip,
+                    container,
+                });
+            }
+        }
+        self.probes.retarget(targets);
+    }
+
+    /// What the API says of this very container: a restarted kubelet starts from there, so that its
+    /// restart takes no pod out of its Services.
+    fn known_readiness(&self, id: &str) -> Option<(bool, bool)> {
+        let full = format!("{}://{id}", self.context.runtime_name);
+        let lists = [&self.published.init_container_statuses, &self.published.container_statuses];
+        let mut all = lists.into_iter().flatten().flatten();
+        let status = all.find(|s| s.container_id.as_deref() == Some(&full))?;
+        Some((status.started == Some(true), status.ready))
+    }
+
+    /// The pod's addresses: the sandbox's, or the node's for a pod in its network.
+    pub(crate) fn pod_ips(&self, observed: &Observed) -> Vec<std::net::IpAddr> {
+        let on_host = self.pod.spec.as_ref().and_then(|s| s.host_network) == Some(true);
+        if on_host { self.context.host_ips() } else { observed.ips() }
+    }
+
+    async fn publish_latest(&mut self) {
+        if let Ok(observed) = self.look().await {
+            self.publish(&observed, false);
+        }
+    }
+
+    fn publish(&mut self, observed: &Observed, terminal: bool) {
+        let facts = Facts {
+            observed,
+            waiting: &self.waiting,
+            probes: &self.probes.readiness(),
+            host_ips: &self.context.host_ips(),
+            runtime_name: &self.context.runtime_name,
+            terminal,
+            forced: self.forced.as_ref(),
+            now: base::clock::now(),
+        };
+        let status = pod_status(&self.pod, &self.published, &facts);
+        if status != self.published || self.pod.status.as_ref() != Some(&status) {
+            self.status.set(status.clone());
+        }
+        self.published = status.clone();
+        let mut view = self.view.lock().expect("no panic while held");
+        *view = View {
+            pod: Some(self.pod.clone()),
+            status,
+            observed: observed.clone(),
+            stopped: self.stopped,
+        };
+    }
+
+    /// Conditions that others wrote (readiness gates, disruption targets) count and stay.
+    fn adopt_foreign_conditions(&mut self) {
+        const OURS: [&str; 5] =
+            ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+        let is_ours = |name: &str| OURS.contains(&name);
+        let theirs = self.pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+        let theirs: Vec<_> = theirs.filter(|c| !is_ours(&c.type_)).cloned().collect();
+        let conditions = self.published.conditions.get_or_insert_default();
+        conditions.retain(|c| is_ours(&c.type_));
+        conditions.extend(theirs);
+    }
+
+    /// Fails the pod when its active deadline has passed; else how long it still has.
+    fn check_deadline(&mut self) -> Option<Duration> {
+        let seconds = self.pod.spec.as_ref()?.active_deadline_seconds?;
+        let start = self.published.start_time.as_ref()?.0;
+        let ran = Duration::try_from(base::clock::now().duration_since(start)).unwrap_or_default();
+        let left = Duration::from_secs(seconds.max(0) as u64).checked_sub(ran);
+        match left.filter(|left| !left.is_zero()) {
+            Some(left) => Some(left),
+            None => {
+                if self.forced.is_none() && !self.stopped {
+                    let message = "Pod was active on the node longer than the specified deadline";
+                    self.context.tell(&self.pod, EventType::Normal, "DeadlineExceeded", message);
+                    self.forced = Some(("Failed".into(), "DeadlineExceeded".into(), message.into()));
+                }
+                None
+            }
+        }
+    }
+
+    /// STOPPING and GONE.
+    async fn stop(&mut self) -> Next {
+        let input = self.input.borrow_and_update().clone();
+        self.pod = input.pod.clone();
+        let gone = input.removed || input.pod.metadata.deletion_timestamp.is_some();
+        if !self.stopped {
+            if let Err(next) = self.stop_containers().await {
+                return next;
+            }
+            let observed = match self.look().await {
+                Ok(observed) => observed,
+                Err(next) => return next,
+            };
+            self.waiting.clear();
+            self.publish(&observed, true);
+            if let Err(error) = self.clean_up().await {
+                tracing::warn!(pod = names::full(&self.pod), %error, "the pod's files are not removed yet");
+                return Next::Wait(self.retry.step());
+            }
+            self.stopped = true;
+            self.view.lock().expect("no panic while held").stopped = true;
+        }
+        if !gone {
+            return Next::Wait(Duration::from_secs(24 * 3600));
+        }
+        if let Err(next) = self.forget_in_runtime().await {
+            return next;
+        }
+        if !input.removed {
+            self.status.settled().await;
+            if let Err(next) = self.confirm_deletion().await {
+                return next;
+            }
+        }
+        self.context.objects.forget(&self.uid);
+        self.context.images.forget_pod(&self.uid);
+        Next::Finished
+    }
+
+    /// Sandboxes and containers leave the runtime, logs leave the disk.
+    async fn forget_in_runtime(&mut self) -> Result<(), Next> {
+        let observed = self.look().await?;
+        for sandbox in &observed.sandboxes {
+            let removed = self.context.runtime.remove_pod_sandbox(&sandbox.id).await;
+            if let Err(error) = removed.or_else(|e| if e.is_not_found() { Ok(()) } else { Err(e) }) {
+                tracing::warn!(pod = names::full(&self.pod), %error, "a sandbox is not removed yet");
+                return Err(Next::Wait(self.retry.step()));
+            }
+        }
+        for container in &observed.containers {
+            // Usually gone with its sandbox.
+            let _ = self.context.runtime.remove_container(&container.id).await;
+        }
+        self.context.cgroups.remove_pod(&self.uid);
+        let logs = names::log_directory(&self.context.config.log_dir, &self.pod);
+        let _ = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(logs)).await;
+        Ok(())
+    }
+
+    /// The second phase of the deletion: the object may go now.
+    async fn confirm_deletion(&mut self) -> Result<(), Next> {
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{}",
+            names::namespace(&self.pod),
+            names::name(&self.pod)
+        );
+        let options = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1",
+            "gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}});
+        let sent =
+            self.context.client.call(Method::DELETE, &path, "application/json", options.to_string());
+        match sent.await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+            Err(error) => {
+                tracing::debug!(pod = names::full(&self.pod), error = error.text(), "not deleted yet");
+                Err(Next::Wait(self.retry.step()))
+            }
+        }
+    }
+
+    /// Volumes, mounts, directories.
+    async fn clean_up(&mut self) -> std::io::Result<()> {
+        self.context.objects.forget(&self.uid);
+        let dir = self.dir.clone();
+        tokio::task::spawn_blocking(move || crate::volumes::tear_down(&dir))
+            .await
+            .unwrap_or_else(|error| Err(std::io::Error::other(error)))
+    }
+
+    /// Keeps the running and one dead container of each name, and the newest sandbox.
+    async fn collect_garbage(&self, observed: &Observed) {
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        for container in &observed.containers {
+            let count = seen.entry(container.name.as_str()).or_default();
+            *count += 1;
+            if *count > 2 && container.state == State::Exited {
+                let _ = self.context.runtime.remove_container(&container.id).await;
+                let _ = std::fs::remove_file(self.absolute_log(&container.log_path));
+            }
+        }
+        for old in observed.sandboxes.iter().skip(1).filter(|s| !s.ready) {
+            let used = observed.containers.iter().any(|c| {
+                c.sandbox_id == old.id && !observed.containers.iter().any(|n| n.name == c.name && n.created_at > c.created_at)
+            });
+            if !used {
+                let _ = self.context.runtime.remove_pod_sandbox(&old.id).await;
+            }
+        }
+    }
+
+    pub(crate) fn absolute_log(&self, path: &str) -> std::path::PathBuf {
+        names::log_directory(&self.context.config.log_dir, &self.pod).join(path)
+    }
+
+    /// The pod's name for itself, for /etc/hosts.
+    pub(crate) fn hostname(&self) -> (String, String) {
+        hosts::hostname_and_domain(&self.pod, &self.context.config.cluster_domain)
+    }
+}
