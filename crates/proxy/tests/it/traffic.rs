@@ -236,6 +236,66 @@ async fn a_new_process_takes_over_without_a_gap() {
     lab.tasks.stop();
 }
 
+#[tokio::test]
+async fn endpoints_come_and_go_under_load() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (_a, _b, client) = (lab.pod(2).await, lab.pod(3).await, lab.pod(4).await);
+    let mut rules = Rules::new(&lab);
+    rules.apply(&[web(json!({}))], &[web_slice(&["10.42.0.2"])]);
+    let changes = tokio::task::spawn_blocking(move || {
+        for _ in 0..100 {
+            for pods in [&["10.42.0.2", "10.42.0.3"][..], &["10.42.0.3"], &["10.42.0.2"]] {
+                rules.apply(&[web(json!({}))], &[web_slice(pods)]);
+            }
+        }
+    });
+    while !changes.is_finished() {
+        for (from, to) in [
+            (&client.netns.path, "10.43.0.50:80"),
+            (&lab.node.path, "10.43.0.50:80"),
+            (&lab.outside.path, "192.168.50.1:30080"),
+        ] {
+            let answer = ask(from, to).await;
+            assert!(answer.is_ok(), "{to}: {answer:?}");
+        }
+    }
+    changes.await.expect("no panic");
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn a_change_costs_the_same_among_a_thousand_services() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let mut rules = Rules::new(&lab);
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    for n in 0..1000 {
+        let (name, ip) = (format!("svc-{n}"), format!("10.43.{}.{}", n / 250 + 1, n % 250 + 1));
+        let ports = json!([{"name": "http", "port": 80, "nodePort": 30000 + n}]);
+        services.push(service(&name, json!({"clusterIP": ip, "ports": ports})));
+        let pods: Vec<String> =
+            (0..3).map(|i| format!("10.42.{}.{}", n / 50 + 1, n % 50 * 3 + i)).collect();
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+        slices.push(slice(&name, ("http", "TCP", 8080), &pods));
+    }
+    let clock = tokio::time::Instant::now();
+    rules.apply(&services, &slices);
+    let first = clock.elapsed();
+    slices[500] = slice("svc-500", ("http", "TCP", 8080), &["10.42.77.1"]);
+    let next = ruleset(&services, &slices, &facts());
+    let batch = diff(&rules.now, &next);
+    assert!(batch.len() < 30, "{:#?}", batch.describe());
+    let clock = tokio::time::Instant::now();
+    rules.apply(&services, &slices);
+    println!("1000 services loaded in {first:?}, one changed in {:?}", clock.elapsed());
+    lab.tasks.stop();
+}
+
 /// Echoes to every datagram the server's name.
 pub async fn udp_server(lab: &Lab, at: &Path, name: &'static str) {
     let any = SocketAddr::from(([0, 0, 0, 0], 5353));
