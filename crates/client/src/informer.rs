@@ -133,6 +133,11 @@ impl RawInformer {
         self.read().all().cloned().collect()
     }
 
+    /// The objects with an owner reference to `uid`.
+    pub fn by_owner(&self, uid: &str) -> Vec<Arc<Entry>> {
+        self.read().by_owner(uid).cloned().collect()
+    }
+
     pub fn has_synced(&self) -> bool {
         *self.0.synced.borrow()
     }

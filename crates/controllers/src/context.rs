@@ -83,6 +83,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::endpoints::DESCRIPTOR,
     crate::serviceaccount::DESCRIPTOR,
     crate::root_ca::DESCRIPTOR,
+    crate::namespace::DESCRIPTOR,
+    crate::garbage::DESCRIPTOR,
 ];
 
 /// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.

@@ -104,6 +104,11 @@ type Ports = Vec<(Option<String>, Option<i32>, Option<String>, Option<String>)>;
 fn plan(service: &Service, mut wanted: BTreeMap<Group, Vec<Endpoint>>, existing: &[Arc<EndpointSlice>]) -> Plan {
     let mut plan = Plan::default();
     let families = families(service);
+    for family in &families {
+        if !wanted.keys().any(|(of, _)| of == family) {
+            wanted.insert((family.clone(), vec![]), vec![]);
+        }
+    }
     let mut kept: Vec<(EndpointSlice, bool)> = vec![];
     for slice in existing {
         let group = group_of(slice);

@@ -12,6 +12,8 @@ mod deployment;
 mod endpoints;
 mod endpointslice;
 mod expectations;
+mod garbage;
+mod namespace;
 mod owner;
 mod pod;
 mod replicaset;
