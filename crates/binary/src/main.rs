@@ -1,1 +1,57 @@
-fn main() {}
+//! Decapod: parses the command line and wires the components. Nothing else happens here.
+
+mod control_plane;
+mod flags;
+mod node;
+mod server;
+mod token;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Kubernetes in one binary.
+#[derive(Parser)]
+#[command(name = "decapod", version, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(flatten)]
+    common: flags::Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a control plane and, unless --disable-agent, a node
+    Server(Box<flags::Server>),
+}
+
+fn main() -> ExitCode {
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("decapod: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start() -> anyhow::Result<()> {
+    let arguments = flags::with_config_file(std::env::args().collect())?;
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are no failures; anything else is, with exit code 1.
+            let code = i32::from(error.use_stderr());
+            error.print()?;
+            std::process::exit(code);
+        }
+    };
+    base::telemetry::init(arguments.common.log_format, "info");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
+    runtime.block_on(async {
+        match arguments.command {
+            Command::Server(flags) => server::run(*flags, arguments.common).await,
+        }
+    })
+}

@@ -19,7 +19,7 @@ mod scale;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use apiserver::resource::ResourceTable;
+use apiserver::resource::{CreateHandler, ResourceTable};
 use machinery::patch::Schema;
 
 pub use kubelets::Kubelets;
@@ -35,16 +35,21 @@ pub struct Options {
     /// Upstream's `--service-node-port-range`.
     pub node_ports: RangeInclusive<u16>,
     pub kubelets: Arc<Kubelets>,
-    /// Rows that belong to other rooms: reviews, tokens.
-    pub more: Vec<Row>,
+    /// Answers `serviceaccounts/NAME/token`.
+    pub tokens: Arc<dyn CreateHandler>,
 }
 
 /// The table of built-in resources.
 pub fn table(options: Options) -> ResourceTable {
-    let Options { schema, node_ports, kubelets, more } = options;
+    let Options { schema, node_ports, kubelets, tokens } = options;
     let plain = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row());
-    let wired = [core::pod::row(&kubelets), core::node::row(&kubelets), core::service::row(node_ports)];
-    let rows = plain.chain(wired).chain(more);
+    let wired = [
+        core::pod::row(&kubelets),
+        core::node::row(&kubelets),
+        core::service::row(node_ports),
+        core::service_account(tokens),
+    ];
+    let rows = plain.chain(wired);
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
@@ -56,7 +61,27 @@ mod tests {
         let client = transport::ClientOptions { insecure: true, ..Default::default() };
         let Ok(http) = transport::HttpClient::new(&client) else { panic!("a client without server is valid") };
         let kubelets = Arc::new(Kubelets::new(http));
-        Options { schema: None, node_ports: 30000..=32767, kubelets, more: vec![] }
+        Options { schema: None, node_ports: 30000..=32767, kubelets, tokens: Arc::new(NoTokens) }
+    }
+
+    struct NoTokens;
+
+    #[async_trait::async_trait]
+    impl CreateHandler for NoTokens {
+        fn codec(&self) -> &dyn machinery::object::Codec {
+            static CODEC: machinery::object::Typed<k8s_openapi::api::core::v1::Pod> = machinery::object::Typed::new();
+            &CODEC
+        }
+
+        async fn create(
+            &self,
+            _: &apiserver::Registry,
+            _: &apiserver::request::RequestContext,
+            _: &apiserver::request::Key,
+            _: Box<dyn machinery::Object>,
+        ) -> Result<apiserver::resource::Created, machinery::StatusError> {
+            Ok(apiserver::resource::Created::Success)
+        }
     }
 
     #[test]

@@ -114,7 +114,8 @@ impl Row {
         self
     }
 
-    pub(crate) fn build(mut self, schema: Option<Arc<dyn Schema>>) -> Resource {
+    /// The finished row.
+    pub fn build(mut self, schema: Option<Arc<dyn Schema>>) -> Resource {
         self.0.subresources.sort_by_key(|sub| sub.name);
         self.0.schema = schema;
         self.0

@@ -11,6 +11,8 @@ mod simple;
 
 use crate::Row;
 
+pub(crate) use simple::service_account;
+
 pub(crate) const ROWS: &[fn() -> Row] = &[
     simple::config_map,
     simple::endpoints,
@@ -22,5 +24,4 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     simple::replication_controller,
     simple::resource_quota,
     simple::secret,
-    simple::service_account,
 ];

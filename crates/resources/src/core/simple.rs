@@ -200,7 +200,7 @@ impl apiserver::resource::Strategy for SecretStrategy {
     }
 }
 
-pub(super) fn service_account() -> Row {
+pub(crate) fn service_account(tokens: std::sync::Arc<dyn apiserver::resource::CreateHandler>) -> Row {
     fn default(account: &mut ServiceAccount) {
         account.secrets.take_if(|secrets| secrets.is_empty());
         account.image_pull_secrets.take_if(|secrets| secrets.is_empty());
@@ -212,7 +212,11 @@ pub(super) fn service_account() -> Row {
         let count = account.secrets.as_ref().map_or(0, |secrets| secrets.len());
         vec![account.name().into(), count.into(), age(account)]
     }
-    Row::new::<ServiceAccount>(Simple::new(head, cells).default(default)).short(&["sa"])
+    let kind = Some(("authentication.k8s.io", "v1", "TokenRequest"));
+    let behaviour = apiserver::resource::Behaviour::Create(tokens);
+    Row::new::<ServiceAccount>(Simple::new(head, cells).default(default))
+        .short(&["sa"])
+        .sub("token", kind, &["create"], behaviour)
 }
 
 pub(super) fn persistent_volume_claim() -> Row {

@@ -1,0 +1,241 @@
+//! The API server put together: store, rows, identities, the listener.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use apiserver::authz::Authorizer;
+use apiserver::request::UserInfo;
+use apiserver::serve::Page;
+use auth::service_account::{ServiceAccounts, TokenKeys, TokenRequests};
+use auth::{Authenticators, Authorizers, Masters, Rbac, bootstrap_token, node, tokens, x509};
+use base::task::Tasks;
+use client::Client;
+use ipnet::IpNet;
+use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
+use pki::{Component, Pki, Profile, San};
+use resources::Row;
+use transport::tls::{ClientCerts, Identity, ServerTls};
+use transport::{ClientOptions, HttpClient, Limits, Listener};
+
+use crate::flags;
+
+/// What tokens of service accounts say they are from, and for.
+const ISSUER: &str = "https://kubernetes.default.svc";
+
+/// A running API server.
+pub struct ControlPlane {
+    pub server: apiserver::serve::Server,
+    pub port: u16,
+    pub address: IpAddr,
+}
+
+impl ControlPlane {
+    /// A client of this process with a component's identity: it enters the server's own filters.
+    pub fn client(&self, component: Component) -> Client {
+        let identity = component.identity();
+        let groups: Vec<&str> = identity.groups.iter().map(String::as_str).collect();
+        self.client_of(&identity.user, &groups)
+    }
+
+    pub fn client_of(&self, user: &str, groups: &[&str]) -> Client {
+        let mut user_info = UserInfo::new(user, groups);
+        user_info.groups.push(auth::ALL_AUTHENTICATED.into());
+        Client::new(self.server.local(user_info), user)
+    }
+
+    pub fn url(&self) -> String {
+        url(self.address, self.port)
+    }
+}
+
+pub fn url(address: IpAddr, port: u16) -> String {
+    format!("https://{}", SocketAddr::new(address, port))
+}
+
+/// Opens the store and serves the API. Returns as soon as requests are answered; the objects that
+/// every cluster has are there by then.
+pub async fn start(
+    flags: &flags::Server,
+    data_dir: &Path,
+    pki: &Pki,
+    address: IpAddr,
+    tasks: &Tasks,
+) -> anyhow::Result<ControlPlane> {
+    let wanted = SocketAddr::new(flags.bind_address, flags.https_listen_port);
+    let listener = Listener::tcp(wanted).await.with_context(|| {
+        format!("cannot listen on {wanted}; is another server running? --https-listen-port 0 picks a free port")
+    })?;
+    let port = listener.local_addr().context("a TCP listener has an address")?.port();
+    let store = open_store(flags, data_dir)?;
+    let keys = TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
+    let registry = registry(flags, store, pki, &keys, tasks)?;
+
+    let authorizers = authorizers(&registry, tasks).await;
+    let bearer = Arc::new(bearer_tokens(&registry, &keys));
+    add_reviews(&registry, &authorizers, &bearer);
+    let authenticators = Authenticators(vec![
+        Box::new(x509::X509::new(pki.cluster_ca.cert_pem())?),
+        Box::new(SharedTokens(bearer)),
+    ]);
+    let options = apiserver::serve::Options {
+        advertised: SocketAddr::new(address, port).to_string(),
+        pages: pages(&keys, address, port),
+        schemas: None,
+        ..apiserver::serve::Options::default()
+    };
+    let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];
+    let server = apiserver::serve::Server::new(registry.clone(), vec![Box::new(authenticators)], boxed, options);
+    let hooks = ["rbac/bootstrap-roles", "bootstrap-controller"].map(|name| server.health().hook(name));
+
+    let tls = server_tls(flags, pki, address)?;
+    let (service, stop) = (server.service(), tasks.stop_signal());
+    tasks.spawn_graceful("https", async move {
+        transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
+    });
+    let cluster = cluster_facts(flags, data_dir, pki, address, port)?;
+    resources::bootstrap::ensure(&registry, &cluster).await.context("cannot write the first objects")?;
+    auth::rbac::bootstrap::reconcile(&registry).await.context("cannot write the bootstrap roles")?;
+    hooks.iter().for_each(apiserver::health::Hook::done);
+    Ok(ControlPlane { server, port, address })
+}
+
+fn open_store(flags: &flags::Server, data_dir: &Path) -> anyhow::Result<Arc<dyn store::Store>> {
+    if let Some(endpoint) = &flags.datastore_endpoint {
+        bail!("--datastore-endpoint {endpoint}: only the embedded store is built in so far");
+    }
+    let directory = data_dir.join("store");
+    let options = store::backend::embedded::Options::default();
+    store::backend::embedded::Embedded::open(&directory, options)
+        .with_context(|| format!("cannot open the state store in {}", directory.display()))
+}
+
+fn registry(
+    flags: &flags::Server,
+    store: Arc<dyn store::Store>,
+    pki: &Pki,
+    keys: &TokenKeys,
+    tasks: &Tasks,
+) -> anyhow::Result<apiserver::Registry> {
+    let client = pki.component(Component::KubeletClient)?;
+    let http = HttpClient::new(&ClientOptions {
+        ca_pem: Some(pki.cluster_ca.cert_pem().to_owned()),
+        cert_pem: Some(client.cert_pem),
+        key_pem: Some(client.key_pem),
+        ..ClientOptions::default()
+    })?;
+    let table = resources::table(resources::Options {
+        schema: None,
+        node_ports: flags.service_node_port_range.clone(),
+        kubelets: Arc::new(resources::Kubelets::new(http)),
+        tokens: Arc::new(TokenRequests::new(keys.clone())),
+    });
+    let chain = admission::chain(&flags.enable_admission_plugins, &flags.disable_admission_plugins)
+        .map_err(anyhow::Error::msg)?;
+    Ok(apiserver::Registry::new(store, table, chain, tasks.clone()))
+}
+
+async fn authorizers(registry: &apiserver::Registry, tasks: &Tasks) -> Authorizers {
+    let (node, rbac) = tokio::join!(node::NodeAuthorizer::start(registry, tasks), Rbac::start(registry, tasks));
+    Authorizers(vec![Arc::new(Masters), Arc::new(node), Arc::new(rbac)])
+}
+
+fn bearer_tokens(registry: &apiserver::Registry, keys: &TokenKeys) -> tokens::BearerTokens {
+    let kinds: Vec<Box<dyn tokens::TokenAuthenticator>> = vec![
+        Box::new(ServiceAccounts::new(registry.clone(), keys.clone())),
+        Box::new(bootstrap_token::BootstrapTokens::new(registry.clone())),
+    ];
+    tokens::BearerTokens::new(kinds, keys.audiences().to_vec())
+}
+
+/// The bearer tokens, which both the filters and TokenReview ask.
+struct SharedTokens(Arc<tokens::BearerTokens>);
+
+#[async_trait::async_trait]
+impl apiserver::authn::Authenticator for SharedTokens {
+    async fn authenticate(
+        &self,
+        request: &http::request::Parts,
+    ) -> Result<Option<UserInfo>, apiserver::StatusError> {
+        self.0.authenticate(request).await
+    }
+}
+
+/// Rows that ask the authorizers, which in turn read the registry: they come last.
+fn add_reviews(registry: &apiserver::Registry, authorizers: &Authorizers, tokens: &Arc<tokens::BearerTokens>) {
+    use auth::reviews;
+    let ask: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
+    let rows = [
+        Row::new::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
+        Row::new::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(ask.clone())),
+        Row::new::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(ask.clone())),
+        Row::new::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
+        Row::new::<authentication::SelfSubjectReview>(reviews::SelfSubject),
+        Row::new::<authentication::TokenReview>(reviews::TokenReviews(tokens.clone())),
+    ];
+    let mut table = (*registry.resources()).clone();
+    for row in rows {
+        table.insert(Arc::new(row.review().build(None)));
+    }
+    registry.set_resources(table);
+}
+
+/// What others need to check service account tokens by themselves.
+fn pages(keys: &TokenKeys, address: IpAddr, port: u16) -> Vec<Page> {
+    let jwks_uri = format!("{}/openid/v1/jwks", url(address, port));
+    let page = |path: &str, content_type, body: serde_json::Value| Page {
+        path: path.into(),
+        content_type,
+        body: body.to_string().into(),
+    };
+    vec![
+        page("/.well-known/openid-configuration", "application/json", keys.openid_configuration(&jwks_uri)),
+        page("/openid/v1/jwks", "application/jwk-set+json", keys.jwks()),
+    ]
+}
+
+/// The server's certificate: every name that clients in and around the cluster use.
+fn server_tls(flags: &flags::Server, pki: &Pki, address: IpAddr) -> anyhow::Result<ServerTls> {
+    let domain = &flags.cluster_domain;
+    let mut names = vec![
+        "kubernetes".to_owned(),
+        "kubernetes.default".into(),
+        "kubernetes.default.svc".into(),
+        format!("kubernetes.default.svc.{domain}"),
+        "localhost".into(),
+        "127.0.0.1".into(),
+        "::1".into(),
+        address.to_string(),
+    ];
+    let first = |cidr: &IpNet| cidr.hosts().next().map(|ip| ip.to_string());
+    names.extend(flags.service_cidr.iter().filter_map(first));
+    if !flags.bind_address.is_unspecified() {
+        names.push(flags.bind_address.to_string());
+    }
+    names.extend(flags.tls_san.iter().cloned());
+    let sans: Vec<San> = names.iter().map(|name| San::parse(name)).collect();
+    let issued = pki.ensure("apiserver", &Profile::server("kube-apiserver", sans))?;
+    let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
+    Ok(transport::tls::server_tls(&identity, &ClientCerts::Request)?)
+}
+
+fn cluster_facts(
+    flags: &flags::Server,
+    data_dir: &Path,
+    pki: &Pki,
+    address: IpAddr,
+    port: u16,
+) -> anyhow::Result<resources::bootstrap::Cluster> {
+    let token = crate::token::of_server(flags.token.as_deref(), data_dir, pki)?.bootstrap();
+    Ok(resources::bootstrap::Cluster {
+        service_cidrs: flags.service_cidr.clone(),
+        addresses: vec![address],
+        port,
+        cluster_dns: flags.cluster_dns.clone(),
+        ca_pem: pki.cluster_ca.cert_pem().to_owned(),
+        front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),
+        bootstrap_token: Some((token.id, token.secret)),
+        server_url: url(address, port),
+    })
+}

@@ -1,0 +1,197 @@
+//! The command line of `decapod server` and `decapod agent`, close to k3s'.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use base::telemetry::LogFormat;
+use ipnet::IpNet;
+
+/// Flags that every command has.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Common {
+    /// Where everything that lasts is kept
+    #[arg(short = 'd', long, default_value = "/var/lib/decapod", global = true)]
+    pub data_dir: PathBuf,
+    /// text or json
+    #[arg(long, default_value = "text", value_parser = log_format, global = true)]
+    pub log_format: LogFormat,
+}
+
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("expected text or json".into()),
+    }
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct Server {
+    /// Address to listen on
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
+    pub bind_address: IpAddr,
+    /// Port of the API; 0 picks free ports for everything and prints them
+    #[arg(long, default_value_t = 6443)]
+    pub https_listen_port: u16,
+    /// Address that nodes and pods reach the API at [default: the node's address]
+    #[arg(long)]
+    pub advertise_address: Option<IpAddr>,
+    /// More names or addresses for the API's certificate
+    #[arg(long, value_delimiter = ',')]
+    pub tls_san: Vec<String>,
+    /// Where to write the administrator's kubeconfig [default: <data-dir>/kubeconfig]
+    #[arg(short = 'o', long)]
+    pub write_kubeconfig: Option<PathBuf>,
+    /// Mode of that file, in octal
+    #[arg(long, default_value = "600", value_parser = octal)]
+    pub write_kubeconfig_mode: u32,
+    /// Secret that nodes join with [default: made at the first start]
+    #[arg(long, env = "DECAPOD_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// Run no kubelet, proxy and DNS here
+    #[arg(long)]
+    pub disable_agent: bool,
+    /// Leave out: kube-scheduler, kube-controller-manager, kube-proxy, dns
+    #[arg(long, value_delimiter = ',', value_name = "COMPONENT")]
+    pub disable: Vec<String>,
+    /// Addresses of pods
+    #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
+    pub cluster_cidr: Vec<IpNet>,
+    /// Addresses of Services
+    #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
+    pub service_cidr: Vec<IpNet>,
+    /// Address of the cluster's DNS, inside the Service range
+    #[arg(long, value_delimiter = ',', default_value = "10.43.0.10")]
+    pub cluster_dns: Vec<IpAddr>,
+    #[arg(long, default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// Ports of NodePort Services
+    #[arg(long, default_value = "30000-32767", value_parser = port_range)]
+    pub service_node_port_range: RangeInclusive<u16>,
+    /// Keep the state elsewhere than in the embedded store
+    #[arg(long)]
+    pub datastore_endpoint: Option<String>,
+    /// Plugins to add to the default ones
+    #[arg(long, value_delimiter = ',')]
+    pub enable_admission_plugins: Vec<String>,
+    /// Plugins to leave out
+    #[arg(long, value_delimiter = ',')]
+    pub disable_admission_plugins: Vec<String>,
+    /// Flags from a YAML file; those on the command line win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub node: Node,
+}
+
+/// What concerns the node that this process is.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Node {
+    /// [default: the host's name]
+    #[arg(long)]
+    pub node_name: Option<String>,
+    /// Addresses of this node [default: that of the default route]
+    #[arg(long, value_delimiter = ',')]
+    pub node_ip: Vec<IpAddr>,
+    /// KEY=VALUE
+    #[arg(long, value_delimiter = ',')]
+    pub node_label: Vec<String>,
+    /// KEY=VALUE:EFFECT
+    #[arg(long, value_delimiter = ',')]
+    pub node_taint: Vec<String>,
+    /// Directory of manifests that this node runs by itself
+    #[arg(long)]
+    pub pod_manifest_path: Option<PathBuf>,
+    /// Socket of a CRI runtime, instead of the embedded one
+    #[arg(long)]
+    pub container_runtime_endpoint: Option<String>,
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8).map_err(|_| "expected an octal mode, as 600 or 0644".into())
+}
+
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let parse = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+    let (low, high) = text.split_once('-').ok_or("expected LOW-HIGH")?;
+    match (parse(low), parse(high)) {
+        (Some(low), Some(high)) if low <= high => Ok(low..=high),
+        _ => Err("expected LOW-HIGH, two ports in order".into()),
+    }
+}
+
+/// The arguments with those of a `--config FILE` put in front, so that the command line wins.
+/// Keys of the file are flag names; lists and maps of strings stand for repeated flags.
+pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
+    use anyhow::Context;
+    let Some(path) = config_path(&arguments) else { return Ok(arguments) };
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let settings: serde_json::Map<String, serde_json::Value> =
+        serde_saphyr::from_str(&text).with_context(|| format!("{path} is not a YAML map of flags"))?;
+    let mut extra = vec![];
+    for (key, value) in settings {
+        push_setting(&mut extra, &key, value).with_context(|| format!("{path}: {key}"))?;
+    }
+    // argv[0] and the command come first.
+    let mut all = arguments;
+    let at = all.len().min(2);
+    all.splice(at..at, extra);
+    Ok(all)
+}
+
+fn config_path(arguments: &[String]) -> Option<String> {
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--config" {
+            return arguments.next().cloned();
+        }
+        if let Some(path) = argument.strip_prefix("--config=") {
+            return Some(path.to_owned());
+        }
+    }
+    None
+}
+
+fn push_setting(extra: &mut Vec<String>, key: &str, value: serde_json::Value) -> anyhow::Result<()> {
+    use serde_json::Value;
+    match value {
+        Value::Null | Value::Bool(false) => {}
+        Value::Bool(true) => extra.push(format!("--{key}")),
+        Value::String(text) => extra.push(format!("--{key}={text}")),
+        Value::Number(number) => extra.push(format!("--{key}={number}")),
+        Value::Array(list) => {
+            for one in list {
+                push_setting(extra, key, one)?;
+            }
+        }
+        Value::Object(_) => anyhow::bail!("a map is no value of a flag"),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_become_flags() {
+        let mut extra = vec![];
+        for (key, value) in [
+            ("tls-san", serde_json::json!(["a", "b"])),
+            ("disable-agent", serde_json::json!(true)),
+            ("https-listen-port", serde_json::json!(7443)),
+        ] {
+            push_setting(&mut extra, key, value).expect("a flag");
+        }
+        assert_eq!(extra, ["--tls-san=a", "--tls-san=b", "--disable-agent", "--https-listen-port=7443"]);
+    }
+
+    #[test]
+    fn port_ranges_are_checked() {
+        assert_eq!(port_range("30000-32767"), Ok(30000..=32767));
+        for bad in ["1", "5-1", "0-10", "a-b"] {
+            assert!(port_range(bad).is_err(), "{bad}");
+        }
+    }
+}

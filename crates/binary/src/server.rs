@@ -1,0 +1,161 @@
+//! `decapod server`: every component of a control plane, and of a node, in one process.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use base::task::Tasks;
+use pki::{Component, Pki};
+use tokio::time::Instant;
+
+use crate::control_plane::{self, ControlPlane};
+use crate::flags::{Common, Server};
+
+/// What may be left out with `--disable`.
+const COMPONENTS: [&str; 4] = ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns"];
+/// Requests, watches and commits get this long at the end.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+
+pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    check(&flags)?;
+    let data_dir = prepare_data_dir(&common.data_dir)?;
+    let pki = Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
+    let address = advertised(&flags).await?;
+    let tasks = Tasks::new("server");
+    let control = control_plane::start(&flags, &data_dir, &pki, address, &tasks).await?;
+    let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
+    say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
+    start_controllers(&flags, &control, &pki, &tasks);
+    start_scheduler(&flags, &control, &tasks);
+    say(&format!("kubeconfig: {}", kubeconfig.display()));
+    if !flags.disable_agent {
+        crate::node::start(&flags, &data_dir, &pki, &control, &tasks).await?;
+    }
+    say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
+    say("Ctrl-C stops the control plane; pods keep running");
+    wait_for_signal(&tasks).await?;
+    say("stopping");
+    control.server.begin_shutdown();
+    tasks.shutdown(SHUTDOWN_LIMIT).await;
+    control.server.registry().store().close().await;
+    Ok(())
+}
+
+/// Progress for the person at the terminal.
+pub fn say(text: &str) {
+    println!("{text}");
+}
+
+fn check(flags: &Server) -> anyhow::Result<()> {
+    if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
+        bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
+    }
+    for dns in &flags.cluster_dns {
+        if !flags.service_cidr.iter().any(|cidr| cidr.contains(dns)) {
+            bail!("--cluster-dns {dns} is outside of --service-cidr");
+        }
+    }
+    if !flags.disable_agent && !nix::unistd::geteuid().is_root() {
+        bail!("running a node needs root; start as root, or with --disable-agent for the control plane alone");
+    }
+    Ok(())
+}
+
+/// Makes the directory, private to its owner, and returns its absolute path.
+fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let display = wanted.display();
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(wanted)
+        .with_context(|| format!("cannot make the data directory {display}; choose another with --data-dir"))?;
+    let path = wanted.canonicalize().with_context(|| format!("cannot read {display}"))?;
+    let pid = std::process::id().to_string();
+    std::fs::write(path.join("decapod.pid"), pid).with_context(|| format!("cannot write to {display}"))?;
+    Ok(path)
+}
+
+/// The address that others reach this server at.
+async fn advertised(flags: &Server) -> anyhow::Result<IpAddr> {
+    if let Some(address) = flags.advertise_address.or(flags.node.node_ip.first().copied()) {
+        return Ok(address);
+    }
+    if !flags.bind_address.is_unspecified() {
+        return Ok(flags.bind_address);
+    }
+    Ok(crate::node::primary_address().await.unwrap_or(IpAddr::from([127, 0, 0, 1])))
+}
+
+fn write_kubeconfig(
+    flags: &Server,
+    data_dir: &Path,
+    pki: &Pki,
+    control: &ControlPlane,
+) -> anyhow::Result<PathBuf> {
+    let admin = pki.component(Component::Admin)?;
+    let local = match flags.bind_address {
+        address if address.is_unspecified() => IpAddr::from([127, 0, 0, 1]),
+        address => address,
+    };
+    let server = control_plane::url(local, control.port);
+    let identity = Component::Admin.identity();
+    let config = pki::Kubeconfig::with_certificate(&server, pki.cluster_ca.cert_pem(), &identity.user, &admin);
+    // The one in the data directory is how the other commands find the cluster.
+    let own = data_dir.join("kubeconfig");
+    config.write(&own, 0o600)?;
+    let wanted = flags.write_kubeconfig.clone().unwrap_or(own);
+    config
+        .write(&wanted, flags.write_kubeconfig_mode)
+        .with_context(|| format!("cannot write the kubeconfig {}", wanted.display()))?;
+    Ok(wanted)
+}
+
+fn runs(flags: &Server, component: &str) -> bool {
+    !flags.disable.iter().any(|name| name == component)
+}
+
+fn start_controllers(flags: &Server, control: &ControlPlane, pki: &Pki, tasks: &Tasks) {
+    if !runs(flags, "kube-controller-manager") {
+        return;
+    }
+    let options = controllers::Options {
+        cluster_cidr: flags.cluster_cidr.first().map(ToString::to_string),
+        allocate_node_cidrs: true,
+        root_ca: Some(pki.cluster_ca.cert_pem().to_owned()),
+        signing_cert: Some(pki.cluster_ca.cert_pem().to_owned()),
+        signing_key: Some(pki.cluster_ca.key_pem().to_owned()),
+        ..controllers::Options::default()
+    };
+    let client = control.client(Component::ControllerManager);
+    let (stop, all) = (tasks.stop_signal(), ["*".to_owned()]);
+    tasks.spawn_graceful("kube-controller-manager", async move {
+        controllers::run(|_| client.clone(), &all, options, stop).await;
+    });
+}
+
+fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
+    if !runs(flags, "kube-scheduler") {
+        return;
+    }
+    let client = control.client(Component::Scheduler);
+    let stop = tasks.stop_signal();
+    tasks.spawn_graceful("kube-scheduler", async move {
+        scheduler::run(client, scheduler::Config::default(), stop).await;
+    });
+}
+
+/// Until Ctrl-C, SIGTERM, or the end of a task that must not end.
+async fn wait_for_signal(tasks: &Tasks) -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let broken = tasks.stop_signal();
+    tokio::select! {
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+        () = broken.wait() => bail!("a part of the server broke; see the log above"),
+    }
+}

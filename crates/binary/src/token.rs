@@ -1,0 +1,24 @@
+//! The secret that nodes join with: the one of the flag, or one made at the first start.
+
+use std::path::Path;
+
+use anyhow::Context;
+use pki::{JoinToken, Pki};
+
+const FILE: &str = "token";
+const LENGTH: usize = 32;
+
+/// The server's token, with the hash of its authority in front; kept in `<data-dir>/token`.
+pub fn of_server(flag: Option<&str>, data_dir: &Path, pki: &Pki) -> anyhow::Result<JoinToken> {
+    let path = data_dir.join(FILE);
+    let secret = match flag {
+        Some(text) => JoinToken::parse(text).context("--token")?.secret,
+        None => match std::fs::read_to_string(&path) {
+            Ok(text) => JoinToken::parse(&text).with_context(|| path.display().to_string())?.secret,
+            Err(_) => pki::random_token(LENGTH),
+        },
+    };
+    let token = JoinToken { ca_hash: Some(pki.cluster_ca.fingerprint()), secret };
+    pki::write_private(&path, token.to_string().as_bytes(), 0o600)?;
+    Ok(token)
+}
