@@ -43,6 +43,7 @@ mod probe;
 mod resources;
 mod runtime;
 mod sandbox;
+mod server;
 mod start;
 mod static_pods;
 mod status;
@@ -98,9 +99,21 @@ pub async fn run(
 async fn start(
     client: Client,
     runtime: Arc<dyn cri::Runtime>,
-    config: Config,
+    mut config: Config,
     tasks: &Tasks,
 ) -> Result<(), Error> {
+    let listener = match config.server_tls {
+        Some(_) => Some(server::bind(config.bind_address).await?),
+        None => None,
+    };
+    let health_listener = match config.healthz_address {
+        Some(address) => Some(server::bind(address).await?),
+        None => None,
+    };
+    // Port 0 asked for a free one: the node object tells which it became.
+    if let Some(address) = listener.as_ref().and_then(|l| l.local_addr()) {
+        config.bind_address = address;
+    }
     let informers = Informers::new(client.clone(), tasks.clone());
     let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={}", config.node_name), "");
     let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
@@ -143,6 +156,13 @@ async fn start(
     tasks.spawn("node-status", node::keep_status(context.clone(), hurry, health));
     tasks.spawn_graceful("node-lease", node::keep_lease(context.clone(), tasks.stop_signal()));
     follow_pods(&context, &set, nodes);
+    let server = server::Server::new(context, set, tasks.clone());
+    if let Some(listener) = listener {
+        server.listen(listener);
+    }
+    if let Some(listener) = health_listener {
+        server.listen_health(listener);
+    }
     Ok(())
 }
 

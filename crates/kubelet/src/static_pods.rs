@@ -149,9 +149,9 @@ pub async fn watch(path: PathBuf, node_name: String, changed: impl Fn(BTreeMap<S
             last = Some(now);
         }
         match &events {
-            Some(inotify) => {
+            Some(watcher) => {
                 tokio::select! {
-                    () = wait(inotify) => tokio::time::sleep(SETTLE).await,
+                    () = watcher.changed() => tokio::time::sleep(SETTLE).await,
                     () = tokio::time::sleep(RESCAN) => {}
                 }
             }
@@ -164,34 +164,44 @@ pub async fn watch(path: PathBuf, node_name: String, changed: impl Fn(BTreeMap<S
     }
 }
 
-/// For the executor, which wants the bare number.
-struct Watched(Inotify);
+/// Tells of changes in a directory.
+pub struct Watcher(AsyncFd<Bare>);
 
-impl AsRawFd for Watched {
+/// For the executor, which wants the bare number.
+struct Bare(Inotify);
+
+impl AsRawFd for Bare {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 }
 
-fn open(path: &Path) -> Option<AsyncFd<Watched>> {
-    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
+impl Watcher {
+    /// `None` where the directory does not exist or the kernel has no watches left.
+    pub fn open(directory: &Path, flags: AddWatchFlags) -> Option<Self> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
+        inotify.add_watch(directory, flags).ok()?;
+        // SAFETY: `Bare` owns its descriptor, which stays the same and open until it is dropped.
+        unsafe { AsyncFd::register(Bare(inotify)) }.ok().map(Self)
+    }
+
+    /// Resolves after a change. Which file it was does not matter: callers look at all.
+    pub async fn changed(&self) {
+        if let Ok(mut ready) = self.0.readable().await {
+            let _ = self.0.get_ref().0.read_events();
+            ready.clear_ready();
+        }
+    }
+}
+
+fn open(path: &Path) -> Option<Watcher> {
     let flags = AddWatchFlags::IN_CREATE
         | AddWatchFlags::IN_CLOSE_WRITE
         | AddWatchFlags::IN_DELETE
         | AddWatchFlags::IN_MOVED_TO
         | AddWatchFlags::IN_MOVED_FROM
         | AddWatchFlags::IN_MODIFY;
-    inotify.add_watch(path, flags).ok()?;
-    // SAFETY: `Watched` owns its descriptor, which stays the same and open until it is dropped.
-    unsafe { AsyncFd::register(Watched(inotify)) }.ok()
-}
-
-async fn wait(inotify: &AsyncFd<Watched>) {
-    if let Ok(mut ready) = inotify.readable().await {
-        // Which file it was does not matter: all are read again.
-        let _ = inotify.get_ref().0.read_events();
-        ready.clear_ready();
-    }
+    Watcher::open(path, flags)
 }
 
 #[cfg(test)]
