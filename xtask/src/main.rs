@@ -5,6 +5,7 @@
 //! Invariant: nothing is installed without a line that says so, and nothing outside the target
 //! directory and the cache directory is left behind.
 
+mod facts;
 mod foreign;
 mod measure;
 mod packages;
@@ -24,6 +25,7 @@ usage: cargo xtask COMMAND
                unit and integration tests, the end-to-end story
   tidy         check the house rules that the compiler does not know
   kubectl      build the foreign kubectl that the tests use, once, and print its path
+  facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
   measure      print the figures of docs/performance.md";
 
 fn main() -> ExitCode {
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         "test" => test::run(),
         "tidy" => tidy::run(),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
+        "facts" => facts::run(&rest),
         "measure" => measure::run(&rest),
         _ => Err(USAGE.to_owned()),
     };

@@ -1,1 +1,35 @@
-//! To be written.
+//! The built-in kinds: their types (re-exported), their schemas, and the facts about their fields
+//! that the types lack.
+//!
+//! Invariants: no I/O; facts come from `facts/*.tsv`, which an xtask derives from published data;
+//! nothing here is generated at build time.
+
+pub mod facts;
+pub mod schema;
+
+pub use k8s_openapi;
+
+/// Groups in the order of discovery: by upstream's group priorities.
+pub const GROUP_ORDER: &[&str] = &[
+    "",
+    "apiregistration.k8s.io",
+    "apps",
+    "events.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "networking.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "storage.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "scheduling.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "discovery.k8s.io",
+    "resource.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+];
