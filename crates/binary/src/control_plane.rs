@@ -24,7 +24,8 @@ use crate::flags;
 /// What tokens of service accounts say they are from, and for.
 const ISSUER: &str = "https://kubernetes.default.svc";
 
-/// A running API server.
+/// A running API server. Clones are the same one.
+#[derive(Clone)]
 pub struct ControlPlane {
     pub server: apiserver::serve::Server,
     pub port: u16,

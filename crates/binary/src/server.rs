@@ -129,10 +129,19 @@ fn start_controllers(flags: &Server, control: &ControlPlane, pki: &Pki, tasks: &
         signing_key: Some(pki.cluster_ca.key_pem().to_owned()),
         ..controllers::Options::default()
     };
-    let client = control.client(Component::ControllerManager);
+    let own = control.client(Component::ControllerManager);
+    let control = control.clone();
+    // As upstream with --use-service-account-credentials: each controller may do what its role says.
+    let client_for = move |component: &str| match component {
+        "kube-controller-manager" => own.clone(),
+        other => control.client_of(
+            &format!("system:serviceaccount:kube-system:{other}"),
+            &["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+        ),
+    };
     let (stop, all) = (tasks.stop_signal(), ["*".to_owned()]);
     tasks.spawn_graceful("kube-controller-manager", async move {
-        controllers::run(|_| client.clone(), &all, options, stop).await;
+        controllers::run(client_for, &all, options, stop).await;
     });
 }
 
