@@ -237,7 +237,7 @@ where
     // Wait for the client's farewell: closing with unread input would reset the connection and
     // take the Status along.
     let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
-    let farewell = async { tokio::join!(sink.close(), goodbye) };
+    let farewell = async { tokio::join!(sink.send(crate::ws::farewell()), goodbye) };
     let _ = tokio::time::timeout(GOODBYE, farewell).await;
     Ok(())
 }
@@ -372,7 +372,7 @@ where
             outcome = output => outcome,
             Err(error) = client_output(format, &mut sink, stdin_pump, resize_pump) => Err(error),
         };
-        let _ = tokio::time::timeout(GOODBYE, sink.close()).await;
+        let _ = tokio::time::timeout(GOODBYE, sink.send(crate::ws::farewell())).await;
         outcome
     };
     (session, pump)

@@ -314,7 +314,7 @@ async fn websocket_forwards(
         () = receive => Ok(()),
         (_, sent) = async { tokio::join!(futures::future::join_all(outputs), send) } => sent,
     };
-    let _ = tokio::time::timeout(ws::GOODBYE, sink.close()).await;
+    let _ = tokio::time::timeout(ws::GOODBYE, sink.send(ws::farewell())).await;
     sent
 }
 

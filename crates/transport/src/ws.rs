@@ -18,6 +18,8 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use crate::client::{ClientError, HttpClient};
 use crate::upgrade::{Upgrade, UpgradedIo};
 
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 pub use tokio_tungstenite::tungstenite::{Error, Message};
 
 /// A WebSocket over any byte stream: a `Stream` and `Sink` of [`Message`]s.
@@ -151,17 +153,23 @@ pub async fn connect(
     Ok((client(io).await, chosen.to_owned()))
 }
 
+/// The end of all that was to be said. Without a code the peer takes it for a failure.
+pub fn farewell() -> Message {
+    Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
+}
+
 /// A byte stream in a WebSocket's binary messages: how SPDY is tunnelled. Message borders mean
 /// nothing; closing is the end.
 pub struct Tunnel<S = UpgradedIo> {
     socket: WebSocket<S>,
     /// The rest of the message that is being read.
     unread: Bytes,
+    has_said_farewell: bool,
 }
 
 impl<S> Tunnel<S> {
     pub fn new(socket: WebSocket<S>) -> Self {
-        Self { socket, unread: Bytes::new() }
+        Self { socket, unread: Bytes::new(), has_said_farewell: false }
     }
 }
 
@@ -213,10 +221,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match std::task::ready!(self.socket.poll_close_unpin(cx)) {
-            Ok(()) | Err(Error::ConnectionClosed | Error::AlreadyClosed) => Poll::Ready(Ok(())),
-            Err(error) => Poll::Ready(Err(io_error(error))),
+        let ended = |result| match result {
+            Ok(()) | Err(Error::ConnectionClosed | Error::AlreadyClosed) => Ok(()),
+            Err(error) => Err(io_error(error)),
+        };
+        if !self.has_said_farewell {
+            let ready = std::task::ready!(self.socket.poll_ready_unpin(cx));
+            if ready.is_err() {
+                return Poll::Ready(ended(ready));
+            }
+            self.has_said_farewell = true;
+            let sent = self.socket.start_send_unpin(farewell());
+            if sent.is_err() {
+                return Poll::Ready(ended(sent));
+            }
         }
+        self.socket.poll_flush_unpin(cx).map(ended)
     }
 }
 

@@ -234,6 +234,8 @@ impl Deflater {
             out.put_u16_le(!length);
             out.put_slice(chunk);
         }
+        // An empty stored block: only there Go's inflater hands out what it has.
+        out.put_slice(&[0, 0, 0, 0xff, 0xff]);
         out.to_vec()
     }
 }
