@@ -69,7 +69,9 @@ pub struct Context {
 pub struct Descriptor {
     /// Upstream's name, as in `--controllers`.
     pub name: &'static str,
-    /// The source of its events, and its identity's name where each has its own.
+    /// The service account in kube-system whose rights it needs, where each has its own.
+    pub account: &'static str,
+    /// The source of its events.
     pub component: &'static str,
     /// Subscribes and spawns; returns at once.
     pub start: fn(Context),
@@ -84,6 +86,12 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::serviceaccount::DESCRIPTOR,
     crate::root_ca::DESCRIPTOR,
     crate::namespace::DESCRIPTOR,
+    crate::node_ipam::DESCRIPTOR,
+    crate::node_lifecycle::DESCRIPTOR,
+    crate::taint_eviction::DESCRIPTOR,
+    crate::pod_gc::DESCRIPTOR,
+    crate::certificates::APPROVER,
+    crate::certificates::SIGNER,
     crate::garbage::DESCRIPTOR,
 ];
 
@@ -97,8 +105,8 @@ fn is_enabled(selection: &[String], name: &str) -> bool {
 }
 
 /// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
-/// `kube-controller-manager` for the shared caches and events, then each controller's component
-/// name (upstream's `--use-service-account-credentials`); one client for all is fine.
+/// `kube-controller-manager` for the shared caches and events, then each controller's account
+/// (upstream's `--use-service-account-credentials`); one client for all is fine.
 pub async fn run(client_for: impl Fn(&str) -> Client, selection: &[String], options: Options, stop: Stop) {
     let tasks = Tasks::new("kube-controller-manager");
     let client = client_for("kube-controller-manager");
@@ -109,7 +117,7 @@ pub async fn run(client_for: impl Fn(&str) -> Client, selection: &[String], opti
     for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name)) {
         assert!(started.insert(row.name), "a controller has one row");
         (row.start)(Context {
-            client: client_for(row.component),
+            client: client_for(row.account),
             informers: informers.clone(),
             events: events.for_component(row.component),
             tasks: tasks.clone(),

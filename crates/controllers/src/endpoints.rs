@@ -14,8 +14,12 @@ use crate::context::{Context, Descriptor};
 use crate::endpointslice::{HEADLESS, target};
 use crate::{pod, service};
 
-pub const DESCRIPTOR: Descriptor =
-    Descriptor { name: "endpoints-controller", component: "endpoint-controller", start };
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "endpoints-controller",
+    account: "endpoint-controller",
+    component: "endpoint-controller",
+    start,
+};
 
 const WORKERS: usize = 5;
 const MAX_ADDRESSES: usize = 1000;

@@ -26,6 +26,7 @@ use crate::{owner, pod, service};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "endpointslice-controller",
+    account: "endpointslice-controller",
     component: "endpoint-slice-controller",
     start,
 };

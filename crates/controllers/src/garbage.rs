@@ -34,6 +34,7 @@ use crate::context::{Context, Descriptor};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "garbage-collector-controller",
+    account: "generic-garbage-collector",
     component: "generic-garbage-collector",
     start,
 };

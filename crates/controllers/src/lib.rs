@@ -7,6 +7,7 @@
 //! Invariants: reconciles are idempotent and get a key and no hint; decisions are pure; events wake
 //! controllers, nothing polls where an event serves.
 
+mod certificates;
 mod context;
 mod deployment;
 mod endpoints;
@@ -14,11 +15,15 @@ mod endpointslice;
 mod expectations;
 mod garbage;
 mod namespace;
+mod node_ipam;
+mod node_lifecycle;
 mod owner;
 mod pod;
+mod pod_gc;
 mod replicaset;
 mod root_ca;
 mod service;
 mod serviceaccount;
+mod taint_eviction;
 
 pub use context::{CONTROLLERS, Context, Descriptor, Options, run};

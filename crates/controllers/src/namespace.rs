@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::discovery::{self, Discovered};
-use client::{Client, Error, ErrorExt, Lister, Outcome, RawEvent, Result, WorkQueue, spawn_workers};
+use client::{Api, Client, Error, ErrorExt, Lister, Outcome, PostParams, RawEvent, Result, WorkQueue, spawn_workers};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition, Pod};
@@ -20,8 +20,12 @@ use serde_json::json;
 
 use crate::context::{Context, Descriptor};
 
-pub const DESCRIPTOR: Descriptor =
-    Descriptor { name: "namespace-controller", component: "namespace-controller", start };
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "namespace-controller",
+    account: "namespace-controller",
+    component: "namespace-controller",
+    start,
+};
 
 const WORKERS: usize = 10;
 const FINALIZER: &str = "kubernetes";
@@ -203,10 +207,12 @@ impl Controller {
             return Ok(());
         }
         let name = namespace.metadata.name.as_deref().unwrap_or_default();
-        let body = json!({"status": {"phase": "Terminating", "conditions": new}}).to_string();
-        let path = format!("/api/v1/namespaces/{name}/status");
-        let patch = "application/merge-patch+json";
-        match self.client.call(Method::PATCH, &path, patch, body).await {
+        let mut updated = namespace.clone();
+        let status = updated.status.get_or_insert_default();
+        status.phase = Some("Terminating".into());
+        status.conditions = Some(new);
+        let api: Api<Namespace> = self.client.api(None);
+        match api.replace_status(name, &PostParams::default(), &updated).await {
             Err(error) if error.is_not_found() => Ok(()),
             done => done.map(drop),
         }

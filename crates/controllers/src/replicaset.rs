@@ -26,8 +26,12 @@ use crate::expectations::Expectations;
 use crate::owner::{self, Claim};
 use crate::pod::{self, Availability};
 
-pub const DESCRIPTOR: Descriptor =
-    Descriptor { name: "replicaset-controller", component: "replicaset-controller", start };
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "replicaset-controller",
+    account: "replicaset-controller",
+    component: "replicaset-controller",
+    start,
+};
 
 const BURST: usize = 500;
 const WORKERS: usize = 5;

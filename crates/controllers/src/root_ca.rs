@@ -15,6 +15,7 @@ use crate::serviceaccount::is_active;
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "root-ca-certificate-publisher-controller",
+    account: "root-ca-cert-publisher",
     component: "root-ca-cert-publisher",
     start,
 };

@@ -13,6 +13,7 @@ use crate::context::{Context, Descriptor};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "serviceaccount-controller",
+    account: "service-account-controller",
     component: "service-account-controller",
     start,
 };

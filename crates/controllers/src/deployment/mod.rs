@@ -28,8 +28,12 @@ use crate::context::{Context, Descriptor};
 use crate::owner::{self, Claim};
 use plan::{Action, Observed, Plan};
 
-pub const DESCRIPTOR: Descriptor =
-    Descriptor { name: "deployment-controller", component: "deployment-controller", start };
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "deployment-controller",
+    account: "deployment-controller",
+    component: "deployment-controller",
+    start,
+};
 
 const WORKERS: usize = 5;
 

@@ -1,0 +1,337 @@
+//! Notices nodes that fall silent, and tells the cluster by conditions and taints.
+//!
+//! In: nodes, their leases. Out: conditions `Unknown`, taints, pods' `Ready=False`.
+//! Upstream: `pkg/controller/nodelifecycle`. A heartbeat is a change of the lease or of the Ready
+//! condition's heartbeat time, timed by our clock.
+//!
+//! Invariants: the work of a node that beats costs nothing but the lease's event; while no node at
+//! all is ready, nothing is evicted: then it is more likely we who are cut off.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use client::{Api, ErrorExt, Event, EventType, Lister, Outcome, Patch, PatchParams, PostParams, Result, WorkQueue, spawn_workers};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod, Taint};
+use machinery::Time;
+use machinery::selector::Selector;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::context::{Context, Descriptor};
+use crate::pod;
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "node-lifecycle-controller",
+    account: "node-controller",
+    component: "node-controller",
+    start,
+};
+
+const WORKERS: usize = 8;
+const LEASES: &str = "kube-node-lease";
+/// Between two nodes newly marked for eviction. Upstream: `--node-eviction-rate` 0.1.
+const EVICTION_PACE: Duration = Duration::from_secs(10);
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+/// Taints that this controller adds and removes, by what makes them due.
+const CONDITION_TAINTS: [(&str, &str, &str); 6] = [
+    ("Ready", "False", NOT_READY),
+    ("Ready", "Unknown", UNREACHABLE),
+    ("MemoryPressure", "True", "node.kubernetes.io/memory-pressure"),
+    ("DiskPressure", "True", "node.kubernetes.io/disk-pressure"),
+    ("PIDPressure", "True", "node.kubernetes.io/pid-pressure"),
+    ("NetworkUnavailable", "True", "node.kubernetes.io/network-unavailable"),
+];
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+
+struct Controller {
+    context: Context,
+    nodes: Lister<Node>,
+    pods: Lister<Pod>,
+    /// Guards what was heard of each node, and when by our clock.
+    heard: Mutex<HashMap<String, Heard>>,
+    /// Guards when the next node may be marked for eviction.
+    next_eviction: Mutex<Instant>,
+}
+
+#[derive(Clone, Default)]
+struct Heard {
+    lease: Option<Timestamp>,
+    status: Option<Timestamp>,
+    at: Option<Instant>,
+}
+
+fn start(context: Context) {
+    let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
+    let leases = context.informers.scoped::<Lease>(Some(LEASES), "", "");
+    pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+    let queue: WorkQueue<Arc<str>> = WorkQueue::new("node-lifecycle");
+    let controller = Arc::new(Controller {
+        nodes: nodes.lister(),
+        pods: pods.lister(),
+        heard: Mutex::default(),
+        next_eviction: Mutex::new(Instant::now()),
+        context,
+    });
+    let (this, adds) = (controller.clone(), queue.clone());
+    nodes.subscribe(move |event| {
+        this.node_event(event);
+        adds.add(event.key().name);
+    });
+    let (this, adds) = (controller.clone(), queue.clone());
+    leases.subscribe(move |event| {
+        let lease = event.object();
+        let name = lease.metadata.name.as_deref().unwrap_or_default();
+        let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
+        // The pending look finds the node alive: waking for every beat is needless.
+        if this.hear(name, |heard| std::mem::replace(&mut heard.lease, renewed) != renewed) {
+            adds.add(name.into());
+        }
+    });
+    let tasks = controller.context.tasks.clone();
+    tasks.clone().spawn("node-lifecycle", async move {
+        nodes.synced().await;
+        pods.synced().await;
+        leases.synced().await;
+        spawn_workers(&tasks, &queue, WORKERS, move |name: Arc<str>| {
+            let this = controller.clone();
+            async move { this.reconcile(&name).await }
+        });
+    });
+}
+
+impl Controller {
+    fn node_event(&self, event: &Event<Node>) {
+        let node = event.object();
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        if event.is_deleted() {
+            self.heard.lock().expect("no panic while held").remove(name);
+            return;
+        }
+        let beat = condition(node, "Ready").filter(|ready| ready.status != "Unknown");
+        let beat = beat.and_then(|ready| ready.last_heartbeat_time.as_ref()).map(|time| time.0);
+        if beat.is_some() {
+            self.hear(name, |heard| std::mem::replace(&mut heard.status, beat) != beat);
+        }
+    }
+
+    /// True if the node was silent before.
+    fn hear(&self, name: &str, update: impl Fn(&mut Heard) -> bool) -> bool {
+        let mut all = self.heard.lock().expect("no panic while held");
+        let heard = all.entry(name.to_owned()).or_default();
+        let grace = self.context.options.node_monitor_grace_period;
+        let was_silent = heard.at.is_none_or(|at| at.elapsed() > grace);
+        if update(heard) {
+            heard.at = Some(Instant::now());
+            return was_silent;
+        }
+        false
+    }
+
+    async fn reconcile(&self, name: &str) -> Result<Outcome> {
+        let Some(node) = self.nodes.get("", name) else {
+            return Ok(Outcome::Done);
+        };
+        let heard = self.heard.lock().expect("no panic while held").get(name).cloned().unwrap_or_default();
+        let options = &self.context.options;
+        let ever = heard.at.is_some();
+        let grace = if ever { options.node_monitor_grace_period } else { options.node_startup_grace_period };
+        let now = base::clock::now_seconds();
+        let silent = match heard.at {
+            Some(at) => at.elapsed(),
+            None => {
+                let since = node.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
+                Duration::try_from(now.duration_since(since)).unwrap_or_default()
+            }
+        };
+        let mut node = (*node).clone();
+        if silent > grace && mark_unknown(&mut node, ever, now) {
+            node = self.write_status(name, &node).await?;
+            let message = format!("Node {name} status is now: NodeNotReady");
+            self.context.events.event(&node, EventType::Normal, "NodeNotReady", message);
+        }
+        let delay = self.write_taints(name, &node, now).await?;
+        if ready_status(&node) != "True" {
+            self.mark_pods(name).await?;
+        }
+        let check = grace.saturating_sub(silent).max(options.node_monitor_period);
+        Ok(Outcome::After(delay.map_or(check, |delay| delay.min(check))))
+    }
+
+    async fn write_status(&self, name: &str, node: &Node) -> Result<Node> {
+        let api: Api<Node> = self.context.client.api(None);
+        api.replace_status(name, &PostParams::default(), node).await
+    }
+
+    /// The taints that are due; how long to wait if eviction must.
+    async fn write_taints(&self, name: &str, node: &Node, now: Timestamp) -> Result<Option<Duration>> {
+        let all = self.nodes.list(None, &Selector::everything());
+        let any_ready = all.iter().any(|one| ready_status(one) == "True");
+        let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+        let mut new = taints(node, &old, any_ready, now);
+        let evicts = |taints: &[Taint]| taints.iter().any(|one| one.effect == "NoExecute" && is_ours(one));
+        let mut delay = None;
+        if evicts(&new) && !evicts(&old) {
+            delay = self.eviction_delay();
+            if delay.is_some() {
+                new.retain(|one| !(one.effect == "NoExecute" && is_ours(one)));
+            }
+        }
+        if same_taints(&old, &new) {
+            return Ok(delay);
+        }
+        let version = node.metadata.resource_version.as_deref();
+        let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"taints": new}});
+        let api: Api<Node> = self.context.client.api(None);
+        api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(delay)
+    }
+
+    /// `None`: now, and the next one waits.
+    fn eviction_delay(&self) -> Option<Duration> {
+        let mut next = self.next_eviction.lock().expect("no panic while held");
+        let now = Instant::now();
+        if *next > now {
+            return Some(*next - now);
+        }
+        *next = now + EVICTION_PACE;
+        None
+    }
+
+    /// The pods of a node that is not ready are not ready either.
+    async fn mark_pods(&self, name: &str) -> Result<()> {
+        for pod in self.pods.by_index("node", name) {
+            let Some(ready) = pod::condition(&pod, "Ready").filter(|ready| ready.status != "False") else {
+                continue;
+            };
+            let mut condition = ready.clone();
+            condition.status = "False".into();
+            condition.last_transition_time = Some(Time(base::clock::now_seconds()));
+            let patch = json!({"status": {"conditions": [condition]}, "metadata": {"uid": pod.metadata.uid}});
+            let api: Api<Pod> = self.context.client.api(pod.metadata.namespace.as_deref());
+            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            match api.patch_status(pod_name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
+                Ok(_) => self.context.events.event(&*pod, EventType::Warning, "NodeNotReady", "Node is not ready"),
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
+    node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
+}
+
+fn ready_status(node: &Node) -> &str {
+    condition(node, "Ready").map_or("Unknown", |ready| ready.status.as_str())
+}
+
+fn is_ours(taint: &Taint) -> bool {
+    taint.key == NOT_READY || taint.key == UNREACHABLE
+}
+
+/// Sets the kubelet's conditions to Unknown. True if something changed. Pure.
+fn mark_unknown(node: &mut Node, ever: bool, now: Timestamp) -> bool {
+    let conditions = node.status.get_or_insert_default().conditions.get_or_insert_default();
+    let mut changed = false;
+    for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+        match conditions.iter_mut().find(|condition| condition.type_ == kind) {
+            Some(known) if known.status == "Unknown" => {}
+            Some(known) => {
+                known.status = "Unknown".into();
+                known.reason = Some("NodeStatusUnknown".into());
+                known.message = Some("Kubelet stopped posting node status.".into());
+                known.last_transition_time = Some(Time(now));
+                changed = true;
+            }
+            None if !ever => {
+                conditions.push(NodeCondition {
+                    type_: kind.into(),
+                    status: "Unknown".into(),
+                    reason: Some("NodeStatusNeverUpdated".into()),
+                    message: Some("Kubelet never posted node status.".into()),
+                    last_heartbeat_time: None,
+                    last_transition_time: Some(Time(now)),
+                });
+                changed = true;
+            }
+            None => {}
+        }
+    }
+    changed
+}
+
+/// The taints that the node should have: ours by its conditions, others as they are. Pure.
+fn taints(node: &Node, old: &[Taint], evict: bool, now: Timestamp) -> Vec<Taint> {
+    let mut due: BTreeMap<(String, String), ()> = BTreeMap::new();
+    for (kind, status, key) in CONDITION_TAINTS {
+        let found = condition(node, kind).is_some_and(|one| one.status == status);
+        if found {
+            due.insert((key.into(), "NoSchedule".into()), ());
+            if evict && kind == "Ready" {
+                due.insert((key.into(), "NoExecute".into()), ());
+            }
+        }
+    }
+    if node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true) {
+        due.insert((UNSCHEDULABLE.into(), "NoSchedule".into()), ());
+    }
+    let managed = |taint: &Taint| {
+        let conditional = CONDITION_TAINTS.iter().any(|(_, _, key)| *key == taint.key) || taint.key == UNSCHEDULABLE;
+        conditional && (taint.effect == "NoSchedule" || (taint.effect == "NoExecute" && is_ours(taint)))
+    };
+    let mut all = vec![];
+    for taint in old {
+        let place = (taint.key.clone(), taint.effect.clone());
+        if !managed(taint) || due.remove(&place).is_some() {
+            all.push(taint.clone());
+        }
+    }
+    all.extend(due.into_keys().map(|(key, effect)| Taint { key, effect, time_added: Some(Time(now)), value: None }));
+    all
+}
+
+fn same_taints(a: &[Taint], b: &[Taint]) -> bool {
+    a.len() == b.len() && a.iter().all(|one| b.contains(one))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::from_value;
+
+    use super::*;
+
+    #[test]
+    fn conditions_become_taints() {
+        let now = Timestamp::from_second(1000).unwrap();
+        let check = |ready: &str, evict: bool, expected: &[(&str, &str)]| {
+            let node: Node = from_value(json!({"metadata": {"name": "n"}, "spec": {"unschedulable": false,
+                "taints": [{"key": "own", "effect": "NoSchedule"}, {"key": NOT_READY, "effect": "NoSchedule"}]},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+            .unwrap();
+            let old = node.spec.clone().unwrap().taints.unwrap();
+            let new = taints(&node, &old, evict, now);
+            let found: Vec<_> = new.iter().map(|one| (one.key.as_str(), one.effect.as_str())).collect();
+            assert_eq!(found, expected, "{ready}");
+        };
+        check("True", true, &[("own", "NoSchedule")]);
+        check("False", true, &[("own", "NoSchedule"), (NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")]);
+        check("Unknown", true, &[("own", "NoSchedule"), (UNREACHABLE, "NoExecute"), (UNREACHABLE, "NoSchedule")]);
+        check("Unknown", false, &[("own", "NoSchedule"), (UNREACHABLE, "NoSchedule")]);
+    }
+
+    #[test]
+    fn a_silent_node_is_unknown_once() {
+        let now = Timestamp::from_second(1000).unwrap();
+        let mut node: Node =
+            from_value(json!({"metadata": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})).unwrap();
+        assert!(mark_unknown(&mut node, true, now));
+        assert_eq!(ready_status(&node), "Unknown");
+        assert!(!mark_unknown(&mut node, true, now));
+    }
+}
