@@ -132,7 +132,7 @@ impl<'a> Builder<'a> {
 
     /// A reference, noted for the definitions; without a schema, any object.
     fn reference(&mut self, name: &str) -> Value {
-        if self.schemas.definition(name).is_none() {
+        if !self.schemas.knows(name) {
             return json!({ "type": "object" });
         }
         self.needed.insert(name.to_owned());

@@ -28,6 +28,9 @@ pub trait SchemaSource: Send + Sync {
     /// The definition of a kind, as `io.k8s.api.apps.v1.Deployment`.
     fn definition_name(&self, group: &str, version: &str, kind: &str) -> Option<String>;
 
+    /// Is there a definition of this name?
+    fn knows(&self, name: &str) -> bool;
+
     /// One definition, `x-kubernetes-*` extensions included.
     fn definition(&self, name: &str) -> Option<Value>;
 
@@ -41,6 +44,10 @@ struct NoSchemas;
 impl SchemaSource for NoSchemas {
     fn definition_name(&self, _: &str, _: &str, _: &str) -> Option<String> {
         None
+    }
+
+    fn knows(&self, _: &str) -> bool {
+        false
     }
 
     fn definition(&self, _: &str) -> Option<Value> {
