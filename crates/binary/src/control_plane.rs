@@ -83,7 +83,8 @@ pub async fn start(
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         pages: pages(&keys, address, port),
-        schemas: None,
+        group_order: api::GROUP_ORDER,
+        schemas: Some(Arc::new(resources::schemas::BuiltIn)),
         ..apiserver::serve::Options::default()
     };
     let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];
@@ -127,7 +128,7 @@ fn registry(
         ..ClientOptions::default()
     })?;
     let table = resources::table(resources::Options {
-        schema: None,
+        schema: Some(Arc::new(api::facts::Facts)),
         node_ports: flags.service_node_port_range.clone(),
         kubelets: Arc::new(resources::Kubelets::new(http)),
         tokens: Arc::new(TokenRequests::new(keys.clone())),

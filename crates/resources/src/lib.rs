@@ -15,6 +15,7 @@ mod print;
 mod row;
 mod rows;
 mod scale;
+pub mod schemas;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
