@@ -1,1 +1,33 @@
-//! To be written.
+//! What runs containers behind the `cri` contract, and the pod network of one node.
+//!
+//! ```text
+//!  kubelet ─► cri::Runtime ─┬─ backend::embedded ─► images   content store, layers, overlay
+//!                           │                    ├─► sandbox  pinned namespaces, pod address
+//!                           │                    └─► shim     one process per container
+//!                           └─ backend::fake        for the kubelet's tests
+//! ```
+//!
+//! Everything the embedded backend knows is on disk ([`layout`]), in a shim or in a cgroup: it is
+//! killed and started again at will, and containers do not notice.
+//!
+//! Invariant: `libcontainer` forks and allocates in the child, so it is called only in a
+//! [`shim`]: our own binary executed again, with a single thread. The binary's `main` must call
+//! [`shim::shim_main`] first of all when [`shim::is_shim_invocation`] says so.
+
+pub mod backend;
+mod cgroups;
+mod destroy;
+mod files;
+pub mod images;
+mod ipam;
+pub mod layout;
+mod network;
+mod oci;
+mod sandbox;
+pub mod shim;
+
+pub use backend::embedded::{Config, Embedded};
+pub use backend::fake::Fake;
+pub use backend::{BACKENDS, Backend};
+pub use destroy::destroy_all;
+pub use images::store::ImageStore;

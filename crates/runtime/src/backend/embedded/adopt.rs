@@ -1,0 +1,75 @@
+//! Taking over what is there: the state directories, and shims that live.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cri::{ContainerConfig, Result};
+use prost::Message;
+
+use super::Embedded;
+use super::containers::{ContainerEntry, ContainerRecord, Phase};
+use crate::files;
+use crate::shim::{ExitRecord, StartedRecord};
+
+impl Embedded {
+    pub(super) async fn adopt(&self) -> Result<()> {
+        for id in names(&self.0.layout.sandboxes())? {
+            if let Err(error) = self.adopt_sandbox(&id).await {
+                tracing::warn!(sandbox = id, %error, "a sandbox could not be read back");
+            }
+        }
+        for id in names(&self.0.layout.containers())? {
+            if let Err(error) = self.adopt_container(&id).await {
+                tracing::warn!(container = id, %error, "a container could not be read back");
+            }
+        }
+        let known: Vec<String> = self.table().sandboxes.keys().cloned().collect();
+        self.0.ipam.keep_only(|sandbox| known.iter().any(|id| id == sandbox))?;
+        Ok(())
+    }
+
+    async fn adopt_container(&self, id: &str) -> Result<()> {
+        let directory = self.0.layout.container(id);
+        let record: Option<ContainerRecord> = files::read_json(&directory.join("state.json"))?;
+        let config = files::read(&directory.join("config.pb"))?;
+        let config = config.and_then(|bytes| ContainerConfig::decode(bytes.as_slice()).ok());
+        let (Some(record), Some(config)) = (record, config) else {
+            // Its creation was cut short; nobody knows its id.
+            return self.remove_files(id).await;
+        };
+        let exit: Option<ExitRecord> = files::read_json(&directory.join("exit.json"))?;
+        let phase = exit.map_or(Phase::Created, Phase::Exited);
+        let entry = Arc::new(ContainerEntry::new(id.to_owned(), record, config, phase));
+        self.table().containers.insert(id.to_owned(), entry.clone());
+        let was_started = self.0.layout.run_container(id).join("shim.json").exists();
+        if *entry.phase.borrow() == Phase::Created && was_started {
+            self.adopt_shim(&entry).await?;
+        }
+        Ok(())
+    }
+
+    /// A shim was started and no end is on record: it lives, it is starting its container, or it
+    /// died without a word.
+    async fn adopt_shim(&self, entry: &Arc<ContainerEntry>) -> Result<()> {
+        let client = self.client(entry);
+        let Ok(wait) = client.wait().await else {
+            return self.settle(entry, None).await;
+        };
+        // Answered by the loop that runs after the start: the start's record is there then.
+        if client.status().await.is_err() {
+            let exit = wait.exit().await;
+            return self.settle(entry, exit).await;
+        }
+        let path = self.0.layout.run_container(&entry.id).join("started.json");
+        let started: Option<StartedRecord> = files::read_json(&path)?;
+        let (pid, started_at) = started.map_or((0, 0), |s| (s.pid, s.started_at));
+        entry.phase.send_replace(Phase::Running { pid, started_at });
+        self.supervise(entry.clone(), Some(wait));
+        Ok(())
+    }
+}
+
+fn names(directory: &Path) -> std::io::Result<Vec<String>> {
+    let entries = std::fs::read_dir(directory)?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}

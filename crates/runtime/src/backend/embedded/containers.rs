@@ -1,0 +1,572 @@
+//! Containers: create, start, stop, remove, list.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cri::*;
+use prost::Message;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::sandboxes::SandboxEntry;
+use super::{Embedded, blocking, now_nanos, selects};
+use crate::files;
+use crate::images::overlay;
+use crate::images::user::{self, Databases};
+use crate::layout::new_id;
+use crate::oci::{self, PidNamespace, PodFacts};
+use crate::shim::{Client, ExitRecord, ShimConfig, Started, Wait, spawn_shim};
+
+/// Upstream: containerd's code for a container that could not be started.
+const START_FAILED: i32 = 128;
+/// How long a killed container may take to be gone.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// `state.json` of a container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ContainerRecord {
+    pub sandbox: String,
+    /// Nanoseconds since 1970.
+    pub created_at: i64,
+    pub image_id: String,
+    /// The image's digest names, for the pod's status.
+    pub image_ref: String,
+    pub log_path: Option<PathBuf>,
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    pub stop_signal: i32,
+    pub cgroup: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Phase {
+    Created,
+    /// A shim is being started; with its number not known yet.
+    Running {
+        pid: i32,
+        started_at: i64,
+    },
+    Exited(ExitRecord),
+}
+
+pub(super) struct ContainerEntry {
+    pub id: String,
+    pub record: ContainerRecord,
+    /// Guards the copy of `config.pb`, whose resources may change; held for a moment.
+    config: Mutex<ContainerConfig>,
+    pub phase: watch::Sender<Phase>,
+    /// One change at a time; held across await, so it is an async one.
+    pub busy: tokio::sync::Mutex<()>,
+}
+
+impl ContainerEntry {
+    pub fn new(id: String, record: ContainerRecord, config: ContainerConfig, phase: Phase) -> Self {
+        Self {
+            id,
+            record,
+            config: Mutex::new(config),
+            phase: watch::Sender::new(phase),
+            busy: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub fn config(&self) -> ContainerConfig {
+        self.config.lock().expect("no panic while the config is held").clone()
+    }
+
+    pub fn is_running(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Running { .. })
+    }
+
+    /// Resolves when it is not running.
+    async fn ended(&self) {
+        let mut phase = self.phase.subscribe();
+        // The sender is in `self`: it cannot be gone.
+        let _ = phase.wait_for(|phase| !matches!(phase, Phase::Running { .. })).await;
+    }
+}
+
+impl Embedded {
+    pub(super) async fn create(
+        &self,
+        sandbox_id: &str,
+        config: ContainerConfig,
+        sandbox_config: &PodSandboxConfig,
+    ) -> Result<String> {
+        let sandbox = self.sandbox(sandbox_id)?;
+        if config.metadata.is_none() {
+            return Err(Error::InvalidArgument("container config must include metadata".into()));
+        }
+        let id = new_id();
+        let made = self.make_container(&id, &sandbox, config, sandbox_config).await;
+        match made {
+            Ok(entry) => {
+                let sandbox = entry.record.sandbox.clone();
+                self.table().containers.insert(id.clone(), Arc::new(entry));
+                self.tell(ContainerEventType::Created, &id, &sandbox);
+                Ok(id)
+            }
+            Err(error) => {
+                if let Err(left) = self.remove_files(&id).await {
+                    tracing::warn!(container = id, error = %left, "a failed container was not cleaned up");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_container(
+        &self,
+        id: &str,
+        sandbox: &SandboxEntry,
+        config: ContainerConfig,
+        sandbox_config: &PodSandboxConfig,
+    ) -> Result<ContainerEntry> {
+        let wanted = config.image.clone().unwrap_or_default();
+        let image = self.find_image(&wanted.image)?;
+        let directory = self.0.layout.container(id);
+        std::fs::create_dir_all(&directory)?;
+        // Nobody but root looks into containers' files.
+        set_private(&directory)?;
+        let (store, layers, place) =
+            (self.0.images.clone(), image.layers.clone(), directory.clone());
+        let databases = blocking(move || {
+            overlay::mount_root(&store, &layers, &place)?;
+            Ok::<_, crate::images::Error>(Databases::read(&place.join("rootfs")))
+        })
+        .await??;
+        let security = config.linux.as_ref().and_then(|l| l.security_context.clone());
+        let user = user::resolve(&security.unwrap_or_default(), &image.config.user, &databases)?;
+        let pod = self.pod_facts(sandbox, &config)?;
+        let rootfs = directory.join("rootfs");
+        let spec = oci::build(&oci::Request {
+            id,
+            config: &config,
+            image: &image.config,
+            user: &user,
+            pod: &pod,
+            rootfs: &rootfs,
+            cgroups_v2: self.0.hierarchies.is_v2(),
+            lowest_oom_score: self.0.lowest_oom_score,
+        })?;
+        files::write_json(&directory.join("config.json"), &spec)?;
+        let record = ContainerRecord {
+            sandbox: sandbox.id.clone(),
+            created_at: now_nanos(),
+            image_ref: image.digests.first().cloned().unwrap_or_else(|| image.id.clone()),
+            image_id: image.id,
+            log_path: log_path(sandbox_config, &config),
+            uid: user.uid,
+            gid: user.gid,
+            groups: user.groups,
+            stop_signal: stop_signal(&config, &image.config.stop_signal),
+            cgroup: oci::cgroup_path(&pod.cgroup_parent, id),
+        };
+        files::write_atomic(&directory.join("config.pb"), &config.encode_to_vec())?;
+        // Last: with it the container is there, without it the directory is a leftover.
+        files::write_json(&directory.join("state.json"), &record)?;
+        Ok(ContainerEntry::new(id.to_owned(), record, config, Phase::Created))
+    }
+
+    fn pod_facts(&self, sandbox: &SandboxEntry, config: &ContainerConfig) -> Result<PodFacts> {
+        let places = self.places(&sandbox.id);
+        let modes = sandbox.modes();
+        if !places.usable(modes) {
+            return Err(Error::FailedPrecondition(format!(
+                "sandbox {:?} is not ready",
+                sandbox.id
+            )));
+        }
+        let of = |pid: i32| PidNamespace::Of(PathBuf::from(format!("/proc/{pid}/ns/pid")));
+        let pid = match oci::pid_mode(config) {
+            (NamespaceMode::Node, _) => PidNamespace::Host,
+            (NamespaceMode::Pod, _) => match places.pause() {
+                Some(pid) => of(pid),
+                // The sandbox was not asked for one: as a container's own.
+                None => PidNamespace::Own,
+            },
+            (NamespaceMode::Target, target) => match *self.container(&target)?.phase.borrow() {
+                Phase::Running { pid, .. } => of(pid),
+                _ => {
+                    return Err(Error::FailedPrecondition(format!(
+                        "target container {target:?} is not running"
+                    )));
+                }
+            },
+            (NamespaceMode::Container, _) => PidNamespace::Own,
+        };
+        Ok(PodFacts {
+            net: (!modes.host_network).then(|| places.net()),
+            uts: (!modes.host_network).then(|| places.uts()),
+            ipc: (!modes.host_ipc).then(|| places.ipc()),
+            pid,
+            resolv_conf: places.resolv_conf(),
+            hostname_file: places.hostname(),
+            hostname: crate::sandbox::hostname(&sandbox.config),
+            shm: if modes.host_ipc { "/dev/shm".into() } else { places.shm() },
+            cgroup_parent: sandbox.cgroup_parent(),
+        })
+    }
+
+    pub(super) async fn start(&self, id: &str) -> Result<()> {
+        let entry = self.container(id)?;
+        let _busy = entry.busy.lock().await;
+        if *entry.phase.borrow() != Phase::Created {
+            return Err(Error::FailedPrecondition(format!(
+                "container {:?} is not in the created state",
+                entry.id
+            )));
+        }
+        match self.spawn(&entry).await {
+            Ok(started) => {
+                let (pid, started_at) = (started.pid, started.started_at);
+                entry.phase.send_replace(Phase::Running { pid, started_at });
+                self.tell(ContainerEventType::Started, &entry.id, &entry.record.sandbox);
+                self.supervise(entry.clone(), None);
+                Ok(())
+            }
+            Err(error) => {
+                let exit = ExitRecord {
+                    code: START_FAILED,
+                    oom_killed: false,
+                    started_at: 0,
+                    finished_at: now_nanos(),
+                    reason: "StartError".into(),
+                    message: error.to_string(),
+                };
+                self.exited(&entry, exit, true)?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn spawn(&self, entry: &ContainerEntry) -> Result<Started> {
+        let config = entry.config();
+        let layout = &self.0.layout;
+        let run = layout.run_container(&entry.id);
+        std::fs::create_dir_all(&run)?;
+        if let Some(directory) = entry.record.log_path.as_ref().and_then(|path| path.parent()) {
+            std::fs::create_dir_all(directory)?;
+        }
+        let shim = ShimConfig {
+            version: 1,
+            id: entry.id.clone(),
+            bundle: layout.container(&entry.id),
+            exit_file: layout.container(&entry.id).join("exit.json"),
+            log_path: entry.record.log_path.clone(),
+            terminal: config.tty,
+            stdin: config.stdin,
+            stdin_once: config.stdin_once,
+            cgroup: entry.record.cgroup.clone(),
+            shim_cgroup: format!("{}/shims", self.0.config.cgroup_root.trim_end_matches('/')),
+            run: run.clone(),
+        };
+        let path = run.join("shim.json");
+        files::write_json(&path, &shim)?;
+        let errors = std::fs::File::create(run.join("shim.log"))?;
+        spawn_shim(&self.0.config.executable, &path, errors).await.map_err(Error::from)
+    }
+
+    /// Follows the container to its end. `wait` is a connection that is there already.
+    pub(super) fn supervise(&self, entry: Arc<ContainerEntry>, wait: Option<Wait>) {
+        let this = self.clone();
+        self.0.tasks.spawn("container", async move {
+            let client = this.client(&entry);
+            let wait = match wait {
+                Some(wait) => Ok(wait),
+                None => client.wait().await,
+            };
+            let exit = match wait {
+                Ok(wait) => wait.exit().await,
+                Err(_) => None,
+            };
+            if let Err(error) = this.settle(&entry, exit).await {
+                tracing::error!(container = entry.id, %error, "the end of a container was not recorded");
+            }
+        });
+    }
+
+    /// The shim is gone: by its word, by its file, or by violence.
+    pub(super) async fn settle(
+        &self,
+        entry: &Arc<ContainerEntry>,
+        exit: Option<ExitRecord>,
+    ) -> Result<()> {
+        let file = self.0.layout.container(&entry.id).join("exit.json");
+        let exit = match exit {
+            Some(exit) => Some(exit),
+            None => files::read_json(&file)?,
+        };
+        if let Some(exit) = exit {
+            return self.exited(entry, exit, false);
+        }
+        tracing::warn!(container = entry.id, "its shim died; the container is killed");
+        self.kill_cgroup(&entry.record.cgroup).await?;
+        let started_at = match *entry.phase.borrow() {
+            Phase::Running { started_at, .. } => started_at,
+            _ => 0,
+        };
+        let exit = ExitRecord {
+            code: 255,
+            oom_killed: false,
+            started_at,
+            finished_at: now_nanos(),
+            reason: "Unknown".into(),
+            message: "the container's shim died".into(),
+        };
+        self.exited(entry, exit, true)
+    }
+
+    /// Kills until the cgroup is empty, and removes it.
+    pub(super) async fn kill_cgroup(&self, cgroup: &str) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + KILL_TIMEOUT;
+        while self.0.hierarchies.kill(cgroup) {
+            if tokio::time::Instant::now() > deadline {
+                return Err(Error::DeadlineExceeded(format!("processes in {cgroup} do not die")));
+            }
+            // The kernel tells nobody when a cgroup of version 1 becomes empty.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        match self.0.hierarchies.remove(cgroup) {
+            // The last process may be on its way out.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    fn exited(&self, entry: &Arc<ContainerEntry>, exit: ExitRecord, write: bool) -> Result<()> {
+        if write {
+            files::write_json(&self.0.layout.container(&entry.id).join("exit.json"), &exit)?;
+        }
+        entry.phase.send_replace(Phase::Exited(exit));
+        self.tell(ContainerEventType::Stopped, &entry.id, &entry.record.sandbox);
+        Ok(())
+    }
+
+    pub(super) fn client(&self, entry: &ContainerEntry) -> Client {
+        Client::new(self.0.layout.socket(&entry.id))
+    }
+
+    pub(super) async fn stop(&self, id: &str, timeout: Duration) -> Result<()> {
+        let entry = match self.container(id) {
+            Err(Error::NotFound(_)) => return Ok(()),
+            other => other?,
+        };
+        if entry.is_running() && !timeout.is_zero() {
+            self.signal(&entry, entry.record.stop_signal).await?;
+            if tokio::time::timeout(timeout, entry.ended()).await.is_ok() {
+                return Ok(());
+            }
+        }
+        self.kill_and_wait(&entry).await
+    }
+
+    async fn signal(&self, entry: &ContainerEntry, signal: i32) -> Result<()> {
+        match self.client(entry).kill(signal, signal == SIGKILL).await {
+            // It ended meanwhile, or its supervisor notices that the shim is gone.
+            Err(crate::shim::ClientError::Gone(_)) | Ok(()) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) async fn kill_and_wait(&self, entry: &ContainerEntry) -> Result<()> {
+        if !entry.is_running() {
+            return Ok(());
+        }
+        self.signal(entry, SIGKILL).await?;
+        tokio::time::timeout(KILL_TIMEOUT, entry.ended())
+            .await
+            .map_err(|_| Error::DeadlineExceeded(format!("container {:?} does not die", entry.id)))
+    }
+
+    pub(super) async fn remove(&self, id: &str) -> Result<()> {
+        let entry = match self.container(id) {
+            Err(Error::NotFound(_)) => return Ok(()),
+            other => other?,
+        };
+        let _busy = entry.busy.lock().await;
+        self.kill_and_wait(&entry).await?;
+        self.kill_cgroup(&entry.record.cgroup).await?;
+        self.remove_files(&entry.id).await?;
+        let removed = self.table().containers.remove(&entry.id);
+        if removed.is_some() {
+            self.tell(ContainerEventType::Deleted, &entry.id, &entry.record.sandbox);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn remove_files(&self, id: &str) -> Result<()> {
+        let (directory, run) = (self.0.layout.container(id), self.0.layout.run_container(id));
+        blocking(move || {
+            overlay::unmount_root(&directory)?;
+            files::remove_tree(&run)?;
+            files::remove_tree(&directory)?;
+            Ok::<_, Error>(())
+        })
+        .await?
+    }
+
+    pub(super) fn containers_of(&self, sandbox: &str) -> Vec<Arc<ContainerEntry>> {
+        let table = self.table();
+        table.containers.values().filter(|entry| entry.record.sandbox == sandbox).cloned().collect()
+    }
+
+    pub(super) fn list(&self, filter: &ContainerFilter) -> Vec<Container> {
+        let all: Vec<_> = self.table().containers.values().cloned().collect();
+        all.iter()
+            .filter(|entry| filter.id.is_empty() || entry.id.starts_with(&filter.id))
+            .filter(|entry| {
+                filter.pod_sandbox_id.is_empty()
+                    || entry.record.sandbox.starts_with(&filter.pod_sandbox_id)
+            })
+            .map(|entry| {
+                let config = entry.config();
+                Container {
+                    id: entry.id.clone(),
+                    pod_sandbox_id: entry.record.sandbox.clone(),
+                    metadata: config.metadata,
+                    image: config.image,
+                    image_ref: entry.record.image_ref.clone(),
+                    state: state_of(&entry.phase.borrow()) as i32,
+                    created_at: entry.record.created_at,
+                    labels: config.labels,
+                    annotations: config.annotations,
+                    image_id: entry.record.image_id.clone(),
+                }
+            })
+            .filter(|container| selects(&filter.label_selector, &container.labels))
+            .filter(|container| {
+                filter.state.as_ref().is_none_or(|wanted| wanted.state == container.state)
+            })
+            .collect()
+    }
+
+    pub(super) fn status_of(&self, entry: &ContainerEntry) -> ContainerStatus {
+        let config = entry.config();
+        let record = &entry.record;
+        let phase = entry.phase.borrow().clone();
+        let resources = config.linux.as_ref().and_then(|linux| linux.resources.clone());
+        let mut status = ContainerStatus {
+            id: entry.id.clone(),
+            metadata: config.metadata,
+            state: state_of(&phase) as i32,
+            created_at: record.created_at,
+            image: config.image,
+            image_ref: record.image_ref.clone(),
+            image_id: record.image_id.clone(),
+            labels: config.labels,
+            annotations: config.annotations,
+            mounts: config.mounts,
+            log_path: record.log_path.as_ref().map(|p| p.display().to_string()).unwrap_or_default(),
+            resources: Some(ContainerResources { linux: resources }),
+            user: Some(ContainerUser {
+                linux: Some(LinuxContainerUser {
+                    uid: record.uid.into(),
+                    gid: record.gid.into(),
+                    supplemental_groups: record.groups.iter().map(|gid| (*gid).into()).collect(),
+                }),
+            }),
+            stop_signal: config.stop_signal,
+            ..Default::default()
+        };
+        match phase {
+            Phase::Created => {}
+            Phase::Running { started_at, .. } => status.started_at = started_at,
+            Phase::Exited(exit) => {
+                status.started_at = exit.started_at;
+                status.finished_at = exit.finished_at;
+                status.exit_code = exit.code;
+                status.reason = reason(&exit);
+                status.message = exit.message;
+            }
+        }
+        status
+    }
+
+    pub(super) async fn update_resources(
+        &self,
+        id: &str,
+        resources: LinuxContainerResources,
+    ) -> Result<()> {
+        let entry = self.container(id)?;
+        let _busy = entry.busy.lock().await;
+        if entry.is_running() {
+            self.0.hierarchies.update(&entry.record.cgroup, &resources)?;
+        }
+        let config = {
+            let mut config = entry.config.lock().expect("no panic while the config is held");
+            config.linux.get_or_insert_default().resources = Some(resources);
+            config.clone()
+        };
+        let path = self.0.layout.container(&entry.id).join("config.pb");
+        Ok(files::write_atomic(&path, &config.encode_to_vec())?)
+    }
+
+    pub(super) async fn reopen_log(&self, id: &str) -> Result<()> {
+        let entry = self.container(id)?;
+        if !entry.is_running() {
+            return Err(Error::FailedPrecondition("container is not running".into()));
+        }
+        Ok(self.client(&entry).reopen_log().await?)
+    }
+}
+
+impl From<crate::shim::ClientError> for Error {
+    fn from(error: crate::shim::ClientError) -> Self {
+        match error {
+            crate::shim::ClientError::Gone(error) => {
+                Self::FailedPrecondition(format!("container is not running: {error}"))
+            }
+            other => Self::Internal(other.to_string()),
+        }
+    }
+}
+
+/// Upstream: containerd's reasons.
+fn reason(exit: &ExitRecord) -> String {
+    match (exit.reason.as_str(), exit.oom_killed, exit.code) {
+        ("", true, _) => "OOMKilled",
+        ("", false, 0) => "Completed",
+        ("", false, _) => "Error",
+        (reason, ..) => reason,
+    }
+    .to_owned()
+}
+
+fn state_of(phase: &Phase) -> ContainerState {
+    match phase {
+        Phase::Created => ContainerState::Created,
+        Phase::Running { .. } => ContainerState::Running,
+        Phase::Exited(_) => ContainerState::Exited,
+    }
+}
+
+fn log_path(sandbox: &PodSandboxConfig, config: &ContainerConfig) -> Option<PathBuf> {
+    if sandbox.log_directory.is_empty() || config.log_path.is_empty() {
+        return None;
+    }
+    Some(PathBuf::from(&sandbox.log_directory).join(&config.log_path))
+}
+
+/// The pod's, the image's, SIGTERM.
+fn stop_signal(config: &ContainerConfig, image: &str) -> i32 {
+    if let Some(number) = config.stop_signal().number() {
+        return number;
+    }
+    if let Ok(number) = image.parse::<i32>()
+        && (1..=64).contains(&number)
+    {
+        return number;
+    }
+    let full = if image.starts_with("SIG") { image.to_owned() } else { format!("SIG{image}") };
+    Signal::from_name(&full).and_then(Signal::number).unwrap_or(SIGTERM)
+}
+
+fn set_private(directory: &std::path::Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))
+}

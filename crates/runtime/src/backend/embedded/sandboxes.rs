@@ -1,0 +1,253 @@
+//! Sandboxes: run, stop, remove, list.
+
+use std::sync::{Arc, Mutex};
+
+use cri::*;
+use prost::Message;
+
+use super::{Embedded, blocking, now_nanos, selects};
+use crate::files;
+use crate::layout::new_id;
+use crate::sandbox::{self, Modes, SandboxState};
+
+pub(super) struct SandboxEntry {
+    pub id: String,
+    pub config: PodSandboxConfig,
+    /// Guards the copy of `state.json`; held for a moment.
+    state: Mutex<SandboxState>,
+    /// One change at a time; held across await, so it is an async one.
+    pub busy: tokio::sync::Mutex<()>,
+}
+
+impl SandboxEntry {
+    pub fn new(id: String, config: PodSandboxConfig, state: SandboxState) -> Self {
+        Self { id, config, state: Mutex::new(state), busy: tokio::sync::Mutex::default() }
+    }
+
+    pub fn state(&self) -> SandboxState {
+        self.state.lock().expect("no panic while the state is held").clone()
+    }
+
+    pub fn modes(&self) -> Modes {
+        Modes::of(&self.config)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut SandboxState)) -> SandboxState {
+        let mut state = self.state.lock().expect("no panic while the state is held");
+        change(&mut state);
+        state.clone()
+    }
+
+    pub fn cgroup_parent(&self) -> String {
+        self.config.linux.as_ref().map(|linux| linux.cgroup_parent.clone()).unwrap_or_default()
+    }
+}
+
+impl Embedded {
+    pub(super) async fn run_sandbox(
+        &self,
+        config: PodSandboxConfig,
+        handler: &str,
+    ) -> Result<String> {
+        if !handler.is_empty() {
+            return Err(Error::NotFound(format!("no runtime for {handler:?} is configured")));
+        }
+        if config.metadata.is_none() {
+            return Err(Error::InvalidArgument("sandbox config must include metadata".into()));
+        }
+        let id = new_id();
+        let state =
+            SandboxState { created_at: now_nanos(), handler: handler.into(), ..Default::default() };
+        let entry = Arc::new(SandboxEntry::new(id.clone(), config, state));
+        let _busy = entry.busy.lock().await;
+        let made = self.make_sandbox(&entry).await;
+        match made {
+            Ok(()) => {
+                self.table().sandboxes.insert(id.clone(), entry.clone());
+                self.tell(ContainerEventType::Created, &id, &id);
+                self.tell(ContainerEventType::Started, &id, &id);
+                Ok(id)
+            }
+            Err(error) => {
+                // Nothing may be left of a failed attempt: the kubelet does not know its id.
+                if let Err(left) = self.unmake_sandbox(&entry).await {
+                    tracing::warn!(sandbox = id, error = %left, "a failed sandbox was not cleaned up");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_sandbox(&self, entry: &Arc<SandboxEntry>) -> Result<()> {
+        let places = self.places(&entry.id);
+        let modes = entry.modes();
+        std::fs::create_dir_all(&places.data)?;
+        std::fs::create_dir_all(&places.run)?;
+        files::write_atomic(&places.data.join("config.pb"), &entry.config.encode_to_vec())?;
+        self.save_sandbox(entry, |_| {})?;
+        let config = entry.config.clone();
+        blocking(move || sandbox::set_up(&places, &config)).await??;
+        let places = self.places(&entry.id);
+        if modes.shared_pid {
+            let executable = &self.0.config.executable;
+            crate::shim::spawn_pause(executable, &places.pause_pid()).await?;
+        }
+        if !modes.host_network {
+            let network = self.0.network.borrow().clone();
+            if network.cidrs.is_empty() {
+                return Err(Error::Unavailable(
+                    "network is not ready: the node has no pod CIDR yet".into(),
+                ));
+            }
+            network.write(&self.0.layout)?;
+            let addresses = network.attach(&self.0.ipam, &entry.id, &places.net()).await?;
+            self.save_sandbox(entry, |state| state.addresses = addresses)?;
+        }
+        self.save_sandbox(entry, |state| state.ready = true)
+    }
+
+    async fn unmake_sandbox(&self, entry: &Arc<SandboxEntry>) -> Result<()> {
+        self.release_network(entry).await?;
+        let places = self.places(&entry.id);
+        blocking(move || {
+            sandbox::tear_down(&places)?;
+            files::remove_tree(&places.data)
+        })
+        .await??;
+        Ok(())
+    }
+
+    fn save_sandbox(
+        &self,
+        entry: &SandboxEntry,
+        change: impl FnOnce(&mut SandboxState),
+    ) -> Result<()> {
+        let state = entry.update(change);
+        let path = self.0.layout.sandbox(&entry.id).join("state.json");
+        Ok(files::write_json(&path, &state)?)
+    }
+
+    async fn release_network(&self, entry: &SandboxEntry) -> Result<()> {
+        if entry.modes().host_network {
+            return Ok(());
+        }
+        let network = self.0.network.borrow().clone();
+        network.detach(&self.0.ipam, &entry.id).await
+    }
+
+    pub(super) async fn stop_sandbox(&self, id: &str) -> Result<()> {
+        let entry = match self.sandbox(id) {
+            Err(Error::NotFound(_)) => return Ok(()),
+            other => other?,
+        };
+        let _busy = entry.busy.lock().await;
+        for container in self.containers_of(&entry.id) {
+            self.kill_and_wait(&container).await?;
+        }
+        let before = entry.state();
+        self.release_network(&entry).await?;
+        let places = self.places(&entry.id);
+        blocking(move || sandbox::tear_down(&places)).await??;
+        self.save_sandbox(&entry, |state| state.stopped = true)?;
+        if !before.stopped {
+            self.tell(ContainerEventType::Stopped, &entry.id, &entry.id);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn remove_sandbox(&self, id: &str) -> Result<()> {
+        let entry = match self.sandbox(id) {
+            Err(Error::NotFound(_)) => return Ok(()),
+            other => other?,
+        };
+        self.stop_sandbox(&entry.id).await?;
+        for container in self.containers_of(&entry.id) {
+            self.remove(&container.id).await?;
+        }
+        let _busy = entry.busy.lock().await;
+        let places = self.places(&entry.id);
+        blocking(move || files::remove_tree(&places.data)).await??;
+        self.tell(ContainerEventType::Deleted, &entry.id, &entry.id);
+        self.table().sandboxes.remove(&entry.id);
+        Ok(())
+    }
+
+    fn sandbox_is_ready(&self, entry: &SandboxEntry) -> bool {
+        let state = entry.state();
+        state.ready && !state.stopped && self.places(&entry.id).usable(entry.modes())
+    }
+
+    pub(super) fn sandbox_status_of(&self, entry: &SandboxEntry) -> PodSandboxStatus {
+        let state = entry.state();
+        let ready = self.sandbox_is_ready(entry);
+        let mut addresses = state.addresses.iter().map(ToString::to_string);
+        let network = PodSandboxNetworkStatus {
+            ip: addresses.next().unwrap_or_default(),
+            additional_ips: addresses.map(|ip| PodIP { ip }).collect(),
+        };
+        let options = sandbox::namespace_options(&entry.config);
+        PodSandboxStatus {
+            id: entry.id.clone(),
+            metadata: entry.config.metadata.clone(),
+            state: state_of(ready) as i32,
+            created_at: state.created_at,
+            network: Some(network).filter(|_| ready),
+            linux: Some(LinuxPodSandboxStatus {
+                namespaces: Some(Namespace { options: Some(options) }),
+            }),
+            labels: entry.config.labels.clone(),
+            annotations: entry.config.annotations.clone(),
+            runtime_handler: state.handler,
+        }
+    }
+
+    pub(super) fn list_sandboxes(&self, filter: &PodSandboxFilter) -> Vec<PodSandbox> {
+        let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
+        all.iter()
+            .filter(|entry| filter.id.is_empty() || entry.id.starts_with(&filter.id))
+            .filter(|entry| selects(&filter.label_selector, &entry.config.labels))
+            .map(|entry| {
+                let state = entry.state();
+                PodSandbox {
+                    id: entry.id.clone(),
+                    metadata: entry.config.metadata.clone(),
+                    state: state_of(self.sandbox_is_ready(entry)) as i32,
+                    created_at: state.created_at,
+                    labels: entry.config.labels.clone(),
+                    annotations: entry.config.annotations.clone(),
+                    runtime_handler: state.handler,
+                }
+            })
+            .filter(|sandbox| {
+                filter.state.as_ref().is_none_or(|wanted| wanted.state == sandbox.state)
+            })
+            .collect()
+    }
+
+    /// At start: an entry from disk. What never became ready is cleared away.
+    pub(super) async fn adopt_sandbox(&self, id: &str) -> Result<()> {
+        let directory = self.0.layout.sandbox(id);
+        let config = files::read(&directory.join("config.pb"))?;
+        let config = config.and_then(|bytes| PodSandboxConfig::decode(bytes.as_slice()).ok());
+        let state: Option<SandboxState> = files::read_json(&directory.join("state.json"))?;
+        match (config, state) {
+            (Some(config), Some(state)) if state.ready => {
+                let entry = Arc::new(SandboxEntry::new(id.to_owned(), config, state));
+                self.table().sandboxes.insert(id.to_owned(), entry);
+                Ok(())
+            }
+            (config, state) => {
+                let entry = Arc::new(SandboxEntry::new(
+                    id.to_owned(),
+                    config.unwrap_or_default(),
+                    state.unwrap_or_default(),
+                ));
+                self.unmake_sandbox(&entry).await
+            }
+        }
+    }
+}
+
+fn state_of(ready: bool) -> PodSandboxState {
+    if ready { PodSandboxState::Ready } else { PodSandboxState::NotReady }
+}

@@ -1,0 +1,398 @@
+//! Control groups, versions 1 and 2: which hierarchies there are, figures, killing, removal.
+//!
+//! A cgroup is named by its path from the hierarchies' root (`/kubepods/pod1/<id>`); with version 1
+//! that path exists once per controller. The kubelet makes pod cgroups and libcontainer those of
+//! containers; this module reads them, ends what is in them and takes them away.
+//!
+//! In a hybrid setup (version 1 controllers with an empty version 2 tree beside them) version 1
+//! counts.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The mounted hierarchies: controller → mount point. Under version 2 every controller is at the
+/// same place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hierarchies {
+    v1: BTreeMap<String, PathBuf>,
+    v2: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub cpu_nanos: u64,
+    pub memory_usage: u64,
+    pub memory_working_set: u64,
+    pub memory_rss: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
+    pub processes: u64,
+    pub swap_usage: u64,
+}
+
+impl Hierarchies {
+    pub(crate) fn discover() -> io::Result<Self> {
+        Ok(Self::parse(&fs::read_to_string("/proc/self/mountinfo")?))
+    }
+
+    fn parse(mountinfo: &str) -> Self {
+        let mut found = Self::default();
+        for line in mountinfo.lines() {
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let mut left = left.split(' ').skip(3);
+            let (Some(root), Some(point)) = (left.next(), left.next()) else { continue };
+            let mut right = right.split(' ');
+            let (kind, options) = (right.next().unwrap_or(""), right.nth(1).unwrap_or(""));
+            // A bind mount of a part (as in a container) is not the hierarchy.
+            if root != "/" {
+                continue;
+            }
+            match kind {
+                "cgroup2" => found.v2 = Some(point.into()),
+                "cgroup" => {
+                    for option in options.split(',').filter(|o| !matches!(*o, "rw" | "ro")) {
+                        found.v1.insert(option.to_owned(), point.into());
+                    }
+                }
+                _ => {}
+            }
+        }
+        // Mount options like `xattr` are no controllers; they share the mount point, which is
+        // harmless: nobody asks for them.
+        found
+    }
+
+    pub(crate) fn is_v2(&self) -> bool {
+        self.v1.is_empty() && self.v2.is_some()
+    }
+
+    /// Every directory that the cgroup is, each once.
+    fn directories(&self, cgroup: &str) -> Vec<PathBuf> {
+        let below = cgroup.trim_start_matches('/');
+        let mut all: Vec<PathBuf> =
+            self.v1.values().chain(&self.v2).map(|point| point.join(below)).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    fn of(&self, controller: &str, cgroup: &str) -> Option<PathBuf> {
+        let point = if self.is_v2() { self.v2.as_ref() } else { self.v1.get(controller) };
+        point.map(|point| point.join(cgroup.trim_start_matches('/')))
+    }
+
+    /// Moves a process (0: the caller) into the cgroup, which is made if `create`. A hierarchy
+    /// where the cgroup does not exist is skipped.
+    pub(crate) fn join(&self, cgroup: &str, pid: i32, create: bool) -> io::Result<()> {
+        for directory in self.directories(cgroup) {
+            if create {
+                fs::create_dir_all(&directory)?;
+                self.inherit_cpuset(&directory);
+            } else if !directory.is_dir() {
+                continue;
+            }
+            let procs = directory.join("cgroup.procs");
+            fs::OpenOptions::new()
+                .write(true)
+                .open(&procs)?
+                .write_all(pid.to_string().as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// A new cpuset of version 1 has no CPU, and takes no process then.
+    fn inherit_cpuset(&self, directory: &Path) {
+        let Some(root) = self.v1.get("cpuset") else { return };
+        let Ok(below) = directory.strip_prefix(root) else { return };
+        let mut at = root.clone();
+        for part in below.components() {
+            let parent = at.clone();
+            at.push(part);
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let empty = fs::read_to_string(at.join(file)).is_ok_and(|s| s.trim().is_empty());
+                if let (true, Ok(value)) = (empty, fs::read_to_string(parent.join(file))) {
+                    // Best effort: joining reports what is wrong.
+                    let _ = fs::write(at.join(file), value.trim());
+                }
+            }
+        }
+    }
+
+    /// The processes in the cgroup itself.
+    pub(crate) fn processes(&self, cgroup: &str) -> Vec<i32> {
+        let mut pids: Vec<i32> = self
+            .directories(cgroup)
+            .iter()
+            .filter_map(|directory| fs::read_to_string(directory.join("cgroup.procs")).ok())
+            .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>())
+            // 0 stands for a process that we cannot see.
+            .filter(|pid| *pid > 0)
+            .collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// SIGKILL for all that is in the cgroup. True when something was there.
+    pub(crate) fn kill(&self, cgroup: &str) -> bool {
+        let pids = self.processes(cgroup);
+        for pid in &pids {
+            // It may have ended meanwhile.
+            let _ = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(*pid),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+        }
+        !pids.is_empty()
+    }
+
+    /// Removes the cgroup and those below it; gone already is fine. EBUSY when a process is left.
+    pub(crate) fn remove(&self, cgroup: &str) -> io::Result<()> {
+        // A mistake here would try to remove whole hierarchies.
+        if cgroup.trim_matches('/').is_empty() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.directories(cgroup).iter().try_for_each(|directory| remove_below(directory, 32))
+    }
+
+    /// How many processes of the cgroup the kernel killed for want of memory.
+    pub(crate) fn oom_kills(&self, cgroup: &str) -> u64 {
+        let file = if self.is_v2() { "memory.events" } else { "memory.oom_control" };
+        self.of("memory", cgroup)
+            .and_then(|directory| keyed(&directory.join(file)).remove("oom_kill"))
+            .unwrap_or(0)
+    }
+
+    /// `None` when there is no such cgroup.
+    pub(crate) fn figures(&self, cgroup: &str) -> Option<Figures> {
+        if self.is_v2() { self.figures_v2(cgroup) } else { self.figures_v1(cgroup) }
+    }
+
+    fn figures_v1(&self, cgroup: &str) -> Option<Figures> {
+        let cpu = self.of("cpuacct", cgroup)?;
+        let memory = self.of("memory", cgroup)?;
+        let stat = keyed(&memory.join("memory.stat"));
+        let get = |key: &str| stat.get(key).copied().unwrap_or(0);
+        let usage = number(&memory.join("memory.usage_in_bytes"))?;
+        Some(Figures {
+            cpu_nanos: number(&cpu.join("cpuacct.usage"))?,
+            memory_usage: usage,
+            memory_working_set: usage.saturating_sub(get("total_inactive_file")),
+            memory_rss: get("total_rss"),
+            page_faults: get("total_pgfault"),
+            major_page_faults: get("total_pgmajfault"),
+            processes: self.count(cgroup),
+            swap_usage: get("total_swap"),
+        })
+    }
+
+    fn figures_v2(&self, cgroup: &str) -> Option<Figures> {
+        let directory = self.of("", cgroup)?;
+        let stat = keyed(&directory.join("memory.stat"));
+        let get = |key: &str| stat.get(key).copied().unwrap_or(0);
+        let usage = number(&directory.join("memory.current"))?;
+        let cpu = keyed(&directory.join("cpu.stat")).get("usage_usec").copied()?;
+        Some(Figures {
+            cpu_nanos: cpu.saturating_mul(1000),
+            memory_usage: usage,
+            memory_working_set: usage.saturating_sub(get("inactive_file")),
+            memory_rss: get("anon"),
+            page_faults: get("pgfault"),
+            major_page_faults: get("pgmajfault"),
+            processes: self.count(cgroup),
+            swap_usage: number(&directory.join("memory.swap.current")).unwrap_or(0),
+        })
+    }
+
+    fn count(&self, cgroup: &str) -> u64 {
+        self.of("pids", cgroup)
+            .and_then(|directory| number(&directory.join("pids.current")))
+            .unwrap_or_else(|| self.processes(cgroup).len() as u64)
+    }
+
+    /// Changes limits of a running cgroup.
+    pub(crate) fn update(
+        &self,
+        cgroup: &str,
+        resources: &cri::LinuxContainerResources,
+    ) -> io::Result<()> {
+        for (controller, file, value) in changes(self.is_v2(), resources) {
+            let Some(directory) = self.of(controller, cgroup) else { continue };
+            let path = directory.join(&file);
+            fs::write(&path, value).map_err(|error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// What to write where: (controller, file, value). Zero and empty mean "leave it".
+fn changes(v2: bool, wanted: &cri::LinuxContainerResources) -> Vec<(&'static str, String, String)> {
+    let mut out = Vec::new();
+    let mut put =
+        |controller, file: &str, value: String| out.push((controller, file.to_owned(), value));
+    let period = if wanted.cpu_period > 0 { wanted.cpu_period } else { 100_000 };
+    if v2 {
+        if wanted.cpu_shares > 0 {
+            put("cpu", "cpu.weight", weight(wanted.cpu_shares as u64).to_string());
+        }
+        match wanted.cpu_quota {
+            0 => {}
+            quota if quota < 0 => put("cpu", "cpu.max", format!("max {period}")),
+            quota => put("cpu", "cpu.max", format!("{quota} {period}")),
+        }
+        if wanted.memory_limit_in_bytes != 0 {
+            put("memory", "memory.max", limit(wanted.memory_limit_in_bytes, "max"));
+        }
+        for (file, value) in &wanted.unified {
+            put("unified", file, value.clone());
+        }
+    } else {
+        if wanted.cpu_shares > 0 {
+            put("cpu", "cpu.shares", wanted.cpu_shares.to_string());
+        }
+        if wanted.cpu_period > 0 {
+            put("cpu", "cpu.cfs_period_us", wanted.cpu_period.to_string());
+        }
+        if wanted.cpu_quota != 0 {
+            put("cpu", "cpu.cfs_quota_us", wanted.cpu_quota.to_string());
+        }
+        if wanted.memory_limit_in_bytes != 0 {
+            put("memory", "memory.limit_in_bytes", limit(wanted.memory_limit_in_bytes, "-1"));
+        }
+    }
+    for (file, value) in
+        [("cpuset.cpus", &wanted.cpuset_cpus), ("cpuset.mems", &wanted.cpuset_mems)]
+    {
+        if !value.is_empty() {
+            put("cpuset", file, value.clone());
+        }
+    }
+    out
+}
+
+fn limit(bytes: i64, unlimited: &str) -> String {
+    if bytes < 0 { unlimited.to_owned() } else { bytes.to_string() }
+}
+
+/// Upstream: runc's `ConvertCPUSharesToCgroupV2Value`: 1024 shares are a weight of 100.
+pub(crate) fn weight(shares: u64) -> u64 {
+    if shares == 0 {
+        return 0;
+    }
+    if shares <= 2 {
+        return 1;
+    }
+    if shares >= 262_144 {
+        return 10_000;
+    }
+    let log = (shares as f64).log2();
+    let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
+    10f64.powf(exponent).ceil() as u64
+}
+
+fn remove_below(directory: &Path, depth: usize) -> io::Result<()> {
+    if depth > 0
+        && let Ok(entries) = fs::read_dir(directory)
+    {
+        for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+            remove_below(&entry.path(), depth - 1)?;
+        }
+    }
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// A file of `key value` lines.
+fn keyed(path: &Path) -> BTreeMap<String, u64> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter_map(|(key, value)| Some((key.to_owned(), value.trim().parse().ok()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_tell_the_version() {
+        let check = |text: &str, v2: bool, memory: Option<&str>| {
+            let found = Hierarchies::parse(text);
+            assert_eq!(found.is_v2(), v2, "{text}");
+            assert_eq!(found.of("memory", "/a"), memory.map(PathBuf::from), "{text}");
+        };
+        let v1 = "30 25 0:26 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n";
+        let v2 = "31 25 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        check(v1, false, Some("/sys/fs/cgroup/memory/a"));
+        check(&format!("{v1}{v2}"), false, Some("/sys/fs/cgroup/memory/a"));
+        check(v2, true, Some("/sys/fs/cgroup/unified/a"));
+        check("32 25 0:26 /b /x rw - cgroup cgroup rw,memory", false, None);
+    }
+
+    #[test]
+    fn figures_of_version_2_come_from_its_files() {
+        let root = tempfile::tempdir().expect("a directory");
+        let put = |file: &str, text: &str| {
+            let path = root.path().join("pod").join(file);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+            fs::write(path, text).expect("written");
+        };
+        put("cpu.stat", "usage_usec 1500\nuser_usec 1000\n");
+        put("memory.current", "1000\n");
+        put("memory.stat", "anon 600\ninactive_file 300\npgfault 7\npgmajfault 2\n");
+        put("memory.events", "low 0\noom 1\noom_kill 1\n");
+        put("pids.current", "4\n");
+        let here = Hierarchies { v1: BTreeMap::new(), v2: Some(root.path().into()) };
+        assert_eq!(here.figures("/none"), None);
+        assert_eq!(here.oom_kills("/pod"), 1);
+        let expected = Figures {
+            cpu_nanos: 1_500_000,
+            memory_usage: 1000,
+            memory_working_set: 700,
+            memory_rss: 600,
+            page_faults: 7,
+            major_page_faults: 2,
+            processes: 4,
+            swap_usage: 0,
+        };
+        assert_eq!(here.figures("/pod"), Some(expected));
+    }
+
+    #[test]
+    fn limits_are_written_where_each_version_has_them() {
+        let wanted = cri::LinuxContainerResources {
+            cpu_shares: 1024,
+            cpu_quota: 50_000,
+            memory_limit_in_bytes: 1 << 20,
+            ..Default::default()
+        };
+        let check = |v2, expected: &[(&str, &str)]| {
+            let got = changes(v2, &wanted);
+            let got: Vec<_> = got.iter().map(|(_, f, v)| (f.as_str(), v.as_str())).collect();
+            assert_eq!(got, expected);
+        };
+        check(
+            true,
+            &[("cpu.weight", "100"), ("cpu.max", "50000 100000"), ("memory.max", "1048576")],
+        );
+        check(
+            false,
+            &[
+                ("cpu.shares", "1024"),
+                ("cpu.cfs_quota_us", "50000"),
+                ("memory.limit_in_bytes", "1048576"),
+            ],
+        );
+    }
+}

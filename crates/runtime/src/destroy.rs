@@ -1,0 +1,87 @@
+//! Taking away everything that a data directory's runtime ever made: processes, mounts,
+//! namespaces, cgroups, the bridge. For `uninstall`; the node's server is stopped by then.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::cgroups::Hierarchies;
+use crate::files;
+use crate::layout::Layout;
+use crate::network::{NetworkState, veth};
+use crate::sandbox::{Places, tear_down};
+use crate::shim::{SHIM_NAME, ShimConfig};
+
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Idempotent; parts may be gone. `data_dir` and `run_dir` are those of the runtime's `Config`;
+/// both are removed.
+pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
+    let layout = Layout { data: data_dir.to_owned(), run: run_dir.to_owned() };
+    let hierarchies = Hierarchies::discover()?;
+    for entry in list(&layout.run.join("containers")) {
+        let config: Option<ShimConfig> = files::read_json(&entry.join("shim.json")).ok().flatten();
+        let Some(config) = config else { continue };
+        kill_shim(&config);
+        kill_cgroup(&hierarchies, &config.cgroup).await?;
+        // Shared by all shims, and not removable while one is left.
+        let _ = hierarchies.remove(&config.shim_cgroup);
+    }
+    let network = NetworkState::read(&layout)?;
+    for entry in list(&layout.sandboxes()) {
+        let Some(id) = entry.file_name().and_then(|name| name.to_str()) else { continue };
+        tear_down(&Places::of(&layout, id))?;
+        if network.is_some()
+            && let Ok(links) = net::Links::open()
+        {
+            // The pair goes with the namespace, in the kernel's own time.
+            let _ = links.remove(&veth(id)).await;
+        }
+    }
+    for entry in list(&layout.containers()) {
+        files::unmount(&entry.join("rootfs"))?;
+    }
+    if let Some(network) = network.filter(|network| !network.bridge.is_empty()) {
+        network.remove_bridge().await.map_err(io::Error::other)?;
+    }
+    files::remove_tree(&layout.run)?;
+    files::remove_tree(&layout.data)
+}
+
+fn list(directory: &Path) -> Vec<std::path::PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The shim of this container, and no other process that got its number.
+fn kill_shim(config: &ShimConfig) {
+    let expected = [SHIM_NAME, "container", &config.run.join("shim.json").display().to_string()]
+        .map(|argument| format!("{argument}\0"))
+        .concat();
+    for entry in list(Path::new("/proc")) {
+        let Some(pid) = entry.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse().ok())
+        else {
+            continue;
+        };
+        if fs::read(entry.join("cmdline")).is_ok_and(|line| line == expected.as_bytes()) {
+            // SAFETY: a plain system call.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
+}
+
+async fn kill_cgroup(hierarchies: &Hierarchies, cgroup: &str) -> io::Result<()> {
+    let deadline = tokio::time::Instant::now() + KILL_TIMEOUT;
+    loop {
+        let busy = hierarchies.kill(cgroup);
+        match hierarchies.remove(cgroup) {
+            Ok(()) => return Ok(()),
+            Err(error) if !busy && error.raw_os_error() != Some(libc::EBUSY) => return Err(error),
+            Err(_) if tokio::time::Instant::now() > deadline => {
+                return Err(io::Error::other(format!("processes in {cgroup} do not die")));
+            }
+            // The kernel tells nobody when a cgroup of version 1 becomes empty.
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Small files that are written whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Replaces `path` in one step; a reader sees the old or the new content.
+pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let mut file = File::create(&partial)?;
+    file.write_all(content)?;
+    // After a power loss an empty file under the final name would be worse than none.
+    file.sync_data()?;
+    fs::rename(&partial, path)
+}
+
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    write_atomic(path, &serde_json::to_vec(value)?)
+}
+
+/// `None` when there is no such file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let Some(bytes) = read(path)? else { return Ok(None) };
+    let parsed = serde_json::from_slice(&bytes);
+    parsed.map(Some).map_err(|error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()))
+    })
+}
+
+pub(crate) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gone afterwards; gone before is fine.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Unmounts until nothing is mounted there; a path that is no mount point is fine.
+pub(crate) fn unmount(path: &Path) -> io::Result<()> {
+    use nix::errno::Errno;
+    use nix::mount::{MntFlags, umount2};
+    // A mount may have been stacked on another; the limit is for a kernel that never says EINVAL.
+    for _ in 0..64 {
+        match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => {}
+            Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}

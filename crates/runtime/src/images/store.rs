@@ -1,0 +1,389 @@
+//! The content store and the index of images.
+//!
+//! More than one process may use it at once (`decapod images import` beside a running node), so the
+//! index is read from disk for each question and changed under a file lock; collecting garbage
+//! needs that nobody is bringing content in.
+//!
+//! Layers' own blobs are dropped when they are unpacked: the directory is what containers use, and
+//! the manifest still says what they were.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::config::{ConfigFile, Descriptor, ImageConfig, Manifest, for_us};
+use super::name::{Name, is_digest};
+use super::{During, Error, Result, unpack};
+use crate::files;
+use crate::layout::hex;
+
+/// Manifests and configurations; layers have no limit but the disk.
+const JSON_LIMIT: u64 = 16 << 20;
+
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ImageStore {
+    root: PathBuf,
+}
+
+/// One image: what a configuration's digest names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// `sha256:<hex>` of the configuration.
+    pub id: String,
+    /// Complete names with tags.
+    pub tags: Vec<String>,
+    /// Complete names with the digest of the manifest (or index) that they were asked for by.
+    pub digests: Vec<String>,
+    pub manifest: String,
+    /// Diff ids, lowest first.
+    pub layers: Vec<String>,
+    pub size: u64,
+    pub config: ImageConfig,
+    /// Not to be collected by the kubelet.
+    #[serde(default)]
+    pub pinned: bool,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Index {
+    images: BTreeMap<String, ImageRecord>,
+}
+
+/// While it lives, content that no image names yet is not collected.
+pub struct Ingest(#[expect(dead_code, reason = "held for its drop")] Flock<File>);
+
+impl ImageStore {
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
+        let root = root.into();
+        for directory in ["blobs/sha256", "layers"] {
+            fs::create_dir_all(root.join(directory))
+                .during(|| format!("create {}", root.display()))?;
+        }
+        Ok(Self { root })
+    }
+
+    pub fn list(&self) -> Result<Vec<ImageRecord>> {
+        Ok(self.read_index()?.images.into_values().collect())
+    }
+
+    /// By id (whole or its beginning), by tag or by digest.
+    pub fn find(&self, reference: &str) -> Result<Option<ImageRecord>> {
+        let mut index = self.read_index()?;
+        if let Some(record) = index.images.remove(reference) {
+            return Ok(Some(record));
+        }
+        let bare = reference.strip_prefix("sha256:").unwrap_or(reference);
+        if bare.len() >= 12 && bare.bytes().all(|b| b.is_ascii_hexdigit()) {
+            let start = format!("sha256:{bare}");
+            if let Some(id) = index.images.keys().find(|id| id.starts_with(&start)).cloned() {
+                return Ok(index.images.remove(&id));
+            }
+        }
+        let Ok(name) = Name::parse(reference) else { return Ok(None) };
+        let text = name.to_string();
+        Ok(index.images.into_values().find(|r| r.tags.contains(&text) || r.digests.contains(&text)))
+    }
+
+    /// Takes a name away, or with an id the image and all its names. False when there was none.
+    pub fn remove(&self, reference: &str) -> Result<bool> {
+        let Some(record) = self.find(reference)? else { return Ok(false) };
+        self.change(|index| {
+            let by_name = Name::parse(reference).map(|name| name.to_string()).unwrap_or_default();
+            let Some(entry) = index.images.get_mut(&record.id) else { return };
+            let named = entry.tags.contains(&by_name) || entry.digests.contains(&by_name);
+            entry.tags.retain(|tag| *tag != by_name);
+            entry.digests.retain(|digest| *digest != by_name);
+            // Upstream: an image without a tag is gone, whatever digests named it.
+            if !named || entry.tags.is_empty() {
+                index.images.remove(&record.id);
+            }
+        })?;
+        self.collect()?;
+        Ok(true)
+    }
+
+    pub fn ingest(&self) -> Result<Ingest> {
+        Ok(Ingest(self.lock("content.lock", FlockArg::LockShared)?))
+    }
+
+    pub fn blob(&self, digest: &str) -> PathBuf {
+        self.root.join("blobs/sha256").join(digest.strip_prefix("sha256:").unwrap_or("invalid"))
+    }
+
+    pub fn has_blob(&self, digest: &str) -> bool {
+        is_digest(digest) && self.blob(digest).is_file()
+    }
+
+    /// Stores what `content` holds; returns its digest. Fails when `expected` is another.
+    pub fn put_blob(&self, mut content: impl Read, expected: Option<&str>) -> Result<String> {
+        let mut partial = self.partial_blob()?;
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let n = content.read(&mut buffer).during(|| "read content".into())?;
+            if n == 0 {
+                return partial.finish(expected);
+            }
+            partial.write(&buffer[..n])?;
+        }
+    }
+
+    /// A blob that comes in pieces.
+    pub fn partial_blob(&self) -> Result<PartialBlob> {
+        let path = self.root.join("blobs").join(format!(".{}", base::rng::alphanumeric(16)));
+        let file = File::create(&path).during(|| format!("create {}", path.display()))?;
+        Ok(PartialBlob { store: self.clone(), path, file, hash: Sha256::new(), finished: false })
+    }
+
+    /// A small blob, checked against its name.
+    pub fn read_blob(&self, digest: &str) -> Result<Vec<u8>> {
+        let invalid = |what: &str| Error::Invalid(format!("content {digest}: {what}"));
+        if !is_digest(digest) {
+            return Err(invalid("not a digest"));
+        }
+        let file = File::open(self.blob(digest)).during(|| format!("open content {digest}"))?;
+        let mut bytes = Vec::new();
+        file.take(JSON_LIMIT)
+            .read_to_end(&mut bytes)
+            .during(|| format!("read content {digest}"))?;
+        if format!("sha256:{}", hex(&Sha256::digest(&bytes))) != digest {
+            return Err(invalid("is damaged or too long"));
+        }
+        Ok(bytes)
+    }
+
+    pub fn read_json<T: serde::de::DeserializeOwned>(&self, digest: &str) -> Result<T> {
+        serde_json::from_slice(&self.read_blob(digest)?)
+            .map_err(|error| Error::Invalid(format!("content {digest}: {error}")))
+    }
+
+    pub fn layer(&self, diff_id: &str) -> PathBuf {
+        let digits = diff_id.strip_prefix("sha256:").and_then(|hex| hex.get(..16));
+        self.layers_dir().join(digits.unwrap_or("invalid"))
+    }
+
+    pub fn layers_dir(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub fn has_layer(&self, diff_id: &str) -> bool {
+        is_digest(diff_id) && self.layer(diff_id).is_dir()
+    }
+
+    /// Follows an index to the manifest for this machine. All of it must be in the store.
+    pub fn resolve_manifest(&self, digest: &str) -> Result<(String, Manifest)> {
+        let mut digest = digest.to_owned();
+        // An index may name an index; not for ever.
+        for _ in 0..4 {
+            let manifest: Manifest = self.read_json(&digest)?;
+            if manifest.config.is_some() {
+                return Ok((digest, manifest));
+            }
+            let next = for_us(&manifest.manifests).ok_or_else(|| {
+                let (os, architecture) = super::config::Platform::ours();
+                Error::Invalid(format!("no match for platform {os}/{architecture} in the image"))
+            })?;
+            digest.clone_from(&next.digest);
+        }
+        Err(Error::Invalid(format!("content {digest}: an index of indexes")))
+    }
+
+    /// Unpacks the layers of a manifest that is in the store, and names the image. `digest` is what
+    /// it was asked for by (an index, perhaps); `names` may be empty.
+    pub fn adopt(&self, digest: &str, names: &[Name]) -> Result<ImageRecord> {
+        let (manifest_digest, manifest) = self.resolve_manifest(digest)?;
+        let config = manifest.config.clone().unwrap_or_default();
+        let file: ConfigFile = self.read_json(&config.digest)?;
+        let diff_ids = file.rootfs.diff_ids;
+        if diff_ids.len() != manifest.layers.len() {
+            return Err(Error::Invalid(format!(
+                "image {digest}: layers and diff ids differ in number"
+            )));
+        }
+        for (layer, diff_id) in manifest.layers.iter().zip(&diff_ids) {
+            self.unpack_layer(layer, diff_id)?;
+        }
+        let size = config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
+        let record = ImageRecord {
+            id: config.digest.clone(),
+            tags: names.iter().filter_map(Name::tagged).collect(),
+            digests: names.iter().map(|name| name.with_digest(digest)).collect(),
+            manifest: manifest_digest,
+            layers: diff_ids,
+            size,
+            config: file.config.unwrap_or_default(),
+            pinned: false,
+        };
+        self.add(record)
+    }
+
+    fn unpack_layer(&self, layer: &Descriptor, diff_id: &str) -> Result<()> {
+        if !is_digest(diff_id) {
+            return Err(Error::Invalid(format!("{diff_id:?} is not a digest")));
+        }
+        if !self.has_layer(diff_id) {
+            let blob = self.blob(&layer.digest);
+            let file = File::open(&blob).during(|| format!("open layer {}", layer.digest))?;
+            unpack::layer(file, diff_id, &self.layers_dir(), &self.layer(diff_id))?;
+        }
+        match fs::remove_file(self.blob(&layer.digest)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).during(|| format!("remove layer {}", layer.digest))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn add(&self, record: ImageRecord) -> Result<ImageRecord> {
+        self.change(|index| {
+            for other in index.images.values_mut() {
+                // A name is one image's at a time.
+                other.tags.retain(|tag| !record.tags.contains(tag));
+            }
+            let entry = index.images.entry(record.id.clone()).or_default();
+            let mut merged = record.clone();
+            for (ours, theirs) in
+                [(&mut merged.tags, &entry.tags), (&mut merged.digests, &entry.digests)]
+            {
+                let all: BTreeSet<String> = ours.drain(..).chain(theirs.iter().cloned()).collect();
+                ours.extend(all);
+            }
+            merged.pinned |= entry.pinned;
+            *entry = merged.clone();
+            merged
+        })
+    }
+
+    /// Removes blobs and layers that no image names. Does nothing while content comes in.
+    pub fn collect(&self) -> Result<()> {
+        let Some(_alone) = self.try_lock("content.lock")? else { return Ok(()) };
+        let index = self.read_index()?;
+        let mut keep = BTreeSet::new();
+        for record in index.images.values() {
+            keep.insert(self.blob(&record.id));
+            keep.insert(self.blob(&record.manifest));
+            keep.extend(record.layers.iter().map(|diff_id| self.layer(diff_id)));
+        }
+        for directory in
+            [self.root.join("blobs/sha256"), self.root.join("blobs"), self.layers_dir()]
+        {
+            let entries =
+                fs::read_dir(&directory).during(|| format!("list {}", directory.display()))?;
+            for path in entries.flatten().map(|entry| entry.path()) {
+                if keep.contains(&path) || path.ends_with("blobs/sha256") {
+                    continue;
+                }
+                let removed =
+                    if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.during(|| format!("remove {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn used(&self) -> (u64, u64) {
+        disk_usage(&self.root)
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn read_index(&self) -> Result<Index> {
+        let path = self.root.join("index.json");
+        let index = files::read_json(&path).during(|| "read the index of images".into())?;
+        Ok(index.unwrap_or_default())
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T> {
+        let _alone = self.lock("index.lock", FlockArg::LockExclusive)?;
+        let mut index = self.read_index()?;
+        let result = change(&mut index);
+        files::write_json(&self.root.join("index.json"), &index)
+            .during(|| "write the index of images".into())?;
+        Ok(result)
+    }
+
+    fn lock_file(&self, name: &str) -> Result<File> {
+        let path = self.root.join(name);
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .during(|| format!("open {}", path.display()))
+    }
+
+    fn lock(&self, name: &str, kind: FlockArg) -> Result<Flock<File>> {
+        Flock::lock(self.lock_file(name)?, kind)
+            .map_err(|(_, errno)| io::Error::from(errno))
+            .during(|| format!("lock {name}"))
+    }
+
+    fn try_lock(&self, name: &str) -> Result<Option<Flock<File>>> {
+        match Flock::lock(self.lock_file(name)?, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Some(lock)),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, errno)) => Err(io::Error::from(errno)).during(|| format!("lock {name}")),
+        }
+    }
+}
+
+/// Content on its way in. Dropped unfinished, it leaves nothing.
+pub struct PartialBlob {
+    store: ImageStore,
+    path: PathBuf,
+    file: File,
+    hash: Sha256,
+    finished: bool,
+}
+
+impl PartialBlob {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hash.update(bytes);
+        self.file.write_all(bytes).during(|| "write content".into())
+    }
+
+    pub fn finish(mut self, expected: Option<&str>) -> Result<String> {
+        let digest = format!("sha256:{}", hex(&std::mem::take(&mut self.hash).finalize()));
+        if let Some(expected) = expected.filter(|expected| *expected != digest) {
+            return Err(Error::Invalid(format!("content is {digest}, not {expected}")));
+        }
+        self.file.sync_data().during(|| "write content".into())?;
+        fs::rename(&self.path, self.store.blob(&digest)).during(|| "store content".into())?;
+        self.finished = true;
+        Ok(digest)
+    }
+}
+
+impl Drop for PartialBlob {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Bytes and inodes below a directory.
+pub(crate) fn disk_usage(root: &Path) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    let (mut bytes, mut inodes) = (0, 0);
+    let mut left = vec![root.to_owned()];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            // What goes away while we count does not count.
+            let Ok(about) = entry.metadata() else { continue };
+            bytes += about.blocks() * 512;
+            inodes += 1;
+            if about.is_dir() {
+                left.push(entry.path());
+            }
+        }
+    }
+    (bytes, inodes)
+}

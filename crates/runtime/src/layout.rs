@@ -1,0 +1,101 @@
+//! Where everything is. Two roots: the data directory survives a reboot, the run directory must
+//! not (it holds sockets and pinned namespaces).
+//!
+//! ```text
+//! <data>/images/blobs/sha256/<hex>      content, named by its hash
+//!        images/layers/<hex16>/         one unpacked layer, by diff id
+//!        images/index.json              names → images
+//!        sandboxes/<id>/                config.pb state.json resolv.conf hostname shm/
+//!        containers/<id>/               config.pb state.json exit.json config.json upper/ work/ rootfs/
+//!        ipam/<address>                 the sandbox that holds it
+//! <run>/sandboxes/<id20>/               net uts ipc (pinned), pause.pid
+//!       containers/<id20>/              shim.json shim.sock started.json oci/ shim.log
+//! ```
+//!
+//! Socket addresses are limited to 108 bytes, hence the short ids and the hashed directory below
+//! `/run`.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+#[derive(Clone, Debug)]
+pub struct Layout {
+    pub data: PathBuf,
+    pub run: PathBuf,
+}
+
+/// Where the sockets of the cluster with this data directory are: `/run/decapod/<hash>`.
+pub fn run_dir(data_dir: &Path) -> PathBuf {
+    let full = data_dir.canonicalize().unwrap_or_else(|_| data_dir.to_owned());
+    let hash = hex(&Sha256::digest(full.as_os_str().as_encoded_bytes()));
+    Path::new("/run/decapod").join(&hash[..12])
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A new id of 64 hexadecimal digits.
+pub fn new_id() -> String {
+    (0..4).map(|_| format!("{:016x}", base::rng::below(u64::MAX))).collect()
+}
+
+fn short(id: &str) -> &str {
+    id.get(..20).unwrap_or(id)
+}
+
+impl Layout {
+    pub fn images(&self) -> PathBuf {
+        self.data.join("images")
+    }
+
+    pub fn sandboxes(&self) -> PathBuf {
+        self.data.join("sandboxes")
+    }
+
+    pub fn containers(&self) -> PathBuf {
+        self.data.join("containers")
+    }
+
+    pub fn ipam(&self) -> PathBuf {
+        self.data.join("ipam")
+    }
+
+    pub fn sandbox(&self, id: &str) -> PathBuf {
+        self.sandboxes().join(id)
+    }
+
+    pub fn container(&self, id: &str) -> PathBuf {
+        self.containers().join(id)
+    }
+
+    pub fn run_sandbox(&self, id: &str) -> PathBuf {
+        self.run.join("sandboxes").join(short(id))
+    }
+
+    pub fn run_container(&self, id: &str) -> PathBuf {
+        self.run.join("containers").join(short(id))
+    }
+
+    pub fn socket(&self, container: &str) -> PathBuf {
+        self.run_container(container).join("shim.sock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_addresses_fit() {
+        let layout = Layout {
+            data: "/var/lib/decapod".into(),
+            run: run_dir(Path::new(
+                "/a/very/long/path/that/is/hashed/away/anyhow/and/never/counts",
+            )),
+        };
+        let socket = layout.socket(&new_id());
+        assert!(socket.as_os_str().len() < 80, "{}", socket.display());
+    }
+}

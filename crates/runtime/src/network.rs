@@ -1,0 +1,86 @@
+//! The pod network of this node: which networks it has, and how a sandbox gets into them.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipnet::IpNet;
+use net::Links;
+use net::pods::{Bridge, PodAttachment, attach_pod, detach_pod};
+use serde::{Deserialize, Serialize};
+
+use crate::ipam::Ipam;
+use crate::layout::Layout;
+
+/// On disk, so that pods start after a restart before the kubelet has said anything, and so that
+/// `destroy_all` knows what to take down.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NetworkState {
+    pub cidrs: Vec<IpNet>,
+    pub bridge: String,
+    pub mtu: u32,
+}
+
+impl NetworkState {
+    pub(crate) fn read(layout: &Layout) -> io::Result<Option<Self>> {
+        crate::files::read_json(&layout.data.join("network.json"))
+    }
+
+    pub(crate) fn write(&self, layout: &Layout) -> io::Result<()> {
+        crate::files::write_json(&layout.data.join("network.json"), self)
+    }
+
+    /// Connects the sandbox and returns its addresses, the first family first.
+    pub(crate) async fn attach(
+        &self,
+        ipam: &Ipam,
+        sandbox: &str,
+        netns: &Path,
+    ) -> Result<Vec<IpAddr>, cri::Error> {
+        let failed =
+            |error: net::Error| cri::Error::Internal(format!("set up the pod network: {error}"));
+        let mut addresses = Vec::new();
+        let mut gateways = Vec::new();
+        for cidr in &self.cidrs {
+            let address = ipam.allocate(cidr, sandbox)?;
+            addresses.push(host(address, cidr));
+            gateways.push(Ipam::gateway(cidr));
+        }
+        let links = Links::open().map_err(failed)?;
+        let bridge_addresses: Vec<IpNet> =
+            gateways.iter().zip(&self.cidrs).map(|(ip, cidr)| host(*ip, cidr)).collect();
+        Bridge::ensure(&links, &self.bridge, &bridge_addresses, self.mtu).await.map_err(failed)?;
+        let pod = PodAttachment {
+            netns: netns.into(),
+            bridge: self.bridge.clone(),
+            host_veth: veth(sandbox),
+            addresses: addresses.clone(),
+            gateways,
+        };
+        attach_pod(&links, &pod).await.map_err(failed)?;
+        Ok(addresses.iter().map(IpNet::addr).collect())
+    }
+
+    pub(crate) async fn detach(&self, ipam: &Ipam, sandbox: &str) -> Result<(), cri::Error> {
+        let failed =
+            |error: net::Error| cri::Error::Internal(format!("take down the pod network: {error}"));
+        let links = Links::open().map_err(failed)?;
+        detach_pod(&links, &veth(sandbox)).await.map_err(failed)?;
+        Ok(ipam.release(sandbox)?)
+    }
+
+    pub(crate) async fn remove_bridge(&self) -> Result<(), net::Error> {
+        Links::open()?.remove(&self.bridge).await
+    }
+}
+
+/// The node's end of the pair; interface names have at most 15 bytes.
+pub(crate) fn veth(sandbox: &str) -> String {
+    format!("veth{}", sandbox.get(..10).unwrap_or(sandbox))
+}
+
+/// An address with its network's length.
+fn host(address: IpAddr, network: &IpNet) -> IpNet {
+    IpNet::new(address, network.prefix_len())
+        .expect("the length is that of a network of its family")
+}

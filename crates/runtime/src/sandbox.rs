@@ -1,0 +1,285 @@
+//! A pod's shared surroundings, without a process: namespaces pinned to files, `resolv.conf`, the
+//! host name, shared memory. Only a shared process namespace needs a process, since it lives as
+//! long as its init.
+//!
+//! ```text
+//! <run>/sandboxes/<id>/net uts ipc    bind mounts of the namespaces
+//!                      pause.pid      init of the shared process namespace
+//! <data>/sandboxes/<id>/shm           tmpfs, mounted at /dev/shm in the containers
+//! ```
+//!
+//! With the host's network a sandbox has the host's name, too (no `uts`), as upstream.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cri::{DNSConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+use crate::layout::Layout;
+
+const SHM_OPTIONS: &str = "mode=1777,size=65536k";
+
+/// Upstream: containerd's defaults: any user may bind low ports and ping, inside the pod.
+const NETWORK_SYSCTLS: &[(&str, &str)] =
+    &[("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
+
+/// What is written down beside the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SandboxState {
+    /// Nanoseconds since 1970.
+    pub created_at: i64,
+    pub handler: String,
+    pub addresses: Vec<std::net::IpAddr>,
+    /// Everything was set up: before that, a sandbox is a failed attempt.
+    pub ready: bool,
+    pub stopped: bool,
+}
+
+/// Which namespaces are the pod's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Modes {
+    pub host_network: bool,
+    pub host_ipc: bool,
+    pub host_pid: bool,
+    pub shared_pid: bool,
+}
+
+impl Modes {
+    pub(crate) fn of(config: &PodSandboxConfig) -> Self {
+        let options = namespace_options(config);
+        Self {
+            host_network: options.network() == NamespaceMode::Node,
+            host_ipc: options.ipc() == NamespaceMode::Node,
+            host_pid: options.pid() == NamespaceMode::Node,
+            shared_pid: options.pid() == NamespaceMode::Pod,
+        }
+    }
+}
+
+pub(crate) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
+    config
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref())
+        .and_then(|security| security.namespace_options.clone())
+        // What CRI's zero value means for process numbers is "pod"; without options each container
+        // has its own.
+        .unwrap_or_else(|| NamespaceOption {
+            pid: NamespaceMode::Container as i32,
+            ..Default::default()
+        })
+}
+
+/// The paths of one sandbox.
+pub(crate) struct Places {
+    pub data: PathBuf,
+    pub run: PathBuf,
+}
+
+impl Places {
+    pub(crate) fn of(layout: &Layout, id: &str) -> Self {
+        Self { data: layout.sandbox(id), run: layout.run_sandbox(id) }
+    }
+
+    pub(crate) fn net(&self) -> PathBuf {
+        self.run.join("net")
+    }
+
+    pub(crate) fn uts(&self) -> PathBuf {
+        self.run.join("uts")
+    }
+
+    pub(crate) fn ipc(&self) -> PathBuf {
+        self.run.join("ipc")
+    }
+
+    pub(crate) fn pause_pid(&self) -> PathBuf {
+        self.run.join("pause.pid")
+    }
+
+    pub(crate) fn shm(&self) -> PathBuf {
+        self.data.join("shm")
+    }
+
+    pub(crate) fn resolv_conf(&self) -> PathBuf {
+        self.data.join("resolv.conf")
+    }
+
+    pub(crate) fn hostname(&self) -> PathBuf {
+        self.data.join("hostname")
+    }
+
+    /// The init of the shared process namespace, if it lives.
+    pub(crate) fn pause(&self) -> Option<i32> {
+        let pid = fs::read_to_string(self.pause_pid()).ok()?.trim().parse().ok()?;
+        crate::shim::pause_alive(pid).then_some(pid)
+    }
+
+    /// Whether all that containers need is there (a reboot takes it away).
+    pub(crate) fn usable(&self, modes: Modes) -> bool {
+        let network = modes.host_network || net::netns::is_pinned(&self.net());
+        let pid = !modes.shared_pid || self.pause().is_some();
+        network && pid
+    }
+}
+
+/// The name that the pod's processes see.
+pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
+    if !config.hostname.is_empty() {
+        return config.hostname.clone();
+    }
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Makes files and namespaces; blocks. The network namespace is empty after this.
+pub(crate) fn set_up(places: &Places, config: &PodSandboxConfig) -> io::Result<()> {
+    let modes = Modes::of(config);
+    fs::create_dir_all(&places.run)?;
+    let name = hostname(config);
+    fs::write(places.hostname(), format!("{name}\n"))?;
+    fs::write(places.resolv_conf(), resolv_conf(config.dns_config.as_ref()))?;
+    if !modes.host_ipc {
+        fs::create_dir_all(places.shm())?;
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        mount(Some("shm"), &places.shm(), Some("tmpfs"), flags, Some(SHM_OPTIONS))?;
+    }
+    if !modes.host_network {
+        net::netns::create(&places.net()).map_err(io::Error::other)?;
+    }
+    let sysctls = config.linux.as_ref().map(|linux| linux.sysctls.clone()).unwrap_or_default();
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| pin(places, modes, &name, &sysctls));
+        work.join().unwrap_or_else(|_| Err(io::Error::other("a thread died")))
+    })
+}
+
+/// On a thread of its own, which ends with its namespaces pinned.
+fn pin(
+    places: &Places,
+    modes: Modes,
+    hostname: &str,
+    sysctls: &std::collections::BTreeMap<String, String>,
+) -> io::Result<()> {
+    let mut wanted = CloneFlags::empty();
+    if !modes.host_network {
+        wanted |= CloneFlags::CLONE_NEWUTS;
+        setns(fs::File::open(places.net())?, CloneFlags::CLONE_NEWNET)?;
+    }
+    if !modes.host_ipc {
+        wanted |= CloneFlags::CLONE_NEWIPC;
+    }
+    unshare(wanted)?;
+    if !modes.host_network {
+        nix::unistd::sethostname(hostname)?;
+        pin_one("uts", &places.uts())?;
+        for (name, value) in NETWORK_SYSCTLS {
+            // Older kernels do without.
+            let _ = fs::write(sysctl_file(name), value);
+        }
+    }
+    if !modes.host_ipc {
+        pin_one("ipc", &places.ipc())?;
+    }
+    for (name, value) in sysctls {
+        check_sysctl(name, modes)?;
+        fs::write(sysctl_file(name), value)
+            .map_err(|error| io::Error::new(error.kind(), format!("sysctl {name}: {error}")))?;
+    }
+    Ok(())
+}
+
+fn pin_one(kind: &str, path: &Path) -> io::Result<()> {
+    fs::write(path, "")?;
+    let own = PathBuf::from(format!("/proc/thread-self/ns/{kind}"));
+    mount(Some(&own), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    Ok(())
+}
+
+/// Only switches that belong to a namespace of the pod's: all others are the host's.
+fn check_sysctl(name: &str, modes: Modes) -> io::Result<()> {
+    let plain = name.replace('/', ".");
+    let network = plain.starts_with("net.");
+    let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
+        || plain == "kernel.sem";
+    if (network && !modes.host_network) || (ipc && !modes.host_ipc) {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("sysctl {name:?} is not in a namespace of the pod")))
+    }
+}
+
+fn sysctl_file(name: &str) -> PathBuf {
+    let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    Path::new("/proc/sys").join(path)
+}
+
+/// Upstream: containerd's `parseDNSOptions`; without any, the host's file.
+fn resolv_conf(dns: Option<&DNSConfig>) -> String {
+    let Some(dns) = dns else {
+        return fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    };
+    let mut text = String::new();
+    if !dns.searches.is_empty() {
+        text += &format!("search {}\n", dns.searches.join(" "));
+    }
+    for server in &dns.servers {
+        text += &format!("nameserver {server}\n");
+    }
+    if !dns.options.is_empty() {
+        text += &format!("options {}\n", dns.options.join(" "));
+    }
+    text
+}
+
+/// Undoes [`set_up`] but for the files; parts may be gone. Blocks.
+pub(crate) fn tear_down(places: &Places) -> io::Result<()> {
+    if let Some(pid) = places.pause() {
+        // SAFETY: a plain system call.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    files::unmount(&places.shm())?;
+    files::unmount(&places.uts())?;
+    files::unmount(&places.ipc())?;
+    net::netns::remove(&places.net()).map_err(io::Error::other)?;
+    files::remove_tree(&places.run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolv_conf_says_what_the_pod_asked_for() {
+        let dns = DNSConfig {
+            servers: vec!["10.43.0.10".into()],
+            searches: vec!["default.svc.cluster.local".into(), "svc.cluster.local".into()],
+            options: vec!["ndots:5".into()],
+        };
+        let expected = "search default.svc.cluster.local svc.cluster.local\n\
+                        nameserver 10.43.0.10\noptions ndots:5\n";
+        assert_eq!(resolv_conf(Some(&dns)), expected);
+        assert_eq!(resolv_conf(Some(&DNSConfig::default())), "");
+    }
+
+    #[test]
+    fn the_hosts_switches_are_out_of_reach() {
+        let own =
+            Modes { host_network: false, host_ipc: false, host_pid: false, shared_pid: false };
+        let check = |name: &str, modes, fine| {
+            assert_eq!(check_sysctl(name, modes).is_ok(), fine, "{name}");
+        };
+        check("net.core.somaxconn", own, true);
+        check("net/core/somaxconn", own, true);
+        check("kernel.shm_rmid_forced", own, true);
+        check("kernel.msgmax", own, true);
+        check("vm.swappiness", own, false);
+        check("kernel.panic", own, false);
+        check("net.core.somaxconn", Modes { host_network: true, ..own }, false);
+        check("kernel.shmmax", Modes { host_ipc: true, ..own }, false);
+    }
+}

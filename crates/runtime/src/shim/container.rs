@@ -1,0 +1,177 @@
+//! Creation and start of the container, with libcontainer.
+//!
+//! libcontainer changes its caller: it writes the container's `oom_score_adj` to our own process.
+//! It reads `config.json` from the bundle; everything is in there.
+//!
+//! Invariant: a seccomp profile in `config.json` is applied or the start fails. libcontainer loads
+//! it before it drops capabilities when `noNewPrivileges` is absent, and after when it is present;
+//! so the runtime never writes `false` there.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::oci_spec::runtime::{Process, Spec};
+use libcontainer::syscall::syscall::SyscallType;
+use libcontainer::workload::{
+    Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError,
+};
+use nix::sys::signal::{SigHandler, Signal, signal};
+
+use super::event_loop::Shim;
+use super::log::Log;
+use super::{ShimConfig, StartedRecord, now_nanos, stdio};
+use crate::files;
+
+const OOM_FILE: &str = "/proc/self/oom_score_adj";
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Creates and starts the container. On failure nothing of it is left but files.
+pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
+    let log = config.log_path.clone().map(Log::open).transpose().map_err(|error| {
+        io::Error::new(error.kind(), format!("open the container's log: {error}"))
+    })?;
+    let _ = fs::remove_file(config.socket());
+    let listener = UnixListener::bind(config.socket())?;
+    fs::set_permissions(config.socket(), fs::Permissions::from_mode(0o600))?;
+    let state = config.state_root();
+    files::remove_tree(&state)?;
+    fs::create_dir_all(&state)?;
+    let (mut stdio, given) = stdio::open(&config)?;
+
+    let own_oom_score = fs::read_to_string(OOM_FILE);
+    let mut builder = ContainerBuilder::new("c".to_owned(), SyscallType::default())
+        .with_root_path(state)
+        .map_err(start_error)?
+        .with_executor(Payload)
+        .with_console_socket(given.console.as_ref().map(|console| console.path.clone()));
+    builder.stdin = given.stdin;
+    builder.stdout = given.stdout;
+    builder.stderr = given.stderr;
+    let built = builder.as_init(&config.bundle).with_systemd(false).with_detach(true).build();
+    if let Ok(score) = own_oom_score {
+        // Lowering it may be refused; then the shim is as killable as its container.
+        let _ = fs::write(OOM_FILE, score.trim());
+    }
+    let mut container = built.map_err(start_error)?;
+    if let Some(console) = given.console {
+        stdio.terminal = Some(console.receive()?);
+    }
+    let pid = container.pid().ok_or_else(|| io::Error::other("the container has no process"))?;
+    let started_at = now_nanos();
+    container.start().map_err(start_error)?;
+    // From here on writing to who left is an error, not a signal.
+    // SAFETY: no handler is installed.
+    unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn)? };
+    let shim_pid = i32::try_from(std::process::id()).unwrap_or(0);
+    let started = StartedRecord { pid: pid.as_raw(), shim_pid, started_at };
+    files::write_json(&config.started_file(), &started)?;
+    let shim = Shim::new(config, started.clone(), log, listener, stdio)?;
+    Ok((shim, started))
+}
+
+/// The whole chain: libcontainer's outer errors say little.
+fn start_error(error: impl std::error::Error) -> io::Error {
+    let mut text = String::new();
+    let mut next: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = next {
+        let line = error.to_string();
+        if !text.contains(&line) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&line);
+        }
+        next = error.source();
+    }
+    match text.find("exec: \"") {
+        // What users know, without our plumbing before it.
+        Some(at) => io::Error::other(format!("unable to start container process: {}", &text[at..])),
+        None => io::Error::other(format!("unable to start container process: {text}")),
+    }
+}
+
+/// The container's command. Resolved by us, so that the messages are the usual ones.
+#[derive(Clone)]
+struct Payload;
+
+impl Executor for Payload {
+    fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
+        let process = spec.process().as_ref().ok_or(ExecutorError::InvalidArg)?;
+        let args = process.args().as_ref().ok_or(ExecutorError::InvalidArg)?;
+        Err(ExecutorError::Other(execute(process, args)))
+    }
+
+    fn validate(&self, spec: &Spec) -> Result<(), ExecutorValidationError> {
+        let process = spec.process().as_ref();
+        let args = process.and_then(|process| process.args().as_ref());
+        let (Some(process), Some(args)) = (process, args) else {
+            return Err(ExecutorValidationError::ArgValidationError("no command".into()));
+        };
+        find(process, args).map(|_| ()).map_err(ExecutorValidationError::ArgValidationError)
+    }
+
+    fn setup_envs(
+        &self,
+        _: std::collections::HashMap<String, String>,
+    ) -> Result<(), ExecutorSetEnvsError> {
+        // `execute` passes the environment in the order in which it was written.
+        Ok(())
+    }
+}
+
+/// Becomes the command; returns why it could not.
+pub(super) fn execute(process: &Process, args: &[String]) -> String {
+    let path = match find(process, args) {
+        Ok(path) => path,
+        Err(text) => return text,
+    };
+    let texts = |all: &[String]| -> Result<Vec<CString>, _> {
+        all.iter().map(|text| CString::new(text.as_bytes())).collect()
+    };
+    let environment = process.env().as_deref().unwrap_or_default();
+    match (CString::new(path.as_bytes()), texts(args), texts(environment)) {
+        (Ok(file), Ok(args), Ok(environment)) => {
+            let error = match nix::unistd::execve(&file, &args, &environment) {
+                Err(nix::errno::Errno::ENOEXEC) => io::Error::other("exec format error"),
+                Err(errno) => errno.into(),
+                Ok(never) => match never {},
+            };
+            format!("exec {path}: {error}")
+        }
+        _ => "a zero byte in the command or its environment".into(),
+    }
+}
+
+/// Where the command is, by the container's own `PATH`; runs inside the container.
+fn find(process: &Process, args: &[String]) -> Result<String, String> {
+    let name = args.first().filter(|name| !name.is_empty()).ok_or("no command")?;
+    if name.contains('/') {
+        return match fs::metadata(name) {
+            Ok(file) if file.is_dir() => Err(format!("exec: \"{name}\": is a directory")),
+            Ok(file) if file.permissions().mode() & 0o111 == 0 => {
+                Err(format!("exec: \"{name}\": permission denied"))
+            }
+            Ok(_) => Ok(name.clone()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(format!("exec: \"{name}\": stat {name}: no such file or directory"))
+            }
+            Err(error) => Err(format!("exec: \"{name}\": {error}")),
+        };
+    }
+    let environment = process.env().as_deref().unwrap_or_default();
+    let path = environment.iter().rev().find_map(|entry| entry.strip_prefix("PATH="));
+    let usable = |file: &Path| {
+        fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    path.unwrap_or(DEFAULT_PATH)
+        .split(':')
+        .map(|directory| Path::new(if directory.is_empty() { "." } else { directory }).join(name))
+        .find(|file| usable(file))
+        .map(|file| file.to_string_lossy().into_owned())
+        .ok_or_else(|| format!("exec: \"{name}\": executable file not found in $PATH"))
+}

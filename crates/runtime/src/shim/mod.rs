@@ -1,0 +1,171 @@
+//! The shim: our own binary, executed again, one process per container.
+//!
+//! ```text
+//!  backend ──spawn──► shim: setsid, subreaper ──libcontainer──► init of the container
+//!     ▲ ▲                 │  stdout, stderr, pty ─► log file, attached readers
+//!     │ └── one line ─────┘  wait ─► exit.json ─► waiting connections ─► the shim ends
+//!     └── shim.sock: status, kill, exec, attach, reopen-log, wait
+//! ```
+//!
+//! The shim outlives the backend: when that is killed, the container goes on, its log goes on, its
+//! exit code is kept. Whoever comes next connects to the socket.
+//!
+//! Invariants: one thread (libcontainer needs that; so does fork); no async runtime; nothing on
+//! the heap that grows with time. It sits in a cgroup of its own, not in the container's.
+
+mod client;
+mod container;
+mod event_loop;
+mod exec;
+mod log;
+mod pause;
+mod protocol;
+mod stdio;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::FromRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::sys::signal::{SigHandler, Signal, signal};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use client::{
+    Client, Error as ClientError, Executed, Started, Wait, spawn_pause, spawn_shim,
+};
+pub(crate) use pause::alive as pause_alive;
+pub(crate) use protocol::{ExecProcess, ExitRecord};
+
+use crate::files;
+
+/// The process name (`argv[0]`) that makes the binary a shim.
+pub(crate) const SHIM_NAME: &str = "decapod-shim";
+
+/// What the backend wants of one shim; a file, because it outlives both.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ShimConfig {
+    pub version: u32,
+    pub id: String,
+    /// The directory with `config.json`.
+    pub bundle: PathBuf,
+    /// The shim's own directory below the run directory.
+    pub run: PathBuf,
+    pub exit_file: PathBuf,
+    pub log_path: Option<PathBuf>,
+    pub terminal: bool,
+    pub stdin: bool,
+    pub stdin_once: bool,
+    /// The container's cgroup.
+    pub cgroup: String,
+    /// The shim's own; shared by all shims.
+    pub shim_cgroup: String,
+}
+
+impl ShimConfig {
+    fn socket(&self) -> PathBuf {
+        self.run.join("shim.sock")
+    }
+
+    fn started_file(&self) -> PathBuf {
+        self.run.join("started.json")
+    }
+
+    fn state_root(&self) -> PathBuf {
+        self.run.join("oci")
+    }
+}
+
+/// Written when the container runs, so that its figures are known without asking the shim.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StartedRecord {
+    pub pid: i32,
+    pub shim_pid: i32,
+    /// Nanoseconds since 1970.
+    pub started_at: i64,
+}
+
+/// The first line that the shim says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub error: Option<String>,
+    pub started: Option<StartedRecord>,
+}
+
+/// Whether this process was started to be a shim. To be asked first in `main`, before any thread.
+pub fn is_shim_invocation() -> bool {
+    std::env::args_os().next().is_some_and(|name| name == SHIM_NAME)
+}
+
+/// Runs as a shim, as the arguments say, and ends the process.
+pub fn shim_main() -> ! {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let code = match (args.first().and_then(|a| a.to_str()), args.get(1)) {
+        (Some("container"), Some(config)) => run_container(Path::new(config)),
+        (Some("pause"), Some(pid_file)) => pause::run(Path::new(pid_file)),
+        _ => {
+            eprintln!("{SHIM_NAME} is started by the runtime, not by hand");
+            1
+        }
+    };
+    std::process::exit(code)
+}
+
+fn run_container(config: &Path) -> i32 {
+    match prepare(config).and_then(|config| container::start(config)) {
+        Ok((running, started)) => {
+            report(&Report { error: None, started: Some(started) });
+            match running.run() {
+                Ok(()) => 0,
+                Err(error) => {
+                    eprintln!("{SHIM_NAME}: {error}");
+                    1
+                }
+            }
+        }
+        Err(error) => {
+            report(&Report { error: Some(error.to_string()), started: None });
+            1
+        }
+    }
+}
+
+fn prepare(config: &Path) -> io::Result<ShimConfig> {
+    let config: ShimConfig =
+        files::read_json(config)?.ok_or_else(|| io::Error::other("the shim's config is gone"))?;
+    // Already the leader of a session when started by hand.
+    let _ = nix::unistd::setsid();
+    nix::sys::prctl::set_child_subreaper(true)?;
+    // What processes inherit by exec: no ignored signals, the usual mask for new files.
+    // SAFETY: no handler is installed.
+    unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl)? };
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+    std::env::set_current_dir("/")?;
+    let hierarchies = crate::cgroups::Hierarchies::discover()?;
+    if let Err(error) = hierarchies.join(&config.shim_cgroup, 0, true) {
+        // Where it is accounted is not worth a container.
+        eprintln!("{SHIM_NAME}: join {}: {error}", config.shim_cgroup);
+    }
+    Ok(config)
+}
+
+/// Says the one line on standard output and lets go of it.
+fn report(report: &Report) {
+    // SAFETY: descriptor 1 is the pipe that the backend made; nothing else here uses it.
+    let mut out = unsafe { File::from_raw_fd(1) };
+    let mut line = serde_json::to_vec(report).unwrap_or_default();
+    line.push(b'\n');
+    // The backend may be gone: the container goes on all the same.
+    let _ = out.write_all(&line);
+    drop(out);
+    // Keep 1 taken, so that no later file gets it.
+    let null = nix::fcntl::open("/dev/null", OFlag::O_RDWR, nix::sys::stat::Mode::empty());
+    if let Ok(null) = null {
+        std::mem::forget(null);
+    }
+}
+
+fn now_nanos() -> i64 {
+    i64::try_from(base::clock::now().as_nanosecond()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,96 @@
+//! The init of a process namespace that a pod's containers share.
+//!
+//! The first process makes the namespace, forks its init, writes down the init's number and ends.
+//! The init lets go of everything (root directory, capabilities, user) and reaps for ever: a
+//! container may look at it as process 1, so nothing of the host may be reachable through it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Gid, Uid};
+
+/// Upstream: the user of the pause image.
+const NOBODY: u32 = 65535;
+
+pub(super) fn run(pid_file: &Path) -> i32 {
+    match start(pid_file) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("pause: {error}");
+            1
+        }
+    }
+}
+
+fn start(pid_file: &Path) -> io::Result<()> {
+    let _ = nix::unistd::setsid();
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    let (ready_reader, ready_writer) = nix::unistd::pipe()?;
+    // SAFETY: a shim has one thread.
+    match unsafe { nix::unistd::fork()? } {
+        ForkResult::Child => {
+            drop(ready_reader);
+            if let Err(error) = confine() {
+                eprintln!("pause: {error}");
+                std::process::exit(1);
+            }
+            let _ = nix::unistd::write(&ready_writer, b"1");
+            drop(ready_writer);
+            reap()
+        }
+        ForkResult::Parent { child } => {
+            drop(ready_writer);
+            let mut byte = [0];
+            if nix::unistd::read(&ready_reader, &mut byte)? != 1 {
+                return Err(io::Error::other("the init of the process namespace failed"));
+            }
+            crate::files::write_atomic(pid_file, child.to_string().as_bytes())
+        }
+    }
+}
+
+/// An empty, read-only root; no capability; nobody.
+fn confine() -> io::Result<()> {
+    let none = None::<&str>;
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    let root = "/proc";
+    mount(Some("tmpfs"), root, Some("tmpfs"), MsFlags::empty(), Some("size=0,mode=555"))?;
+    std::env::set_current_dir(root)?;
+    nix::unistd::pivot_root(".", ".")?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    mount(none, "/", none, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, none)?;
+    for fd in 0..3 {
+        // Nothing is said from here on.
+        let _ = nix::unistd::close(fd);
+    }
+    nix::unistd::setgroups(&[])?;
+    nix::unistd::setresgid(Gid::from_raw(NOBODY), Gid::from_raw(NOBODY), Gid::from_raw(NOBODY))?;
+    // Leaving root drops the capabilities.
+    nix::unistd::setresuid(Uid::from_raw(NOBODY), Uid::from_raw(NOBODY), Uid::from_raw(NOBODY))?;
+    Ok(())
+}
+
+fn reap() -> ! {
+    // Blocked and waited for: an init has no default actions, and nothing is missed in between.
+    let signals = SigSet::from_iter([Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT]);
+    let _ = signals.thread_block();
+    loop {
+        while let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
+            waitpid(None, Some(WaitPidFlag::WNOHANG))
+        {}
+        if !matches!(signals.wait(), Ok(Signal::SIGCHLD) | Err(_)) {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// Whether that process is (still) alive.
+pub(crate) fn alive(pid: i32) -> bool {
+    pid > 0 && fs::metadata(format!("/proc/{pid}/ns/pid")).is_ok()
+}

@@ -1,0 +1,98 @@
+//! The container's standard streams: pipes, or a pseudo terminal.
+
+use std::fs::OpenOptions;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use super::ShimConfig;
+
+/// What the shim keeps.
+pub(super) struct Stdio {
+    /// Where the container's input is written to.
+    pub stdin: Option<OwnedFd>,
+    pub stdout: Option<OwnedFd>,
+    pub stderr: Option<OwnedFd>,
+    /// The terminal's master: output, input and size in one.
+    pub terminal: Option<OwnedFd>,
+}
+
+/// What the container gets.
+pub(super) struct Given {
+    pub stdin: Option<OwnedFd>,
+    pub stdout: Option<OwnedFd>,
+    pub stderr: Option<OwnedFd>,
+    pub console: Option<Console>,
+}
+
+/// Where the container's init sends the master of the terminal that it made.
+pub(super) struct Console {
+    pub path: PathBuf,
+    listener: UnixListener,
+}
+
+pub(super) fn open(config: &ShimConfig) -> io::Result<(Stdio, Given)> {
+    if config.terminal {
+        let path = config.run.join("console.sock");
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        let console = Some(Console { path, listener });
+        let none = Stdio { stdin: None, stdout: None, stderr: None, terminal: None };
+        return Ok((none, Given { stdin: None, stdout: None, stderr: None, console }));
+    }
+    let (stdout, out) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    let (stderr, err) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    let (stdin, input) = if config.stdin {
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        (Some(writer), reader)
+    } else {
+        (None, OpenOptions::new().read(true).open("/dev/null")?.into())
+    };
+    set_nonblocking(&stdout)?;
+    set_nonblocking(&stderr)?;
+    Ok((
+        Stdio { stdin, stdout: Some(stdout), stderr: Some(stderr), terminal: None },
+        Given { stdin: Some(input), stdout: Some(out), stderr: Some(err), console: None },
+    ))
+}
+
+impl Console {
+    /// To be called when the init is ready: what it sent is in the socket's queue then.
+    pub(super) fn receive(self) -> io::Result<OwnedFd> {
+        self.listener.set_nonblocking(true)?;
+        let (socket, _) = self.listener.accept()?;
+        socket.set_nonblocking(true)?;
+        let master = receive_descriptor(socket.as_raw_fd())?;
+        let _ = std::fs::remove_file(&self.path);
+        set_nonblocking(&master)?;
+        Ok(master)
+    }
+}
+
+/// One descriptor, and whatever bytes come with it.
+pub(super) fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
+    let mut space = nix::cmsg_space!([RawFd; 1]);
+    let mut bytes = [0; 64];
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket, &mut slices, Some(&mut space), flags)?;
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = control
+            && let Some(fd) = fds.first()
+        {
+            // SAFETY: the kernel just made this descriptor for us.
+            return Ok(unsafe { OwnedFd::from_raw_fd(*fd) });
+        }
+    }
+    Err(io::Error::other("no terminal came"))
+}
+
+pub(super) fn set_nonblocking(fd: &impl AsFd) -> io::Result<()> {
+    let flags = OFlag::from_bits_truncate(fcntl(fd, FcntlArg::F_GETFL)?);
+    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}
