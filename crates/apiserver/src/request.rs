@@ -48,6 +48,8 @@ pub struct RequestInfo {
     pub name: String,
     /// For `proxy` subresources: what follows, with its leading slash.
     pub rest: String,
+    /// Of list, watch and deletecollection, as the query has it: a node may list its own pods only.
+    pub field_selector: String,
 }
 
 /// One object's place: a resource's name within an (optional) namespace.

@@ -6,10 +6,6 @@
 //!
 //! In: pods and persistent volumes, mirrored from the watch cache. Out: decisions for users named
 //! `system:node:NAME` in group `system:nodes`. Upstream: `plugin/pkg/auth/authorizer/node`.
-//!
-//! Deviation: list and watch of pods and nodes are not limited to the field selector of the own
-//! node, because a question carries no selectors; [`NodeAuthorizer`] allows them as releases before
-//! v1.32 did.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, RwLock};
@@ -20,6 +16,7 @@ use apiserver::request::{RequestInfo, UserInfo};
 use async_trait::async_trait;
 use base::task::Tasks;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod, PodSpec};
+use machinery::selector::Selector;
 
 use crate::mirror::{Change, mirror};
 use crate::rbac::{bootstrap, rule_allows};
@@ -290,94 +287,94 @@ impl NodeAuthorizer {
         }
     }
 
+    /// `Err`: why not, as far as it is worth telling.
     fn decide(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
-        let used = |kind| self.related(node, request, kind);
-        let verb = request.verb.as_str();
-        let is_name = request.name == node;
-        let check = |allowed: bool, why: &str| if allowed { Ok(()) } else { Err(why.to_owned()) };
-        match (request.group.as_str(), request.resource.as_str(), request.subresource.as_str()) {
-            _ if !request.is_resource => Err(String::new()),
-            ("", "secrets", _) => readable(request).and_then(|()| used(Kind::Secret)),
-            ("", "configmaps", _) => readable(request).and_then(|()| used(Kind::ConfigMap)),
-            ("", "persistentvolumeclaims", "status") => {
+        let resource = (request.group.as_str(), request.resource.as_str());
+        let sub = request.subresource.as_str();
+        if !request.is_resource {
+            return Err(String::new());
+        }
+        match resource {
+            ("", "secrets") => readable(request).and(self.related(node, request, Kind::Secret)),
+            ("", "configmaps") => {
+                readable(request).and(self.related(node, request, Kind::ConfigMap))
+            }
+            ("", "persistentvolumeclaims") if sub == "status" => {
+                let verbs = ["get", "update", "patch"];
                 check(
-                    matches!(verb, "get" | "update" | "patch"),
+                    verbs.contains(&request.verb.as_str()),
                     "can only get/update/patch this type",
                 )?;
-                used(Kind::Claim)
+                self.related(node, request, Kind::Claim)
             }
-            ("", "persistentvolumeclaims", _) => gettable(request).and_then(|()| used(Kind::Claim)),
-            ("", "persistentvolumes", _) => {
+            ("", "persistentvolumeclaims") => {
+                gettable(request).and(self.related(node, request, Kind::Claim))
+            }
+            ("", "persistentvolumes") => {
                 gettable(request)?;
                 let graph = self.graph.read().expect("no panic under the lock");
                 check(graph.is_volume_used(node, &request.name), &unrelated(node))
             }
-            ("resource.k8s.io", "resourceclaims", _) => {
-                gettable(request).and_then(|()| used(Kind::ResourceClaim))
+            ("resource.k8s.io", "resourceclaims") => {
+                gettable(request).and(self.related(node, request, Kind::ResourceClaim))
             }
-            ("", "serviceaccounts", "token") => {
-                check(
-                    verb == "create" && !request.name.is_empty(),
-                    "can only create tokens for individual service accounts",
-                )?;
-                used(Kind::ServiceAccount)
+            ("", "serviceaccounts") if sub == "token" => {
+                let is_fit = request.verb == "create" && !request.name.is_empty();
+                check(is_fit, "can only create tokens for individual service accounts")?;
+                self.related(node, request, Kind::ServiceAccount)
             }
-            ("", "serviceaccounts", _) => {
-                gettable(request).and_then(|()| used(Kind::ServiceAccount))
+            ("", "serviceaccounts") => {
+                gettable(request).and(self.related(node, request, Kind::ServiceAccount))
             }
-            ("", "pods", "") if verb == "get" => {
-                let graph = self.graph.read().expect("no panic under the lock");
-                check(graph.is_pod_on(node, &request.namespace, &request.name), &unrelated(node))
-            }
-            ("", "nodes", "") if verb == "get" => check(
-                is_name,
-                &format!("node '{node}' cannot read '{}', only its own Node object", request.name),
-            ),
-            ("coordination.k8s.io", "leases", _) => {
-                let verbs = ["get", "create", "update", "patch", "delete"];
-                check(
-                    verbs.contains(&verb),
-                    "can only get, create, update, patch, or delete a node lease",
-                )?;
-                check(
-                    request.namespace == LEASES,
-                    &format!("can only access leases in the {LEASES:?} system namespace"),
-                )?;
-                check(
-                    verb == "create" || is_name,
-                    "can only access node lease with the same name as the requesting node",
-                )
-            }
-            ("storage.k8s.io", "csinodes", sub) => {
-                let verbs = ["get", "create", "update", "patch", "delete"];
-                check(sub.is_empty(), "cannot authorize CSINode subresources")?;
-                check(
-                    verbs.contains(&verb),
-                    "can only get, create, update, patch, or delete a CSINode",
-                )?;
-                check(
-                    verb == "create" || is_name,
-                    "can only access CSINode with the same name as the requesting node",
-                )
-            }
-            ("resource.k8s.io", "resourceslices", sub) => {
-                let verbs = [
-                    "get",
-                    "create",
-                    "update",
-                    "patch",
-                    "delete",
-                    "list",
-                    "watch",
-                    "deletecollection",
-                ];
+            ("", "pods") if sub.is_empty() => self.decide_pods(node, request),
+            ("", "nodes") if sub.is_empty() => self.decide_nodes(node, request),
+            ("coordination.k8s.io", "leases") => own_lease(node, request),
+            ("storage.k8s.io", "csinodes") => own_csi_node(node, request),
+            ("resource.k8s.io", "resourceslices") => {
+                let why = "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection";
+                let verbs = ["get", "watch", "list", "create", "update", "patch", "delete"];
                 check(sub.is_empty(), "cannot authorize ResourceSlice subresources")?;
+                let verb = request.verb.as_str();
+                check(verbs.contains(&verb) || verb == "deletecollection", why)
+            }
+            _ => self.decide_statically(request),
+        }
+    }
+
+    /// What every node may do. Admission limits the rest.
+    fn decide_statically(&self, request: &RequestInfo) -> Result<(), String> {
+        check(self.rules.iter().any(|rule| rule_allows(rule, request)), "")
+    }
+
+    fn decide_pods(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
+        match request.verb.as_str() {
+            "get" => {
+                let graph = self.graph.read().expect("no panic under the lock");
+                let is_on = graph.is_pod_on(node, &request.namespace, &request.name);
+                check(is_on, &unrelated(node))
+            }
+            "list" | "watch" => {
+                let selector = Selector::parse_fields(&request.field_selector).ok();
+                let wanted = selector.as_ref().and_then(|one| one.exact("spec.nodeName"));
                 check(
-                    verbs.contains(&verb),
-                    "only the following verbs are allowed for a ResourceSlice",
+                    wanted == Some(node),
+                    "can only list/watch pods with spec.nodeName field selector",
                 )
             }
-            _ => check(self.rules.iter().any(|rule| rule_allows(rule, request)), ""),
+            _ => self.decide_statically(request),
+        }
+    }
+
+    fn decide_nodes(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
+        match (request.verb.as_str(), request.name.as_str()) {
+            ("get" | "list" | "watch", name) if name == node => Ok(()),
+            ("get" | "list" | "watch", "") => {
+                Err(format!("node '{node}' cannot read all nodes, only its own Node object"))
+            }
+            ("get" | "list" | "watch", name) => {
+                Err(format!("node '{node}' cannot read '{name}', only its own Node object"))
+            }
+            _ => self.decide_statically(request),
         }
     }
 
@@ -388,6 +385,30 @@ impl NodeAuthorizer {
         let graph = self.graph.read().expect("no panic under the lock");
         if graph.is_used(node, &object) { Ok(()) } else { Err(unrelated(node)) }
     }
+}
+
+fn check(allowed: bool, why: &str) -> Result<(), String> {
+    if allowed { Ok(()) } else { Err(why.to_owned()) }
+}
+
+/// The verbs by which a node keeps the one object that is its own.
+const OWN: [&str; 5] = ["get", "create", "update", "patch", "delete"];
+
+fn own_lease(node: &str, request: &RequestInfo) -> Result<(), String> {
+    let verb = request.verb.as_str();
+    check(OWN.contains(&verb), "can only get, create, update, patch, or delete a node lease")?;
+    let place = format!("can only access leases in the {LEASES:?} system namespace");
+    check(request.namespace == LEASES, &place)?;
+    let name = "can only access node lease with the same name as the requesting node";
+    check(verb == "create" || request.name == node, name)
+}
+
+fn own_csi_node(node: &str, request: &RequestInfo) -> Result<(), String> {
+    let verb = request.verb.as_str();
+    check(request.subresource.is_empty(), "cannot authorize CSINode subresources")?;
+    check(OWN.contains(&verb), "can only get, create, update, patch, or delete a CSINode")?;
+    let name = "can only access CSINode with the same name as the requesting node";
+    check(verb == "create" || request.name == node, name)
 }
 
 fn unrelated(node: &str) -> String {
@@ -484,7 +505,8 @@ mod tests {
     }
 
     async fn may(authorizer: &NodeAuthorizer, node: &str, verb: &str, object: &str) -> bool {
-        // group/resource/subresource/namespace/name
+        // group/resource/subresource/namespace/name?selector
+        let (object, selector) = object.split_once('?').unwrap_or((object, ""));
         let parts: Vec<&str> = object.split('/').collect();
         let [group, resource, subresource, namespace, name] = parts[..] else { panic!("{object}") };
         let request = RequestInfo {
@@ -495,6 +517,7 @@ mod tests {
             subresource: subresource.into(),
             namespace: namespace.into(),
             name: name.into(),
+            field_selector: selector.into(),
             ..RequestInfo::default()
         };
         let user = UserInfo::new(format!("{USER_PREFIX}{node}"), &[NODES_GROUP]);
@@ -527,10 +550,15 @@ mod tests {
         check("create", "/serviceaccounts/token/web/other", false).await;
         check("get", "/pods//web/pn1", true).await;
         check("get", "/pods//web/pn2", false).await;
-        check("watch", "/pods///", true).await;
+        check("watch", "/pods///", false).await;
+        check("watch", "/pods///?spec.nodeName=n1", true).await;
+        check("list", "/pods///?spec.nodeName=n2", false).await;
+        check("delete", "/pods//web/any", true).await;
         check("patch", "/pods/status/web/pn1", true).await;
         check("get", "/nodes///n1", true).await;
         check("get", "/nodes///n2", false).await;
+        check("watch", "/nodes///n1", true).await;
+        check("list", "/nodes///", false).await;
         check("create", "/nodes///", true).await;
         check("patch", "/nodes/status//n1", true).await;
         check("update", "coordination.k8s.io/leases//kube-node-lease/n1", true).await;

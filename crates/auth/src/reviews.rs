@@ -53,8 +53,24 @@ fn resource_question(attributes: &authorization::ResourceAttributes) -> RequestI
         resource: text(&attributes.resource),
         subresource: text(&attributes.subresource),
         name: text(&attributes.name),
+        field_selector: field_selector(attributes),
         ..RequestInfo::default()
     }
+}
+
+/// As a query would say it: the raw selector, or the requirements that ask for one value.
+fn field_selector(attributes: &authorization::ResourceAttributes) -> String {
+    let Some(selector) = &attributes.field_selector else { return String::new() };
+    if let Some(raw) = &selector.raw_selector {
+        return raw.clone();
+    }
+    let single = selector.requirements.iter().flatten().filter_map(|one| {
+        match (one.operator.as_str(), one.values.as_deref()) {
+            ("In", Some([value])) => Some(format!("{}={value}", one.key)),
+            _ => None,
+        }
+    });
+    single.collect::<Vec<_>>().join(",")
 }
 
 fn path_question(attributes: &authorization::NonResourceAttributes) -> RequestInfo {

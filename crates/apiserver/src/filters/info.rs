@@ -102,9 +102,12 @@ fn refine_verb(info: &mut RequestInfo, query: &Query) {
         ("delete", true) => info.verb = "deletecollection".into(),
         _ => {}
     }
+    if !matches!(info.verb.as_str(), "list" | "watch" | "deletecollection") {
+        return;
+    }
+    info.field_selector = query.first("fieldSelector").unwrap_or_default().to_owned();
     // Who may see one object only asks for it by field: authorizers go by the name.
-    if matches!(info.verb.as_str(), "list" | "watch" | "deletecollection")
-        && info.name.is_empty()
+    if info.name.is_empty()
         && let Some(fields) = query.first("fieldSelector")
         && let Ok(selector) = machinery::selector::Selector::parse_fields(fields)
         && let Some(name) = selector.exact("metadata.name")

@@ -189,9 +189,18 @@ impl Index {
     }
 
     fn role(&self, binding: &Binding, namespace: &str) -> Option<&[PolicyRule]> {
-        let found = match binding.role_kind.as_str() {
-            "ClusterRole" => self.cluster_roles.get(&binding.role),
-            "Role" => self.roles.get(namespace)?.get(&binding.role),
+        self.role_rules(&binding.role_kind, namespace, &binding.role)
+    }
+
+    pub(super) fn role_rules(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Option<&[PolicyRule]> {
+        let found = match kind {
+            "ClusterRole" => self.cluster_roles.get(name),
+            "Role" => self.roles.get(namespace)?.get(name),
             _ => None,
         };
         found.map(|rules| &**rules)

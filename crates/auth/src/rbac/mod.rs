@@ -4,6 +4,7 @@
 //! upstream's reasons. Aggregated roles are filled by a controller; here they are roles like others.
 
 pub mod bootstrap;
+mod escalation;
 mod index;
 
 use std::sync::{Arc, RwLock};
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 use base::task::Tasks;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 
+pub use escalation::NoEscalation;
 pub use index::Index;
 
 use crate::mirror::{Change, mirror};
@@ -88,18 +90,17 @@ impl Rbac {
         rbac
     }
 
-    /// Of `wanted`, what `user` could not grant because they do not hold it in `namespace`. Roles
-    /// and bindings that say more than their author may are refused unless `escalate` or `bind`
-    /// allows it. Upstream: `rbac/validation.ConfirmNoEscalation`.
-    pub fn missing(
-        &self,
-        user: &UserInfo,
-        namespace: &str,
-        wanted: &[PolicyRule],
-    ) -> Vec<PolicyRule> {
-        let index = self.index.read().expect("no panic under the lock");
-        let held = index.rules(user, namespace);
+    /// Of `wanted`, what `user` could not grant because they do not hold it in `namespace`, in parts
+    /// of one verb and one resource. Upstream: `rbac/validation.ConfirmNoEscalation`.
+    fn missing(&self, user: &UserInfo, namespace: &str, wanted: &[PolicyRule]) -> Vec<PolicyRule> {
+        let held = self.index.read().expect("no panic under the lock").rules(user, namespace);
         wanted.iter().flat_map(broken_down).filter(|rule| !is_covered(&held, rule)).collect()
+    }
+
+    /// The rules of a role; `None` if there is none.
+    fn role_rules(&self, kind: &str, namespace: &str, name: &str) -> Option<Vec<PolicyRule>> {
+        let index = self.index.read().expect("no panic under the lock");
+        index.role_rules(kind, namespace, name).map(<[PolicyRule]>::to_vec)
     }
 }
 

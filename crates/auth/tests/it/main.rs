@@ -225,6 +225,62 @@ async fn the_indexes_follow_the_registry() {
 }
 
 #[tokio::test]
+async fn nobody_grants_what_they_do_not_hold() {
+    let world = World::start();
+    let rules = json!({"rules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]});
+    world.create::<ClusterRole>("", "reader", rules.clone()).await;
+    let all = json!({"rules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]});
+    world.create::<ClusterRole>("", "anything", all).await;
+    let subjects = json!([{"kind": "User", "name": "jane"}]);
+    let reader = json!({"apiGroup": "", "kind": "ClusterRole", "name": "reader"});
+    let binding = json!({"roleRef": reader, "subjects": subjects});
+    world.create::<RoleBinding>("web", "jane", binding).await;
+    let rbac = auth::Rbac::start(&world.registry, &world.tasks).await;
+    let plugin = auth::rbac::NoEscalation::new(rbac.clone(), Arc::new(rbac));
+
+    let jane = UserInfo::new("jane", &["system:authenticated"]);
+    let check = async |namespace: &str, object: Box<dyn machinery::Object>, expected: &str| {
+        let ctx = match object.kind() {
+            "Role" => world.registry.own_context::<Role>(),
+            _ => world.registry.own_context::<RoleBinding>(),
+        };
+        let ctx = apiserver::request::RequestContext::new(jane.clone(), ctx.resource, "");
+        let (key, mut object) = (Key::new(namespace, "x"), object);
+        object.meta_mut().name = Some("x".into());
+        let attributes = apiserver::admission::Attributes {
+            ctx: &ctx,
+            registry: &world.registry,
+            operation: apiserver::admission::Operation::Create,
+            key: &key,
+            object: Some(&mut object),
+            old: None,
+            options: &serde_json::Value::Null,
+        };
+        let got = apiserver::admission::Plugin::validate(&plugin, &attributes).await;
+        let got = got.err().map(|error| error.message.clone()).unwrap_or_default();
+        assert_eq!(got, expected);
+    };
+    let role = |rules: &serde_json::Value| -> Box<dyn machinery::Object> {
+        Box::new(serde_json::from_value::<Role>(rules.clone()).expect("a role"))
+    };
+    let binding = |kind: &str, name: &str| -> Box<dyn machinery::Object> {
+        let binding = json!({"roleRef": {"apiGroup": "", "kind": kind, "name": name}});
+        Box::new(serde_json::from_value::<RoleBinding>(binding).expect("a binding"))
+    };
+    check("web", role(&rules), "").await;
+    let more = r#"roles.rbac.authorization.k8s.io "x" is forbidden: user "jane" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+{APIGroups:[""], Resources:["pods"], Verbs:["get"]}"#;
+    check("other", role(&rules), more).await;
+    check("web", binding("ClusterRole", "reader"), "").await;
+    let more = r#"rolebindings.rbac.authorization.k8s.io "x" is forbidden: user "jane" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
+{APIGroups:["*"], Resources:["*"], Verbs:["*"]}"#;
+    check("web", binding("ClusterRole", "anything"), more).await;
+    let none = r#"rolebindings.rbac.authorization.k8s.io "missing" not found"#;
+    check("web", binding("Role", "missing"), none).await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_minted_token_is_good_while_its_pod_lives() {
     use auth::tokens::TokenAuthenticator;
     let root = tempfile::tempdir().expect("a temporary directory");
