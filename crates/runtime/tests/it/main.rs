@@ -1,0 +1,9 @@
+//! Real containers, as root, in mount and network namespaces of the test's own. Without root each
+//! test says so and passes.
+
+mod containers;
+mod images;
+mod restart;
+mod security;
+mod streams;
+mod world;

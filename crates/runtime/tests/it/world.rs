@@ -1,0 +1,261 @@
+//! A node of the test's own: namespaces, a data directory, cgroups, an image of busybox.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::task::Tasks;
+use cri::*;
+use decapod_runtime::images::import::import;
+use decapod_runtime::{Config, Embedded};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+pub const BUSYBOX: &str = testkit::images::BUSYBOX;
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct World {
+    pub runtime: Embedded,
+    pub config: Config,
+    pub directory: PathBuf,
+    /// The cgroup that all of this test's are below.
+    pub cgroup: String,
+    pub tasks: Tasks,
+}
+
+/// Runs a test on a thread with namespaces of its own; whatever threads it starts share them.
+/// Afterwards nothing may be left of what the runtime made.
+pub fn in_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send) {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let archive = match testkit::images::all() {
+        Ok(all) => all[0].clone(),
+        Err(error) => {
+            println!("skipped: no busybox image: {error:#}");
+            return;
+        }
+    };
+    let directory = tempfile::Builder::new().prefix("rt-").tempdir().expect("a directory");
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            own_namespaces();
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async {
+                let config = config(directory.path());
+                let world = World::open(config.clone(), directory.path()).await;
+                import(world.runtime.images(), &archive, None).expect("imported");
+                let cgroup = world.cgroup.clone();
+                test(world).await;
+                let (data, run) = (config.data_dir.clone(), config.run_dir.clone());
+                decapod_runtime::destroy_all(&data, &run).await.expect("destroyed");
+                decapod_runtime::destroy_all(&data, &run).await.expect("twice is fine");
+                assert_nothing_left(directory.path(), &cgroup);
+            });
+        });
+        if let Err(panic) = running.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// The calling thread leaves the host's network and mounts.
+pub fn own_namespaces() {
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).expect("namespaces");
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private");
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SHARED, none).expect("shared");
+}
+
+pub fn config(directory: &Path) -> Config {
+    let mut config = Config::new(directory.join("data"));
+    config.run_dir = directory.join("run");
+    config.cgroup_root = cgroup_of(directory);
+    config.bridge = "deca-test".into();
+    config.executable = env!("CARGO_BIN_EXE_shim-host").into();
+    config
+}
+
+fn cgroup_of(directory: &Path) -> String {
+    format!("/{}", directory.file_name().expect("it has a name").to_string_lossy())
+}
+
+fn assert_nothing_left(directory: &Path, cgroup: &str) {
+    let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("mounts");
+    let ours = directory.to_string_lossy();
+    let left: Vec<&str> = mounts.lines().filter(|line| line.contains(ours.as_ref())).collect();
+    assert!(left.is_empty(), "{left:#?}");
+    for entry in std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten() {
+        let path = entry.path().join(cgroup.trim_start_matches('/'));
+        // Pods' cgroups are the kubelet's; here that is us.
+        remove_empty(&path);
+        assert!(!path.exists(), "{} is left", path.display());
+    }
+    assert!(!directory.join("data").exists() && !directory.join("run").exists());
+}
+
+fn remove_empty(path: &Path) {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_empty(&entry.path());
+        }
+    }
+    let _ = std::fs::remove_dir(path);
+}
+
+impl World {
+    pub async fn open(config: Config, directory: &Path) -> Self {
+        let tasks = Tasks::new("runtime");
+        let runtime = Embedded::open(config.clone(), tasks.clone()).await.expect("opened");
+        runtime.update_runtime_config("10.99.0.0/24").await.expect("a network");
+        let cgroup = cgroup_of(directory);
+        Self { runtime, config, directory: directory.to_owned(), cgroup, tasks }
+    }
+
+    /// As after a kill: nothing of the old backend is asked or used.
+    pub async fn restarted(self) -> Self {
+        self.tasks.shutdown(LIMIT).await;
+        drop(self.runtime);
+        Self::open(self.config, &self.directory).await
+    }
+
+    pub fn pod(&self, name: &str) -> PodSandboxConfig {
+        PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: name.into(),
+                uid: format!("{name}-uid"),
+                namespace: "default".into(),
+                attempt: 0,
+            }),
+            hostname: name.into(),
+            log_directory: self.directory.join("logs").join(name).display().to_string(),
+            dns_config: Some(DNSConfig {
+                servers: vec!["10.43.0.10".into()],
+                ..Default::default()
+            }),
+            labels: BTreeMap::from([("app".into(), name.into())]),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: format!("{}/{name}", self.cgroup),
+                security_context: Some(LinuxSandboxSecurityContext {
+                    namespace_options: Some(namespaces()),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    /// Makes and starts a pod with one container; returns both ids.
+    pub async fn run(&self, name: &str, container: ContainerConfig) -> (String, String) {
+        let pod = self.pod(name);
+        let sandbox = self.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
+        let id = self.start(&sandbox, &pod, container).await;
+        (sandbox, id)
+    }
+
+    pub async fn start(
+        &self,
+        sandbox: &str,
+        pod: &PodSandboxConfig,
+        container: ContainerConfig,
+    ) -> String {
+        let id = self.runtime.create_container(sandbox, container, pod).await.expect("created");
+        self.runtime.start_container(&id).await.expect("started");
+        id
+    }
+
+    /// Waits for the end.
+    pub async fn ended(&self, id: &str) -> ContainerStatus {
+        let mut events = self.runtime.events().await.expect("events");
+        let wait = async {
+            loop {
+                let status = self.runtime.container_status(id).await.expect("there");
+                if status.state() == ContainerState::Exited {
+                    return status;
+                }
+                events.recv().await.expect("an event");
+            }
+        };
+        tokio::time::timeout(LIMIT, wait).await.expect("the container ends")
+    }
+
+    pub async fn exec(&self, id: &str, script: &str) -> (i32, String) {
+        let answer = self.runtime.exec_sync(id, sh(script), Some(LIMIT)).await.expect("exec");
+        let text = [answer.stdout, answer.stderr].map(|b| String::from_utf8_lossy(&b).into_owned());
+        (answer.exit_code, text.concat())
+    }
+
+    /// The log's entries as (stream, tag, content).
+    pub async fn log(&self, id: &str) -> Vec<(String, String, String)> {
+        let status = self.runtime.container_status(id).await.expect("there");
+        let text = std::fs::read_to_string(&status.log_path).expect("a log");
+        text.lines()
+            .map(|line| {
+                let mut parts = line.splitn(4, ' ').skip(1).map(str::to_owned);
+                let mut next = || parts.next().expect("four parts");
+                (next(), next(), next())
+            })
+            .collect()
+    }
+}
+
+pub fn namespaces() -> NamespaceOption {
+    NamespaceOption { pid: NamespaceMode::Container as i32, ..Default::default() }
+}
+
+pub fn sh(script: &str) -> Vec<String> {
+    ["/bin/sh", "-c", script].map(str::to_owned).to_vec()
+}
+
+/// A container that runs a shell script, as the kubelet would ask for it.
+pub fn container(name: &str, script: &str) -> ContainerConfig {
+    ContainerConfig {
+        metadata: Some(ContainerMetadata { name: name.into(), attempt: 0 }),
+        image: Some(ImageSpec::named(BUSYBOX)),
+        command: sh(script),
+        log_path: format!("{name}/0.log"),
+        linux: Some(LinuxContainerConfig {
+            resources: Some(LinuxContainerResources::default()),
+            security_context: Some(LinuxContainerSecurityContext {
+                namespace_options: Some(namespaces()),
+                seccomp: Some(SecurityProfile::default()),
+                masked_paths: vec![
+                    "/proc/kcore".into(),
+                    "/proc/keys".into(),
+                    "/sys/firmware".into(),
+                ],
+                readonly_paths: vec!["/proc/sys".into()],
+                ..Default::default()
+            }),
+        }),
+        ..Default::default()
+    }
+}
+
+pub fn with_security(
+    mut config: ContainerConfig,
+    change: impl FnOnce(&mut LinuxContainerSecurityContext),
+) -> ContainerConfig {
+    let linux = config.linux.get_or_insert_default();
+    change(linux.security_context.get_or_insert_default());
+    config
+}
+
+/// Asks again until it is so; for what other programs do and send no event of.
+pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
