@@ -160,10 +160,10 @@ fn check_seconds(seconds: i64) -> Result<(), StatusError> {
     let path = Path::new("spec").child("expirationSeconds");
     let mut errors = FieldErrors::default();
     if seconds < MINIMUM_SECONDS {
-        errors.invalid(&path, &seconds, "may not specify a duration less than 10 minutes");
+        errors.invalid(&path, seconds, "may not specify a duration less than 10 minutes");
     }
     if seconds > MAXIMUM_SECONDS {
-        errors.invalid(&path, &seconds, "may not specify a duration larger than 2^32 seconds");
+        errors.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds");
     }
     if errors.is_empty() {
         return Ok(());
