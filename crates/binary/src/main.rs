@@ -1,7 +1,9 @@
 //! Decapod: parses the command line and wires the components. Nothing else happens here.
 
 mod control_plane;
+mod dns;
 mod flags;
+mod kubeconfig;
 mod node;
 mod server;
 mod token;
@@ -24,9 +26,15 @@ struct Arguments {
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
     Server(Box<flags::Server>),
+    /// Answer the cluster's names; every node runs this by itself
+    Dns(dns::Dns),
 }
 
 fn main() -> ExitCode {
+    // A container's shim is this program too. It must not have threads, so it comes first.
+    if runtime::shim::is_shim_invocation() {
+        runtime::shim::shim_main();
+    }
     match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -52,6 +60,7 @@ fn start() -> anyhow::Result<()> {
     runtime.block_on(async {
         match arguments.command {
             Command::Server(flags) => server::run(*flags, arguments.common).await,
+            Command::Dns(flags) => dns::run(flags).await,
         }
     })
 }

@@ -1,13 +1,40 @@
 //! The node's half: runtime, kubelet, proxy, DNS.
 
-use std::net::IpAddr;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use anyhow::{Context, bail};
 use base::task::Tasks;
-use pki::Pki;
+use client::Client;
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Taint;
+use transport::tls::ServerTls;
 
-use crate::control_plane::ControlPlane;
-use crate::flags::Server;
+use crate::flags;
+
+/// A registries file that all clusters of the machine share.
+const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";
+
+/// What a node needs, whether it lives in the server's process or in an agent's.
+pub struct Node {
+    pub name: String,
+    pub addresses: Vec<IpAddr>,
+    pub data_dir: PathBuf,
+    pub kubelet: Client,
+    pub proxy: Option<Client>,
+    /// Kubeconfig of the DNS server's identity; `None`: no DNS on this node.
+    pub dns_kubeconfig: Option<PathBuf>,
+    pub serving: ServerTls,
+    pub client_ca_pem: String,
+    pub cluster_cidrs: Vec<IpNet>,
+    pub service_cidrs: Vec<IpNet>,
+    pub cluster_dns: Vec<IpAddr>,
+    pub cluster_domain: String,
+    /// Take free ports instead of the well-known ones.
+    pub free_ports: bool,
+}
 
 /// The address of the interface that the default route leaves by.
 pub async fn primary_address() -> Option<IpAddr> {
@@ -16,12 +43,147 @@ pub async fn primary_address() -> Option<IpAddr> {
     Some(uplink.address)
 }
 
-pub async fn start(
-    _flags: &Server,
-    _data_dir: &Path,
-    _pki: &Pki,
-    _control: &ControlPlane,
-    _tasks: &Tasks,
-) -> anyhow::Result<()> {
+/// The node's name: the flag's, else the host's in lower case.
+pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
+    let name = match &flags.node_name {
+        Some(name) => name.clone(),
+        None => nix::unistd::gethostname().context("cannot read the host's name")?.to_string_lossy().to_lowercase(),
+    };
+    if let Some(wrong) = machinery::names::dns1123_subdomain(&name).first() {
+        bail!("the node name {name:?} cannot be used ({wrong}); choose another with --node-name");
+    }
+    Ok(name)
+}
+
+/// Starts everything that a node runs. The pods of an earlier process are adopted.
+pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
+    let runtime = open_runtime(&node, flags, tasks).await?;
+    let links = net::Links::open().context("cannot talk to the kernel's network")?;
+    links.set_loopback_up().await?;
+    net::sysctl::prepare_node(None).await?;
+    start_kubelet(&node, flags, runtime, tasks)?;
+    start_proxy(&node, tasks);
+    if let Some(kubeconfig) = &node.dns_kubeconfig {
+        for address in &node.cluster_dns {
+            links.ensure_local_address(*address).await?;
+        }
+        crate::dns::supervise(crate::dns::Service {
+            data_dir: node.data_dir.clone(),
+            kubeconfig: kubeconfig.clone(),
+            addresses: node.cluster_dns.clone(),
+            domain: node.cluster_domain.clone(),
+        }, tasks);
+    }
     Ok(())
+}
+
+async fn open_runtime(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<Arc<dyn cri::Runtime>> {
+    if let Some(endpoint) = &flags.container_runtime_endpoint {
+        bail!("--container-runtime-endpoint {endpoint}: only the embedded runtime is built in so far");
+    }
+    let own = node.data_dir.join("registries.yaml");
+    let registries = if own.exists() { own } else { SHARED_REGISTRIES.into() };
+    let config = runtime::Config {
+        registries: Some(registries),
+        service_cidrs: node.service_cidrs.clone(),
+        ..runtime::Config::new(runtime_dir(&node.data_dir))
+    };
+    let runtime = runtime::Embedded::open(config, tasks.clone()).await.context("cannot open the container runtime")?;
+    Ok(Arc::new(runtime))
+}
+
+/// Where the embedded runtime keeps images and containers.
+pub fn runtime_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("runtime")
+}
+
+fn start_kubelet(
+    node: &Node,
+    flags: &flags::Node,
+    runtime: Arc<dyn cri::Runtime>,
+    tasks: &Tasks,
+) -> anyhow::Result<()> {
+    let mut config = kubelet::Config::new(&node.name, node.data_dir.clone());
+    config.node_ips = node.addresses.clone();
+    config.labels = labels(&flags.node_label)?;
+    config.taints = flags.node_taint.iter().map(|text| taint(text)).collect::<anyhow::Result<_>>()?;
+    config.cluster_dns = node.cluster_dns.clone();
+    config.cluster_domain = node.cluster_domain.clone();
+    config.pod_manifest_path = flags.pod_manifest_path.clone();
+    config.server_tls = Some(node.serving.clone());
+    let ca = node.client_ca_pem.clone();
+    config.server_auth = kubelet::ServerAuth {
+        client_ca: Some(Arc::new(move || Some(ca.clone()))),
+        webhook_tokens: true,
+        anonymous: false,
+        webhook_authorization: true,
+    };
+    if node.free_ports {
+        config.bind_address.set_port(0);
+        config.healthz_address = None;
+    }
+    let (client, stop) = (node.kubelet.clone(), tasks.stop_signal());
+    tasks.spawn_graceful("kubelet", async move {
+        if let Err(error) = kubelet::run(client, runtime, config, stop).await {
+            tracing::error!(%error, "the kubelet does not run");
+        }
+    });
+    Ok(())
+}
+
+fn start_proxy(node: &Node, tasks: &Tasks) {
+    let Some(client) = node.proxy.clone() else { return };
+    let well_known = proxy::Config::default();
+    let config = proxy::Config {
+        node_name: node.name.clone(),
+        cluster_cidrs: node.cluster_cidrs.clone(),
+        service_cidrs: node.service_cidrs.clone(),
+        healthz_bind: well_known.healthz_bind.filter(|_| !node.free_ports),
+        metrics_bind: well_known.metrics_bind.filter(|_| !node.free_ports),
+        ..well_known
+    };
+    let stop = tasks.stop_signal();
+    tasks.spawn_graceful("kube-proxy", async move {
+        if let Err(error) = proxy::run(client, config, stop).await {
+            tracing::error!(%error, "kube-proxy does not run");
+        }
+    });
+}
+
+fn labels(texts: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
+    let pair = |text: &String| {
+        let (key, value) = text.split_once('=').with_context(|| format!("--node-label {text}: expected KEY=VALUE"))?;
+        Ok((key.to_owned(), value.to_owned()))
+    };
+    texts.iter().map(pair).collect()
+}
+
+/// `KEY=VALUE:EFFECT` or `KEY:EFFECT`.
+fn taint(text: &str) -> anyhow::Result<Taint> {
+    const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+    let expected = || format!("--node-taint {text}: expected KEY=VALUE:EFFECT, with EFFECT one of {}", EFFECTS.join(", "));
+    let (what, effect) = text.rsplit_once(':').with_context(expected)?;
+    if what.is_empty() || !EFFECTS.contains(&effect) {
+        bail!(expected());
+    }
+    let (key, value) = what.split_once('=').map_or((what, None), |(key, value)| (key, Some(value.to_owned())));
+    Ok(Taint { key: key.into(), value, effect: effect.into(), ..Taint::default() })
+}
+
+/// Addresses with the DNS port.
+pub fn dns_sockets(addresses: &[IpAddr]) -> Vec<SocketAddr> {
+    addresses.iter().map(|address| SocketAddr::new(*address, 53)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn taints_are_parsed() {
+        let taint = super::taint("a/b=c:NoSchedule").expect("a taint");
+        assert_eq!((taint.key.as_str(), taint.value.as_deref()), ("a/b", Some("c")));
+        assert!(super::taint("a:NoSchedule").is_ok_and(|taint| taint.value.is_none()));
+        for bad in ["a", "a=b:Never", ":NoExecute"] {
+            assert!(super::taint(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use base::task::Tasks;
-use pki::{Component, Pki};
+use pki::{Component, Pki, Profile, San};
 use tokio::time::Instant;
+use transport::tls::{ClientCerts, Identity};
 
 use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
+use crate::node::{self, Node};
 
 /// What may be left out with `--disable`.
 const COMPONENTS: [&str; 4] = ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns"];
@@ -31,7 +33,7 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     start_scheduler(&flags, &control, &tasks);
     say(&format!("kubeconfig: {}", kubeconfig.display()));
     if !flags.disable_agent {
-        crate::node::start(&flags, &data_dir, &pki, &control, &tasks).await?;
+        start_node(&flags, &data_dir, &pki, &control, &tasks).await?;
     }
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
     say("Ctrl-C stops the control plane; pods keep running");
@@ -158,13 +160,71 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
 
 /// Until Ctrl-C, SIGTERM, or the end of a task that must not end.
 async fn wait_for_signal(tasks: &Tasks) -> anyhow::Result<()> {
+    let broken = tasks.stop_signal();
+    tokio::select! {
+        signal = termination() => Ok(signal?),
+        () = broken.wait() => bail!("a part of the server broke; see the log above"),
+    }
+}
+
+/// Resolves at Ctrl-C or SIGTERM.
+pub async fn termination() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let broken = tasks.stop_signal();
     tokio::select! {
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
-        () = broken.wait() => bail!("a part of the server broke; see the log above"),
     }
+}
+
+/// The node in this process: its components enter the API server without a socket.
+async fn start_node(
+    flags: &Server,
+    data_dir: &Path,
+    pki: &Pki,
+    control: &ControlPlane,
+    tasks: &Tasks,
+) -> anyhow::Result<()> {
+    let name = node::name(&flags.node)?;
+    let addresses = match flags.node.node_ip.as_slice() {
+        [] => vec![control.address],
+        given => given.to_vec(),
+    };
+    let mut sans = vec![San::parse(&name)];
+    sans.extend(addresses.iter().map(|address| San::parse(&address.to_string())));
+    let issued = pki.ensure("kubelet-server", &Profile::server(format!("system:node:{name}"), sans))?;
+    let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
+    let of_node = pki::Identity::node(&name);
+    let groups: Vec<&str> = of_node.groups.iter().map(String::as_str).collect();
+    let dns_kubeconfig = match runs(flags, "dns") && !flags.cluster_dns.is_empty() {
+        true => Some(dns_kubeconfig(data_dir, pki, control)?),
+        false => None,
+    };
+    let described = Node {
+        kubelet: control.client_of(&of_node.user, &groups),
+        proxy: runs(flags, "kube-proxy").then(|| control.client(Component::Proxy)),
+        name,
+        addresses,
+        data_dir: data_dir.to_owned(),
+        dns_kubeconfig,
+        serving: transport::tls::server_tls(&identity, &ClientCerts::Request)?,
+        client_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
+        cluster_cidrs: flags.cluster_cidr.clone(),
+        service_cidrs: flags.service_cidr.clone(),
+        cluster_dns: flags.cluster_dns.clone(),
+        cluster_domain: flags.cluster_domain.clone(),
+        free_ports: flags.https_listen_port == 0,
+    };
+    say(&format!("node: {}", described.name));
+    node::start(described, &flags.node, tasks).await
+}
+
+fn dns_kubeconfig(data_dir: &Path, pki: &Pki, control: &ControlPlane) -> anyhow::Result<PathBuf> {
+    let issued = pki.component(Component::Dns)?;
+    let user = Component::Dns.identity().user;
+    let config = pki::Kubeconfig::with_certificate(&control.url(), pki.cluster_ca.cert_pem(), &user, &issued);
+    let path = data_dir.join("dns.kubeconfig");
+    config.write(&path, 0o600)?;
+    Ok(path)
 }

@@ -47,9 +47,7 @@ impl NetworkState {
             gateways.push(Ipam::gateway(cidr));
         }
         let links = Links::open().map_err(failed)?;
-        let bridge_addresses: Vec<IpNet> =
-            gateways.iter().zip(&self.cidrs).map(|(ip, cidr)| host(*ip, cidr)).collect();
-        Bridge::ensure(&links, &self.bridge, &bridge_addresses, self.mtu).await.map_err(failed)?;
+        self.ensure_bridge(&links).await.map_err(failed)?;
         let pod = PodAttachment {
             netns: netns.into(),
             bridge: self.bridge.clone(),
@@ -59,6 +57,25 @@ impl NetworkState {
         };
         attach_pod(&links, &pod).await.map_err(failed)?;
         Ok(addresses.iter().map(IpNet::addr).collect())
+    }
+
+    async fn ensure_bridge(&self, links: &Links) -> Result<(), net::Error> {
+        let addresses: Vec<IpNet> =
+            self.cidrs.iter().map(|cidr| host(Ipam::gateway(cidr), cidr)).collect();
+        Bridge::ensure(links, &self.bridge, &addresses, self.mtu).await.map(|_| ())
+    }
+
+    /// Makes the bridge, and the Services' addresses routable by way of it, before the first pod:
+    /// the node's own processes use Services whose pods run elsewhere.
+    pub(crate) async fn prepare(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
+        let failed =
+            |error: net::Error| cri::Error::Internal(format!("prepare the node's network: {error}"));
+        let links = Links::open().map_err(failed)?;
+        self.ensure_bridge(&links).await.map_err(failed)?;
+        for cidr in service_cidrs {
+            links.ensure_service_route(*cidr, &self.bridge).await.map_err(failed)?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn detach(&self, ipam: &Ipam, sandbox: &str) -> Result<(), cri::Error> {

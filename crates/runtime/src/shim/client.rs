@@ -40,7 +40,6 @@ pub(crate) struct Wait(tokio::net::UnixStream);
 
 /// A running exec. Dropping it hangs up.
 pub(crate) struct Executed {
-    pub pid: i32,
     pub terminal: Option<OwnedFd>,
     connection: tokio::net::UnixStream,
 }
@@ -88,8 +87,7 @@ impl Client {
     ) -> Result<Executed, Error> {
         let (answer, fds, connection) = self.call(Call::Exec { process }, streams).await?;
         let terminal = take("terminal", &answer, fds);
-        let pid = answer.pid.unwrap_or(0);
-        Ok(Executed { pid, terminal, connection: into_async(connection)? })
+        Ok(Executed { terminal, connection: into_async(connection)? })
     }
 
     pub(crate) async fn attach(

@@ -196,6 +196,8 @@ fn drop_privileges(
         user.additional_gids().iter().flatten().map(|gid| Gid::from_raw(*gid)).collect();
     nix::unistd::setgroups(&groups)?;
     set_ids(user.uid(), user.gid())?;
+    // Leaving root took them out of effect; the filter needs one.
+    libcontainer::capabilities::reset_effective(syscall.as_ref()).map_err(io::Error::other)?;
     let filter = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());
     let load = || match filter {
         Some(profile) => libcontainer::seccomp::initialize_seccomp(profile)
@@ -206,7 +208,6 @@ fn drop_privileges(
     if !no_new_privileges {
         load()?;
     }
-    libcontainer::capabilities::reset_effective(syscall.as_ref()).map_err(io::Error::other)?;
     if let Some(capabilities) = template.capabilities() {
         libcontainer::capabilities::drop_privileges(capabilities, syscall.as_ref())
             .map_err(io::Error::other)?;

@@ -1,1 +1,124 @@
-//! To come with the next commit.
+//! The backend goes away, by violence or not, and comes back.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use cri::*;
+
+use crate::world::{World, config, container, eventually, in_world};
+
+/// Set for the process that is to be killed: its directory.
+const CHILD: &str = "DECAPOD_RUNTIME_TEST_CHILD";
+const SCRIPT: &str = "trap 'exit 3' TERM; while :; do echo tick; sleep 0.05; done";
+
+#[test]
+fn containers_survive_a_killed_backend() {
+    if let Some(directory) = std::env::var_os(CHILD) {
+        return play_the_victim(directory.as_ref());
+    }
+    in_world(|world| async move {
+        let mut victim = Command::new(std::env::current_exe().expect("our own path"))
+            .args(["--exact", "restart::containers_survive_a_killed_backend", "--nocapture"])
+            .env(CHILD, &world.directory)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let mut lines = BufReader::new(victim.stdout.take().expect("piped")).lines();
+        let ids = lines.find_map(|line| Some(line.ok()?.split_once("ids ")?.1.to_owned()));
+        let ids = ids.expect("the victim says what it started");
+        let (stays, dies) = ids.split_once(' ').expect("two ids");
+        victim.kill().expect("killed");
+        victim.wait().expect("reaped");
+
+        let run_dir = world.config.run_dir.clone();
+        let started = |id: &str| {
+            let path = run_dir.join("containers").join(&id[..20]).join("started.json");
+            let text = std::fs::read_to_string(path).expect("a record");
+            let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            record["pid"].as_i64().expect("a pid")
+        };
+        let pid = started(stays);
+        // One ends while nobody is there.
+        // SAFETY: a plain system call.
+        unsafe { libc::kill(started(dies) as i32, libc::SIGTERM) };
+        let exit = world.config.data_dir.join("containers").join(dies).join("exit.json");
+        eventually("the shim records the end", async || exit.exists().then_some(())).await;
+
+        let world = world.restarted().await;
+        let status = world.runtime.container_status(dies).await.expect("known");
+        assert_eq!((status.state(), status.exit_code), (ContainerState::Exited, 3));
+        let status = world.runtime.container_status(stays).await.expect("known");
+        assert_eq!(status.state(), ContainerState::Running);
+        assert_eq!(started(stays), pid);
+        assert_eq!(status.metadata.expect("metadata").name, "stays");
+        let (_, text) = world.exec(stays, "echo $$ hello").await;
+        assert!(text.ends_with("hello\n"), "{text}");
+        let before = world.log(stays).await.len();
+        eventually("the log goes on", async || (world.log(stays).await.len() > before).then_some(()))
+            .await;
+        let pods = world.runtime.list_pod_sandbox(None).await.expect("pods");
+        assert!(pods.iter().all(|pod| pod.state() == PodSandboxState::Ready));
+        world.runtime.stop_container(stays, Duration::from_secs(30)).await.expect("stopped");
+        let status = world.runtime.container_status(stays).await.expect("known");
+        assert_eq!((status.state(), status.exit_code), (ContainerState::Exited, 3));
+    });
+}
+
+fn play_the_victim(directory: &std::path::Path) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let world = World::open(config(directory), directory).await;
+        let (_, stays) = world.run("stays", container("stays", SCRIPT)).await;
+        let (_, dies) = world.run("dies", container("dies", SCRIPT)).await;
+        for id in [&stays, &dies] {
+            // The trap is set when there is output.
+            eventually("output", async || (!world.log(id).await.is_empty()).then_some(())).await;
+        }
+        println!("ids {stays} {dies}");
+        std::future::pending::<()>().await;
+    });
+}
+
+#[test]
+fn a_killed_shim_takes_its_container_along() {
+    in_world(|world| async move {
+        let (_, id) = world.run("shim", container("c", "sleep 600")).await;
+        let path = world.config.run_dir.join("containers").join(&id[..20]).join("started.json");
+        let text = std::fs::read_to_string(path).expect("a record");
+        let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let of = |key: &str| record[key].as_i64().expect("a number") as i32;
+        // SAFETY: a plain system call.
+        unsafe { libc::kill(of("shim_pid"), libc::SIGKILL) };
+        let status = world.ended(&id).await;
+        assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
+        eventually("the container is killed", async || {
+            let text = std::fs::read_to_string(format!("/proc/{}/stat", of("pid"))).ok();
+            // A zombie until the init that it was given to takes notice.
+            text.is_none_or(|text| text.contains(") Z ")).then_some(())
+        })
+        .await;
+    });
+}
+
+#[test]
+fn created_and_stopped_things_are_read_back() {
+    in_world(|world| async move {
+        let pod = world.pod("read");
+        let sandbox = world.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
+        let config = container("c", "exit 4");
+        let id = world.runtime.create_container(&sandbox, config, &pod).await.expect("created");
+        let world = world.restarted().await;
+        let status = world.runtime.container_status(&id).await.expect("known");
+        assert_eq!(status.state(), ContainerState::Created);
+        world.runtime.start_container(&id).await.expect("started");
+        assert_eq!(world.ended(&id).await.exit_code, 4);
+        world.runtime.stop_pod_sandbox(&sandbox).await.expect("stopped");
+        let world = world.restarted().await;
+        let status = world.runtime.pod_sandbox_status(&sandbox).await.expect("known");
+        assert_eq!(status.state(), PodSandboxState::NotReady);
+        assert_eq!(world.runtime.container_status(&id).await.expect("known").exit_code, 4);
+        let image = ImageSpec::named(crate::world::BUSYBOX);
+        assert!(world.runtime.image_status(&image).await.expect("asked").is_some());
+    });
+}

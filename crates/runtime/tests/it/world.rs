@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use base::task::Tasks;
 use cri::*;
 use decapod_runtime::images::import::import;
 use decapod_runtime::{Config, Embedded};
+use futures::FutureExt;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -52,10 +54,13 @@ pub fn in_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send) {
                 let world = World::open(config.clone(), directory.path()).await;
                 import(world.runtime.images(), &archive, None).expect("imported");
                 let cgroup = world.cgroup.clone();
-                test(world).await;
+                let result = AssertUnwindSafe(test(world)).catch_unwind().await;
                 let (data, run) = (config.data_dir.clone(), config.run_dir.clone());
                 decapod_runtime::destroy_all(&data, &run).await.expect("destroyed");
                 decapod_runtime::destroy_all(&data, &run).await.expect("twice is fine");
+                if let Err(panic) = result {
+                    std::panic::resume_unwind(panic);
+                }
                 assert_nothing_left(directory.path(), &cgroup);
             });
         });

@@ -55,6 +55,9 @@ pub struct Config {
     /// At most 15 bytes.
     pub bridge: String,
     pub mtu: u32,
+    /// Addresses of Services: the node reaches them by way of the bridge where it has no default
+    /// route.
+    pub service_cidrs: Vec<ipnet::IpNet>,
     /// The program that is a shim when it is called so.
     pub executable: PathBuf,
     /// `registries.yaml`, in k3s' format; need not exist.
@@ -71,6 +74,7 @@ impl Config {
             cgroup_root: "/decapod".into(),
             bridge: "decapod0".into(),
             mtu: 1500,
+            service_cidrs: vec![],
             executable: "/proc/self/exe".into(),
             registries: None,
         }
@@ -278,10 +282,14 @@ impl RuntimeService for Embedded {
             pod_cidr.split(',').map(str::trim).filter(|c| !c.is_empty()).map(str::parse).collect();
         let cidrs =
             parsed.map_err(|_| Error::InvalidArgument(format!("invalid pod CIDR {pod_cidr:?}")))?;
-        if cidrs.is_empty() || self.0.network.borrow().cidrs == cidrs {
+        if cidrs.is_empty() {
             return Ok(());
         }
         let state = NetworkState { cidrs, ..self.0.network.borrow().clone() };
+        state.prepare(&self.0.config.service_cidrs).await?;
+        if *self.0.network.borrow() == state {
+            return Ok(());
+        }
         state.write(&self.0.layout)?;
         self.0.network.send_replace(state);
         Ok(())

@@ -1,0 +1,173 @@
+//! The cluster's DNS as a process of its own: like containers, it outlives the server, and the next
+//! server adopts it.
+//!
+//! `<data-dir>/dns.pid` names the process; it is ours if its command line says so. A process that
+//! serves other settings than today's is replaced.
+
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context;
+use base::backoff::Backoff;
+use base::task::Tasks;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// What the DNS process is told.
+#[derive(Clone)]
+pub struct Service {
+    pub data_dir: PathBuf,
+    pub kubeconfig: PathBuf,
+    pub addresses: Vec<IpAddr>,
+    pub domain: String,
+}
+
+/// `decapod dns`: runs by itself until it is told to stop.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Dns {
+    #[arg(long)]
+    kubeconfig: PathBuf,
+    /// Addresses to answer at, by UDP and TCP
+    #[arg(long, value_delimiter = ',', required = true)]
+    address: Vec<IpAddr>,
+    #[arg(long, default_value = "cluster.local")]
+    domain: String,
+    /// Changes with the kubeconfig, so that a server can tell whether this process has today's
+    #[arg(long, hide = true, default_value = "")]
+    settings: String,
+}
+
+pub async fn run(flags: Dns) -> anyhow::Result<()> {
+    let client = crate::kubeconfig::client(&flags.kubeconfig, "decapod-dns")?;
+    let config = dns::Config::new(crate::node::dns_sockets(&flags.address), &flags.domain);
+    let tasks = Tasks::new("dns");
+    let stop = tasks.stop_signal();
+    let serving = dns::run(client, config, stop);
+    tokio::pin!(serving);
+    tokio::select! {
+        outcome = &mut serving => outcome.context("the DNS server ended"),
+        signal = crate::server::termination() => {
+            signal?;
+            tasks.stop();
+            serving.await.context("the DNS server ended")
+        }
+    }
+}
+
+/// Keeps a DNS process running; leaves it running at the end.
+pub fn supervise(service: Service, tasks: &Tasks) {
+    tasks.spawn("dns supervisor", async move {
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+        loop {
+            if let Err(error) = run_once(&service).await {
+                tracing::error!(%error, "cannot run the cluster's DNS");
+            } else {
+                tracing::warn!("the cluster's DNS ended, starting it again");
+            }
+            tokio::time::sleep(backoff.step()).await;
+        }
+    });
+}
+
+/// Adopts or starts the process, and returns when it has ended.
+async fn run_once(service: &Service) -> anyhow::Result<()> {
+    let pid_file = service.data_dir.join("dns.pid");
+    let arguments = arguments(service)?;
+    let adopted = read_pid(&pid_file).filter(|pid| command_line(*pid).is_some_and(|line| is_dns(&line, &service.kubeconfig)));
+    let pid = match adopted {
+        Some(pid) if command_line(pid).is_some_and(|line| line.ends_with(&arguments)) => pid,
+        stale => {
+            if let Some(pid) = stale {
+                end(pid).await?;
+            }
+            let pid = spawn(service, &arguments)?;
+            std::fs::write(&pid_file, pid.to_string()).with_context(|| pid_file.display().to_string())?;
+            pid
+        }
+    };
+    wait_for_end(pid).await
+}
+
+fn arguments(service: &Service) -> anyhow::Result<Vec<String>> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let kubeconfig = std::fs::read(&service.kubeconfig).with_context(|| service.kubeconfig.display().to_string())?;
+    let mut hasher = DefaultHasher::new();
+    kubeconfig.hash(&mut hasher);
+    let addresses: Vec<String> = service.addresses.iter().map(IpAddr::to_string).collect();
+    Ok(vec![
+        "dns".into(),
+        format!("--kubeconfig={}", service.kubeconfig.display()),
+        format!("--address={}", addresses.join(",")),
+        format!("--domain={}", service.domain),
+        format!("--settings={:016x}", hasher.finish()),
+    ])
+}
+
+fn read_pid(path: &Path) -> Option<i32> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn command_line(pid: i32) -> Option<Vec<String>> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
+/// Is this the DNS process of our cluster, whatever its settings?
+fn is_dns(line: &[String], kubeconfig: &Path) -> bool {
+    let own = format!("--kubeconfig={}", kubeconfig.display());
+    line.get(1).is_some_and(|word| word == "dns") && line.contains(&own)
+}
+
+fn spawn(service: &Service, arguments: &[String]) -> anyhow::Result<i32> {
+    let log = service.data_dir.join("dns.log");
+    let output = std::fs::File::create(&log).with_context(|| log.display().to_string())?;
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("decapod").args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    // SAFETY: setsid is async-signal-safe and touches nothing of ours. In a session of its own the
+    // process outlives a Ctrl-C at the server's terminal.
+    unsafe {
+        command.pre_exec(|| nix::unistd::setsid().map(|_| ()).map_err(std::io::Error::from));
+    }
+    let child = command.spawn().context("cannot start the DNS process")?;
+    Ok(child.id() as i32)
+}
+
+fn open_pid(pid: i32) -> std::io::Result<OwnedFd> {
+    // SAFETY: the call takes two integers and returns a new descriptor or -1.
+    let descriptor = unsafe { nix::libc::syscall(nix::libc::SYS_pidfd_open, pid, 0) };
+    if descriptor < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+}
+
+/// A pidfd is readable when its process has ended; no polling, child or not.
+async fn wait_for_end(pid: i32) -> anyhow::Result<()> {
+    let Ok(descriptor) = open_pid(pid) else { return Ok(()) };
+    let ended = AsyncFd::with_interest(descriptor, Interest::READABLE)?;
+    ended.readable().await?.retain_ready();
+    // Our own child must be reaped; an adopted one is not ours to reap.
+    let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), Some(nix::sys::wait::WaitPidFlag::WNOHANG));
+    tracing::debug!(pid, descriptor = ended.get_ref().as_raw_fd(), "the DNS process has ended");
+    Ok(())
+}
+
+async fn end(pid: i32) -> anyhow::Result<()> {
+    use nix::sys::signal::{Signal, kill};
+    let pid_of = nix::unistd::Pid::from_raw(pid);
+    for (signal, patience) in [(Signal::SIGTERM, 2), (Signal::SIGKILL, 5)] {
+        if kill(pid_of, signal).is_err() {
+            return Ok(());
+        }
+        if tokio::time::timeout(Duration::from_secs(patience), wait_for_end(pid)).await.is_ok() {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the old DNS process {pid} does not end")
+}

@@ -1,0 +1,25 @@
+//! Clients from kubeconfig files, for components that run alone.
+
+use std::path::Path;
+
+use anyhow::Context;
+use client::Client;
+use transport::{ClientOptions, HttpClient, Token};
+
+pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
+    let config = pki::Kubeconfig::read(path)?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let credentials = config.resolve(None, directory)?;
+    let http = HttpClient::new(&ClientOptions {
+        server: credentials.server,
+        ca_pem: credentials.ca_pem,
+        cert_pem: credentials.client_cert_pem,
+        key_pem: credentials.client_key_pem,
+        insecure: credentials.insecure_skip_tls_verify,
+        server_name: credentials.tls_server_name,
+        token: credentials.token.map(Token::fixed),
+        user_agent: None,
+    })
+    .with_context(|| path.display().to_string())?;
+    Ok(Client::new(http, agent))
+}
