@@ -68,8 +68,9 @@ impl NetworkState {
     /// Makes the bridge, and the Services' addresses routable by way of it, before the first pod:
     /// the node's own processes use Services whose pods run elsewhere.
     pub(crate) async fn prepare(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
-        let failed =
-            |error: net::Error| cri::Error::Internal(format!("prepare the node's network: {error}"));
+        let failed = |error: net::Error| {
+            cri::Error::Internal(format!("prepare the node's network: {error}"))
+        };
         let links = Links::open().map_err(failed)?;
         self.ensure_bridge(&links).await.map_err(failed)?;
         for cidr in service_cidrs {

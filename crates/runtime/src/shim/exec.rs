@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use libcontainer::oci_spec::runtime::Spec;
 use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns};
-use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::{ForkResult, Gid, Uid};
 
@@ -149,8 +149,7 @@ fn set_up(
 ) -> io::Result<libcontainer::oci_spec::runtime::Process> {
     let missing = || io::Error::other("config.json has no process");
     let mut template = spec.process().clone().ok_or_else(missing)?;
-    // SAFETY: no handler is installed.
-    unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl)? };
+    super::reset_signals();
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
     nix::unistd::setsid()?;
     let user = template.user().clone();

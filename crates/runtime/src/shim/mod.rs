@@ -29,7 +29,6 @@ use std::os::fd::FromRawFd;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
-use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use client::{
@@ -138,8 +137,7 @@ fn prepare(config: &Path) -> io::Result<ShimConfig> {
     let _ = nix::unistd::setsid();
     nix::sys::prctl::set_child_subreaper(true)?;
     // What processes inherit by exec: no ignored signals, the usual mask for new files.
-    // SAFETY: no handler is installed.
-    unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl)? };
+    reset_signals();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     std::env::set_current_dir("/")?;
     let hierarchies = crate::cgroups::Hierarchies::discover()?;
@@ -148,6 +146,16 @@ fn prepare(config: &Path) -> io::Result<ShimConfig> {
         eprintln!("{SHIM_NAME}: join {}: {error}", config.shim_cgroup);
     }
     Ok(config)
+}
+
+/// Every signal does what it does by default, whatever we were started with. By the system call
+/// itself: the library keeps two for itself, and its `posix_spawn` leaves them ignored.
+pub(super) fn reset_signals() {
+    let default = [0u64; 4];
+    for signal in 1..=64 {
+        // SAFETY: an all-zero action is the default one; refused for KILL and STOP, which is fine.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), 0, 8) };
+    }
 }
 
 /// Says the one line on standard output and lets go of it.

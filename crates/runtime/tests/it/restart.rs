@@ -55,8 +55,10 @@ fn containers_survive_a_killed_backend() {
         let (_, text) = world.exec(stays, "echo $$ hello").await;
         assert!(text.ends_with("hello\n"), "{text}");
         let before = world.log(stays).await.len();
-        eventually("the log goes on", async || (world.log(stays).await.len() > before).then_some(()))
-            .await;
+        eventually("the log goes on", async || {
+            (world.log(stays).await.len() > before).then_some(())
+        })
+        .await;
         let pods = world.runtime.list_pod_sandbox(None).await.expect("pods");
         assert!(pods.iter().all(|pod| pod.state() == PodSandboxState::Ready));
         world.runtime.stop_container(stays, Duration::from_secs(30)).await.expect("stopped");

@@ -53,11 +53,16 @@ fn users_groups_and_capabilities_are_what_the_pod_says() {
             security.readonly_rootfs = true;
         });
         let (_, id) = world.run("user", config).await;
-        let (_, text) = world.exec(&id, "id -u; id -g; id -G; touch /x; grep CapEff /proc/self/status").await;
-        let expected = "1000\n3000\n3000 4000\nCapEff:\t0000000000000000\ntouch: /x: Read-only file system\n";
+        let (_, text) =
+            world.exec(&id, "id -u; id -g; id -G; touch /x; grep CapEff /proc/self/status").await;
+        let expected =
+            "1000\n3000\n3000 4000\nCapEff:\t0000000000000000\ntouch: /x: Read-only file system\n";
         assert_eq!(text, expected);
         let (_, text) = world.exec(&id, "grep -E 'Uid|Gid|Groups|CapEff' /proc/1/status").await;
-        assert!(text.contains("1000\t1000\t1000\t1000") && text.contains("CapEff:\t0000000000000000"), "{text}");
+        assert!(
+            text.contains("1000\t1000\t1000\t1000") && text.contains("CapEff:\t0000000000000000"),
+            "{text}"
+        );
 
         let config = with_security(container("c", "sleep 600"), |security| {
             security.capabilities = Some(Capability {
@@ -71,12 +76,12 @@ fn users_groups_and_capabilities_are_what_the_pod_says() {
         assert_eq!(text, "CapEff:\t0000000000001000\n".repeat(2));
 
         let (_, id) = world.run("plain", container("c", "sleep 600")).await;
-        let script = "grep CapEff /proc/self/status; wc -c < /proc/kcore; echo 1 > /proc/sys/kernel/sysrq; \
+        let script = "grep CapEff /proc/self/status; cat /proc/sys/kernel/panic > /proc/sys/kernel/panic; \
                       touch /sys/x; echo $HOME $HOSTNAME; umask; ls /proc/1/fd; grep SigIgn /proc/1/status";
         let (_, text) = world.exec(&id, script).await;
         assert!(text.contains("CapEff:\t00000000a80425fb"), "{text}");
-        assert!(text.contains("Read-only file system"), "{text}");
-        assert!(text.contains("\n0\n") && text.contains("/root plain\n0022\n0\n1\n2\n"), "{text}");
+        assert_eq!(text.matches("Read-only file system").count(), 2, "{text}");
+        assert!(text.contains("/root plain\n0022\n0\n1\n2\n"), "{text}");
         // A broken pipe must end a program, as everywhere.
         assert!(text.contains("SigIgn:\t0000000000000000"), "{text}");
     });
@@ -110,7 +115,8 @@ fn mounts_are_there_as_asked() {
             ..container("c", "sleep 600")
         };
         let (_, id) = world.run("mounts", config).await;
-        let (_, text) = world.exec(&id, "echo x > /rw/new; cat /etc/hosts; cat /rw/sub/deep/file").await;
+        let (_, text) =
+            world.exec(&id, "echo x > /rw/new; cat /etc/hosts; cat /rw/sub/deep/file").await;
         assert_eq!(text, "contentcontent");
         assert!(host.join("new").exists());
         for at in ["/ro", "/rro", "/rw/sub/deep"] {
@@ -195,7 +201,8 @@ fn namespaces_are_shared_as_the_pod_says() {
         let linux = pod.linux.as_mut().expect("there");
         linux.security_context.as_mut().expect("there").namespace_options = Some(options.clone());
         let sandbox = world.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
-        let config = with_security(container("c", "sleep 600"), |s| s.namespace_options = Some(options));
+        let config =
+            with_security(container("c", "sleep 600"), |s| s.namespace_options = Some(options));
         let id = world.start(&sandbox, &pod, config).await;
         let (_, text) = world.exec(&id, "ip link; echo $$").await;
         assert!(text.contains("deca-test"), "{text}");

@@ -19,7 +19,8 @@ async fn until(from: &mut Output, what: &str) -> String {
     let mut buffer = [0; 256];
     while !text.contains(what) {
         let n = tokio::time::timeout(LIMIT, from.read(&mut buffer)).await;
-        let n = n.unwrap_or_else(|_| panic!("{what:?} does not come; so far {text:?}")).expect("read");
+        let n =
+            n.unwrap_or_else(|_| panic!("{what:?} does not come; so far {text:?}")).expect("read");
         assert!(n > 0, "the end came before {what:?}: {text:?}");
         text.push_str(&String::from_utf8_lossy(&buffer[..n]));
     }
@@ -49,7 +50,8 @@ fn exec_streams_carry_bytes_and_the_exit_code() {
         let error = world.runtime.exec_sync(&id, vec!["nosuch".into()], None).await;
         let text = error.expect_err("no such program").to_string();
         assert!(text.contains("executable file not found in $PATH"), "{text}");
-        let slow = world.runtime.exec_sync(&id, sh("sleep 300 & wait"), Some(Duration::from_millis(300)));
+        let slow =
+            world.runtime.exec_sync(&id, sh("sleep 300 & wait"), Some(Duration::from_millis(300)));
         assert!(matches!(slow.await, Err(Error::DeadlineExceeded(_))));
         eventually("the command that took too long is killed", async || {
             let (_, text) = world.exec(&id, "ps").await;
@@ -116,7 +118,8 @@ fn attach_reaches_the_containers_own_streams() {
         let config = ContainerConfig { stdin: true, tty: true, ..container("t", "") };
         let config = ContainerConfig { command: vec!["/bin/sh".into()], ..config };
         let (_, id) = world.run("attach-tty", config).await;
-        let request = AttachRequest { container_id: id.clone(), tty: true, stderr: false, ..request };
+        let request =
+            AttachRequest { container_id: id.clone(), tty: true, stderr: false, ..request };
         let streams = world.runtime.attach(request).await.expect("attached");
         let (mut stdin, mut stdout) = (streams.stdin.expect("in"), streams.stdout.expect("out"));
         stdin.write_all(b"echo a$((1+1))c\n").await.expect("written");
@@ -148,13 +151,17 @@ fn ports_are_forwarded_to_the_pods_own_loopback() {
 #[test]
 fn logs_go_on_in_a_new_file_when_told() {
     in_world(|world| async move {
-        let (_, id) = world.run("rotate", container("c", "while :; do echo tick; sleep 0.05; done")).await;
+        let (_, id) =
+            world.run("rotate", container("c", "while :; do echo tick; sleep 0.05; done")).await;
         let status = world.runtime.container_status(&id).await.expect("status");
-        eventually("the log is written", async || (!world.log(&id).await.is_empty()).then_some(())).await;
+        eventually("the log is written", async || (!world.log(&id).await.is_empty()).then_some(()))
+            .await;
         let old = format!("{}.1", status.log_path);
         std::fs::rename(&status.log_path, &old).expect("renamed");
         world.runtime.reopen_container_log(&id).await.expect("reopened");
-        eventually("the new log is written", async || (!world.log(&id).await.is_empty()).then_some(()))
-            .await;
+        eventually("the new log is written", async || {
+            (!world.log(&id).await.is_empty()).then_some(())
+        })
+        .await;
     });
 }
