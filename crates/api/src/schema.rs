@@ -88,6 +88,15 @@ fn extended(name: String, mut schema: Value) -> (String, Box<str>) {
         fields.insert("format".into(), "int-or-string".into());
     }
     if let Some(definition) = facts::definition(&name) {
+        // The types cannot be without metadata; the API's kinds can.
+        if definition.kinds().next().is_some()
+            && let Some(Value::Array(required)) = fields.get_mut("required")
+        {
+            required.retain(|field| field != "metadata");
+            if required.is_empty() {
+                fields.remove("required");
+            }
+        }
         add_kinds(fields, definition);
         if !definition.map_type.is_empty() {
             fields.insert("x-kubernetes-map-type".into(), definition.map_type.into());

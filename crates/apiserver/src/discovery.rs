@@ -241,10 +241,14 @@ fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
         subresources.sort_by_key(|one| one.name);
         resources.extend(subresources.into_iter().map(|one| api_subresource(row, one)));
     }
-    json!({
-        "kind": "APIResourceList", "apiVersion": "v1",
-        "groupVersion": group_version(group, version), "resources": resources,
-    })
+    let mut json = json!({
+        "kind": "APIResourceList", "groupVersion": group_version(group, version), "resources": resources,
+    });
+    // Upstream leaves it off in the oldest of groups.
+    if !group.is_empty() {
+        json["apiVersion"] = "v1".into();
+    }
+    json
 }
 
 fn api_resource(row: &Resource) -> Value {

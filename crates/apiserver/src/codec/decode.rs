@@ -9,12 +9,14 @@
 
 use std::borrow::Cow;
 
-use machinery::object::{Codec, Decoded, Unstructured};
+use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
 use machinery::{Object, StatusError};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::explain::explain;
 use super::gojson;
+use crate::openapi::SchemaSource;
 use crate::request::{FieldValidation, RequestContext};
 use crate::resource::ResourceTable;
 
@@ -42,6 +44,8 @@ pub struct Wanted<'a> {
     pub codec: &'a dyn Codec,
     /// All kinds, to tell a wrong kind from an unknown one.
     pub table: &'a ResourceTable,
+    /// Tells why a value does not fit.
+    pub schemas: &'a dyn SchemaSource,
 }
 
 impl Wanted<'_> {
@@ -90,7 +94,7 @@ pub fn decode(
     check_type(&types, wanted, body)?;
     let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
     let Decoded { mut object, unknown_fields } =
-        wanted.codec.decode(&json).map_err(|error| cannot(&error.to_string()))?;
+        wanted.codec.decode(&json).map_err(|error| cannot(&misfit(&json, wanted, &error)))?;
     strict.extend(unknown_fields.iter().map(|path| format!("unknown field {path:?}")));
     match ctx.field_validation {
         FieldValidation::Strict if !strict.is_empty() => {
@@ -104,6 +108,12 @@ pub fn decode(
         custom.kind = wanted.kind.into();
     }
     Ok(object)
+}
+
+fn misfit(json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
+    let definition = wanted.schemas.definition_name(wanted.group, wanted.version, wanted.kind);
+    let explained = definition.and_then(|name| explain(json, &name, wanted.schemas));
+    explained.unwrap_or_else(|| error.to_string())
 }
 
 /// Is it the wanted kind in the wanted version?
@@ -225,7 +235,9 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
             legacy_octal_numbers: true,
             with_snippet: false,
         };
-        serde_saphyr::from_slice_with_options(body, options)
+        // Of several documents the first counts.
+        let all: Vec<Value> = serde_saphyr::from_slice_multiple_with_options(body, options)?;
+        Ok(all.into_iter().next().unwrap_or_default())
     };
     if body.trim_ascii().is_empty() {
         return Ok((Value::Null, None));
@@ -265,7 +277,7 @@ mod tests {
         let mut ctx = RequestContext::new(UserInfo::apiserver(), row, "");
         ctx.field_validation = validation;
         let codec = Typed::<ConfigMap>::new();
-        let wanted = Wanted { group: "", version: "v1", kind: "ConfigMap", codec: &codec, table: &table };
+        let wanted = Wanted { group: "", version: "v1", kind: "ConfigMap", codec: &codec, table: &table, schemas: &crate::openapi::NoSchemas };
         let object = decode(body.as_bytes(), format, &wanted, &ctx).map_err(|error| error.message.clone())?;
         Ok((object, ctx.take_warnings()))
     }

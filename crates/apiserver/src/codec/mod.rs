@@ -5,6 +5,7 @@
 //! PartialObjectMetadata are made from it.
 
 pub mod decode;
+pub mod explain;
 pub mod frames;
 pub mod gojson;
 pub mod gzip;

@@ -39,7 +39,7 @@ pub trait SchemaSource: Send + Sync {
 }
 
 /// No schemas: the documents have paths only.
-struct NoSchemas;
+pub(crate) struct NoSchemas;
 
 impl SchemaSource for NoSchemas {
     fn definition_name(&self, _: &str, _: &str, _: &str) -> Option<String> {
@@ -78,6 +78,10 @@ impl OpenApi {
     pub fn new(schemas: Option<Arc<dyn SchemaSource>>) -> Self {
         let schemas = schemas.unwrap_or_else(|| Arc::new(NoSchemas));
         Self { schemas, start: base::rng::uuid(), cached: Mutex::default() }
+    }
+
+    pub fn schemas(&self) -> &dyn SchemaSource {
+        &*self.schemas
     }
 
     pub fn serve(&self, registry: &Registry, path: &str, headers: &HeaderMap) -> Response<Body> {

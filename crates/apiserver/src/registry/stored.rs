@@ -60,6 +60,10 @@ impl Stored {
 
     fn write_behind_splice(&self, out: &mut Vec<u8>) {
         let rest = &self.value[self.splice..];
+        // What a dry run would create has no revision.
+        if self.revision == Revision(0) {
+            return out.extend_from_slice(rest);
+        }
         out.extend_from_slice(br#""resourceVersion":""#);
         out.extend_from_slice(self.revision.to_string().as_bytes());
         out.push(b'"');

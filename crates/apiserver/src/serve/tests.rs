@@ -1,6 +1,5 @@
 //! The server as a client sees it: requests through the whole stack, over a store in memory.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;

@@ -85,6 +85,7 @@ impl Call {
             kind: &self.row.kind,
             codec: &*self.row.codec,
             table: &self.table,
+            schemas: self.shared.openapi.schemas(),
         }
     }
 

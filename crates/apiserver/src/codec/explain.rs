@@ -1,0 +1,232 @@
+//! Why JSON does not fit a kind, in Go's words: `json: cannot unmarshal string into Go struct field
+//! ReplicaSetSpec.spec.replicas of type int32`.
+//!
+//! Runs only after decoding failed: it walks the text along the kind's schema to the first value of
+//! a wrong type. Without a schema there is nothing to say, and the decoder's own words are shown.
+
+use std::fmt;
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::openapi::SchemaSource;
+
+const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+
+/// The first misfit, or nothing if none is found.
+pub fn explain(json: &[u8], definition: &str, schemas: &dyn SchemaSource) -> Option<String> {
+    let raw: &RawValue = serde_json::from_slice(json).ok()?;
+    let schema = schemas.definition(definition)?;
+    let mut walk = Walk { schemas, path: vec![], owner: short(definition).to_owned() };
+    walk.fields(raw, &schema)
+}
+
+struct Walk<'a> {
+    schemas: &'a dyn SchemaSource,
+    /// Struct fields from the root; list indexes and map keys do not count.
+    path: Vec<String>,
+    /// The struct that the last field is of.
+    owner: String,
+}
+
+impl Walk<'_> {
+    /// The fields of a struct.
+    fn fields(&mut self, raw: &RawValue, schema: &Value) -> Option<String> {
+        let properties = schema.get("properties")?;
+        for (name, value) in members(raw)? {
+            let Some(field) = properties.get(&name) else { continue };
+            self.path.push(name);
+            if let Some(found) = self.value(value, field) {
+                return Some(found);
+            }
+            self.path.pop();
+        }
+        None
+    }
+
+    fn value(&mut self, raw: &RawValue, schema: &Value) -> Option<String> {
+        let text = raw.get();
+        if text == "null" {
+            return None;
+        }
+        if let Some(name) = reference(schema) {
+            return self.referenced(raw, name);
+        }
+        let misfit = || Some(self.misfit(text, &go_type(schema)));
+        match (schema.get("type").and_then(Value::as_str)?, kind(text)) {
+            ("string", "string") | ("boolean", "bool") | ("number", "number") => None,
+            ("integer", "number") if is_integer(text) => None,
+            ("array", "array") => {
+                let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
+                let schema = schema.get("items")?;
+                items.into_iter().find_map(|item| self.value(item, schema))
+            }
+            ("object", "object") => {
+                let values = schema.get("additionalProperties")?;
+                members(raw)?.into_iter().find_map(|(_, value)| self.value(value, values))
+            }
+            _ => misfit(),
+        }
+    }
+
+    fn referenced(&mut self, raw: &RawValue, name: &str) -> Option<String> {
+        let text = raw.get();
+        let schema = self.schemas.definition(name)?;
+        if name == QUANTITY {
+            let is_text = matches!(kind(text), "string" | "number");
+            return (!is_text).then(|| {
+                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'".into()
+            });
+        }
+        if schema.get("format").and_then(Value::as_str) == Some("int-or-string") {
+            return (!matches!(kind(text), "string" | "number")).then(|| self.misfit(text, "string"));
+        }
+        if schema.get("properties").is_none() {
+            return self.value(raw, &schema);
+        }
+        if kind(text) != "object" {
+            return Some(self.misfit(text, &versioned(name)));
+        }
+        let outer = std::mem::replace(&mut self.owner, short(name).to_owned());
+        let found = self.fields(raw, &schema);
+        self.owner = outer;
+        found
+    }
+
+    fn misfit(&self, text: &str, wanted: &str) -> String {
+        let kind = kind(text);
+        let is_number = wanted.starts_with("int") || wanted.starts_with("float");
+        let what = if kind == "number" && is_number { format!("number {text}") } else { kind.into() };
+        format!(
+            "json: cannot unmarshal {what} into Go struct field {}.{} of type {wanted}",
+            self.owner,
+            self.path.join(".")
+        )
+    }
+}
+
+/// The members of an object in their order.
+fn members(raw: &RawValue) -> Option<Vec<(String, &RawValue)>> {
+    struct Members;
+    impl<'de> Visitor<'de> for Members {
+        type Value = Vec<(String, &'de RawValue)>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut members = vec![];
+            while let Some(member) = map.next_entry()? {
+                members.push(member);
+            }
+            Ok(members)
+        }
+    }
+    serde_json::Deserializer::from_str(raw.get()).deserialize_map(Members).ok()
+}
+
+fn reference(schema: &Value) -> Option<&str> {
+    schema.get("$ref")?.as_str()?.strip_prefix("#/definitions/")
+}
+
+fn is_integer(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn kind(text: &str) -> &'static str {
+    match text.as_bytes().first() {
+        Some(b'"') => "string",
+        Some(b'{') => "object",
+        Some(b'[') => "array",
+        Some(b't' | b'f') => "bool",
+        _ => "number",
+    }
+}
+
+/// The Go type of a schema.
+fn go_type(schema: &Value) -> String {
+    if let Some(name) = reference(schema) {
+        return versioned(name);
+    }
+    let text = |name: &str| schema.get(name).and_then(Value::as_str).unwrap_or_default();
+    match (text("type"), text("format")) {
+        ("integer", "") => "int64".into(),
+        ("integer", format) => format.into(),
+        ("number", _) => "float64".into(),
+        ("boolean", _) => "bool".into(),
+        ("array", _) => format!("[]{}", schema.get("items").map(go_type).unwrap_or_default()),
+        ("object", _) => {
+            format!("map[string]{}", schema.get("additionalProperties").map(go_type).unwrap_or_default())
+        }
+        _ => "string".into(),
+    }
+}
+
+/// `PodSpec` of `io.k8s.api.core.v1.PodSpec`.
+fn short(definition: &str) -> &str {
+    definition.rsplit('.').next().unwrap_or(definition)
+}
+
+/// `v1.PodSpec` of `io.k8s.api.core.v1.PodSpec`.
+fn versioned(definition: &str) -> String {
+    let mut parts = definition.rsplitn(3, '.');
+    let name = parts.next().unwrap_or_default();
+    format!("{}.{name}", parts.next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Schemas;
+
+    impl SchemaSource for Schemas {
+        fn definition_name(&self, _: &str, _: &str, _: &str) -> Option<String> {
+            None
+        }
+
+        fn knows(&self, _: &str) -> bool {
+            true
+        }
+
+        fn definition(&self, name: &str) -> Option<Value> {
+            Some(match name {
+                "a.v1.Set" => json!({ "properties": {
+                    "spec": { "$ref": "#/definitions/a.v1.SetSpec" },
+                    "data": { "type": "object", "additionalProperties": { "type": "string" } },
+                }}),
+                "a.v1.SetSpec" => json!({ "properties": {
+                    "replicas": { "type": "integer", "format": "int32" },
+                    "args": { "type": "array", "items": { "type": "string" } },
+                    "parts": { "type": "array", "items": { "$ref": "#/definitions/a.v1.SetSpec" } },
+                }}),
+                _ => return None,
+            })
+        }
+
+        fn revision(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn misfits_are_named_as_go_names_them() {
+        for (json, expected) in [
+            (r#"{"spec":{"replicas":true}}"#, Some("json: cannot unmarshal bool into Go struct field SetSpec.spec.replicas of type int32")),
+            (r#"{"spec":{"replicas":1e2}}"#, Some("json: cannot unmarshal number 1e2 into Go struct field SetSpec.spec.replicas of type int32")),
+            (r#"{"data":{"a":1}}"#, Some("json: cannot unmarshal number into Go struct field Set.data of type string")),
+            (r#"{"spec":[]}"#, Some("json: cannot unmarshal array into Go struct field Set.spec of type v1.SetSpec")),
+            (r#"{"spec":{"args":"x"}}"#, Some("json: cannot unmarshal string into Go struct field SetSpec.spec.args of type []string")),
+            (r#"{"spec":{"parts":[{},{"replicas":"x"}]}}"#, Some("json: cannot unmarshal string into Go struct field SetSpec.spec.parts.replicas of type int32")),
+            (r#"{"spec":{"parts":{}}}"#, Some("json: cannot unmarshal object into Go struct field SetSpec.spec.parts of type []v1.SetSpec")),
+            (r#"{"spec":{"replicas":-3,"args":null},"other":{}}"#, None),
+        ] {
+            assert_eq!(explain(json.as_bytes(), "a.v1.Set", &Schemas).as_deref(), expected, "{json}");
+        }
+    }
+}
