@@ -44,6 +44,14 @@ impl Client {
         Self { kube: kube::Client::new(service, "default") }
     }
 
+    /// To a server elsewhere, over TLS: the fields of a resolved kubeconfig.
+    pub fn connect(
+        options: &transport::ClientOptions,
+        agent: &str,
+    ) -> std::result::Result<Self, transport::ClientError> {
+        Ok(Self::new(transport::HttpClient::new(options)?, agent))
+    }
+
     /// Around a client made elsewhere.
     pub fn from_kube(kube: kube::Client) -> Self {
         Self { kube }

@@ -81,6 +81,7 @@ pub struct Descriptor {
 pub const CONTROLLERS: &[Descriptor] = &[
     crate::deployment::DESCRIPTOR,
     crate::replicaset::DESCRIPTOR,
+    crate::daemonset::DESCRIPTOR,
     crate::endpointslice::DESCRIPTOR,
     crate::endpoints::DESCRIPTOR,
     crate::serviceaccount::DESCRIPTOR,

@@ -9,6 +9,7 @@
 
 mod certificates;
 mod context;
+mod daemonset;
 mod deployment;
 mod endpoints;
 mod endpointslice;

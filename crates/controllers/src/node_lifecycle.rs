@@ -184,7 +184,8 @@ impl Controller {
             return Ok(delay);
         }
         let version = node.metadata.resource_version.as_deref();
-        let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"taints": new}});
+        let taints = (!new.is_empty()).then_some(new);
+        let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"taints": taints}});
         let api: Api<Node> = self.context.client.api(None);
         api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         Ok(delay)

@@ -28,6 +28,9 @@ use crate::context::{Context, Descriptor};
 use crate::owner::{self, Claim};
 use plan::{Action, Observed, Plan};
 
+pub use arithmetic::scaled;
+pub use plan::template_hash;
+
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "deployment-controller",
     account: "deployment-controller",

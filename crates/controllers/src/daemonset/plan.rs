@@ -1,0 +1,379 @@
+//! Which pods a DaemonSet starts and stops, and its status. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::ObjectKey;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
+use k8s_openapi::api::core::v1::{
+    Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint,
+    Toleration,
+};
+use machinery::ObjectMeta;
+
+use super::{is_current, node_of, revision};
+use crate::deployment::scaled;
+use crate::owner;
+use crate::pod::{self, Availability};
+use crate::replicaset::{pod_from, some_if_positive};
+use crate::taint_eviction::tolerates;
+
+const GENERATION_LABEL: &str = "pod-template-generation";
+const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";
+
+pub struct Observed<'a> {
+    pub set: &'a DaemonSet,
+    pub pods: &'a [Arc<Pod>],
+    pub nodes: &'a [Arc<Node>],
+    /// Of the current template.
+    pub hash: &'a str,
+    pub now: Timestamp,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Names of nodes.
+    pub create: Vec<String>,
+    pub delete: Vec<ObjectKey>,
+    /// For events.
+    pub failed: Vec<String>,
+}
+
+pub struct NewStatus {
+    pub status: DaemonSetStatus,
+    pub recheck: Option<Duration>,
+}
+
+pub fn plan(observed: &Observed) -> (Plan, NewStatus) {
+    let mut plan = Plan::default();
+    let by_node = by_node(observed.pods);
+    for node in observed.nodes {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let here = by_node.get(&name).cloned().unwrap_or_default();
+        visit(observed, node, &name, &here, &mut plan);
+    }
+    // Pods that wait for a node that is gone.
+    let known: BTreeSet<_> = observed.nodes.iter().filter_map(|node| node.metadata.name.clone()).collect();
+    for (node, pods) in by_node.iter().filter(|(node, _)| !known.contains(*node)) {
+        let unbound = pods.iter().filter(|pod| pod::node_name(pod).is_empty() && !pod::is_deleting(pod));
+        tracing::trace!(node, "a daemon pod waits for a node that is gone");
+        plan.delete.extend(unbound.map(|pod| ObjectKey::of(&pod.metadata)));
+    }
+    if plan.create.is_empty() && plan.delete.is_empty() {
+        update(observed, &by_node, &mut plan);
+    }
+    let status = status(observed, &by_node);
+    (plan, status)
+}
+
+type ByNode<'a> = BTreeMap<String, Vec<&'a Arc<Pod>>>;
+
+fn by_node(pods: &[Arc<Pod>]) -> ByNode<'_> {
+    let mut all: ByNode = BTreeMap::new();
+    for pod in pods {
+        if let Some(node) = node_of(pod) {
+            all.entry(node).or_default().push(pod);
+        }
+    }
+    all
+}
+
+/// Missing pods are created, surplus, failed and misplaced ones deleted.
+fn visit(observed: &Observed, node: &Node, name: &str, here: &[&Arc<Pod>], plan: &mut Plan) {
+    let (should_run, should_stay) = fits(observed.set, node);
+    let live: Vec<_> = here.iter().filter(|pod| !pod::is_deleting(pod)).collect();
+    if should_run && here.is_empty() {
+        return plan.create.push(name.to_owned());
+    }
+    if !should_stay {
+        plan.delete.extend(live.iter().map(|pod| ObjectKey::of(&pod.metadata)));
+        return;
+    }
+    let mut kept = vec![];
+    for pod in live {
+        match pod::phase(pod) {
+            "Failed" => {
+                let key = ObjectKey::of(&pod.metadata);
+                plan.failed.push(format!("Found failed daemon pod {key} on node {name}, will try to kill it"));
+                plan.delete.push(key);
+            }
+            "Succeeded" => plan.delete.push(ObjectKey::of(&pod.metadata)),
+            _ => kept.push(*pod),
+        }
+    }
+    // The oldest stays; with a surge, an old and a new one may run side by side.
+    let allowed = 1 + usize::from(surge(observed.set) > 0 && kept.iter().any(|pod| !is_current(pod, observed.hash)));
+    kept.sort_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0));
+    plan.delete.extend(kept.iter().skip(allowed).map(|pod| ObjectKey::of(&pod.metadata)));
+}
+
+/// Whether a daemon pod should start on the node, and whether one that runs may stay.
+pub fn fits(set: &DaemonSet, node: &Node) -> (bool, bool) {
+    let pod = pod_for(set, "", node.metadata.name.as_deref().unwrap_or_default());
+    let spec = pod.spec.unwrap_or_default();
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value))
+        && set_affinity_matches(set, node);
+    if !selected {
+        return (false, false);
+    }
+    let taints: Vec<_> = node.spec.iter().flat_map(|spec| spec.taints.clone().unwrap_or_default()).collect();
+    let tolerations = spec.tolerations.unwrap_or_default();
+    let untolerated = |effects: &[&str]| {
+        let hard = |taint: &&Taint| effects.contains(&taint.effect.as_str());
+        taints.iter().filter(hard).any(|taint| !tolerations.iter().any(|one| tolerates(one, taint)))
+    };
+    (!untolerated(&["NoSchedule", "NoExecute"]), !untolerated(&["NoExecute"]))
+}
+
+fn set_affinity_matches(set: &DaemonSet, node: &Node) -> bool {
+    let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let affinity = spec.and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
+    let required = affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
+    required.is_none_or(|required| required.node_selector_terms.iter().any(|term| term_matches(term, node)))
+}
+
+fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let labels = node.metadata.labels.as_ref();
+    let label = |one: &NodeSelectorRequirement| labels.and_then(|labels| labels.get(&one.key)).map(String::as_str);
+    let field = |one: &NodeSelectorRequirement| (one.key == "metadata.name").then_some(node.metadata.name.as_deref()).flatten();
+    let by_label: Vec<_> = term.match_expressions.iter().flatten().collect();
+    let by_field: Vec<_> = term.match_fields.iter().flatten().collect();
+    !(by_label.is_empty() && by_field.is_empty())
+        && by_label.iter().all(|one| requirement_matches(one, label(one)))
+        && by_field.iter().all(|one| requirement_matches(one, field(one)))
+}
+
+fn requirement_matches(one: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = one.values.as_deref().unwrap_or_default();
+    let listed = value.is_some_and(|value| values.iter().any(|one| one == value));
+    let compared = || Some((value?.parse::<i64>().ok()?, values.first()?.parse::<i64>().ok()?));
+    match one.operator.as_str() {
+        "In" => listed,
+        "NotIn" => !listed,
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => compared().is_some_and(|(value, limit)| value > limit),
+        "Lt" => compared().is_some_and(|(value, limit)| value < limit),
+        _ => false,
+    }
+}
+
+fn rolling(set: &DaemonSet) -> Option<k8s_openapi::api::apps::v1::RollingUpdateDaemonSet> {
+    let strategy = set.spec.as_ref().and_then(|spec| spec.update_strategy.clone()).unwrap_or_default();
+    let rolling = strategy.type_.as_deref().unwrap_or("RollingUpdate") == "RollingUpdate";
+    rolling.then(|| strategy.rolling_update.unwrap_or_default())
+}
+
+fn surge(set: &DaemonSet) -> i32 {
+    let value = rolling(set).and_then(|rolling| rolling.max_surge);
+    value.map_or(0, |value| scaled(Some(&value), 100, true))
+}
+
+/// Replaces pods of old templates, within what may be missing or surplus.
+fn update(observed: &Observed, by_node: &ByNode, plan: &mut Plan) {
+    let Some(rolling) = rolling(observed.set) else {
+        return;
+    };
+    let wanted: Vec<_> = observed.nodes.iter().filter(|node| fits(observed.set, node).0).collect();
+    let count = wanted.len() as i32;
+    let max_surge = rolling.max_surge.as_ref().map_or(0, |value| scaled(Some(value), count, true));
+    let unavailable_default = if max_surge > 0 { 0 } else { 1 };
+    let max_unavailable = rolling.max_unavailable.as_ref().map_or(unavailable_default, |value| scaled(Some(value), count, true));
+    let (mut unavailable, mut surging) = (0, 0);
+    let (mut spare, mut serving, mut unsurged) = (vec![], vec![], vec![]);
+    for node in wanted {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let here = by_node.get(&name).cloned().unwrap_or_default();
+        let live: Vec<_> = here.iter().copied().filter(|pod| !pod::is_deleting(pod)).collect();
+        let old = live.iter().find(|pod| !is_current(pod, observed.hash));
+        let new = live.iter().find(|pod| is_current(pod, observed.hash));
+        let available = |pod: &&&Arc<Pod>| is_available(observed, pod) == Availability::Yes;
+        let serves = old.filter(available).is_some() || new.filter(available).is_some();
+        unavailable += i32::from(!serves);
+        surging += i32::from(old.is_some() && new.is_some());
+        if let Some(old) = old {
+            let key = ObjectKey::of(&old.metadata);
+            match new {
+                // The new one serves: the old one may go.
+                Some(new) if available(&new) => spare.push(key),
+                Some(_) => {}
+                None if old.metadata.deletion_timestamp.is_none() && !available(&old) => spare.push(key),
+                None => {
+                    serving.push(key);
+                    unsurged.push(name);
+                }
+            }
+        }
+    }
+    plan.delete.extend(spare);
+    if max_surge > 0 {
+        let room = (max_surge - surging).max(0) as usize;
+        plan.create.extend(unsurged.into_iter().take(room));
+    } else {
+        let room = (max_unavailable - unavailable).max(0) as usize;
+        plan.delete.extend(serving.into_iter().take(room));
+    }
+}
+
+fn min_ready(set: &DaemonSet) -> Duration {
+    let seconds = set.spec.as_ref().and_then(|spec| spec.min_ready_seconds).unwrap_or(0);
+    Duration::from_secs(seconds.max(0) as u64)
+}
+
+fn is_available(observed: &Observed, pod: &Pod) -> Availability {
+    pod::availability(pod, min_ready(observed.set), observed.now)
+}
+
+fn status(observed: &Observed, by_node: &ByNode) -> NewStatus {
+    let old = observed.set.status.clone().unwrap_or_default();
+    let mut status = DaemonSetStatus {
+        observed_generation: observed.set.metadata.generation,
+        collision_count: old.collision_count,
+        conditions: old.conditions,
+        ..Default::default()
+    };
+    let (mut available, mut updated) = (0, 0);
+    let mut recheck: Option<Duration> = None;
+    for node in observed.nodes {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let here = by_node.get(name).cloned().unwrap_or_default();
+        if !fits(observed.set, node).0 {
+            status.number_misscheduled += i32::from(!here.is_empty());
+            continue;
+        }
+        status.desired_number_scheduled += 1;
+        // Of several pods the one that serves best counts.
+        let mut best = here.iter().collect::<Vec<_>>();
+        best.sort_by_key(|pod| (!pod::is_ready(pod), pod.metadata.creation_timestamp.as_ref().map(|time| time.0)));
+        let Some(pod) = best.first() else {
+            continue;
+        };
+        status.current_number_scheduled += 1;
+        status.number_ready += i32::from(pod::is_ready(pod));
+        match is_available(observed, pod) {
+            Availability::Yes => available += 1,
+            Availability::No => {}
+            Availability::In(rest) => recheck = Some(recheck.map_or(rest, |known| known.min(rest))),
+        }
+        updated += i32::from(here.iter().any(|pod| is_current(pod, observed.hash)));
+    }
+    status.number_available = some_if_positive(available);
+    status.number_unavailable = some_if_positive(status.desired_number_scheduled - available);
+    status.updated_number_scheduled = some_if_positive(updated);
+    NewStatus { status, recheck }
+}
+
+/// The pod for one node: pinned to it, and tolerating what nodes go through.
+pub fn pod_for(set: &DaemonSet, hash: &str, node: &str) -> Pod {
+    let template = set.spec.as_ref().map(|spec| &spec.template);
+    let mut pod = pod_from(template, &set.metadata, owner::reference(set));
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(revision::HASH.into(), hash.into());
+    let generation = template_generation(&set.metadata);
+    labels.extend(generation.map(|generation| (GENERATION_LABEL.to_owned(), generation)));
+    let spec = pod.spec.get_or_insert_default();
+    pin(spec, node);
+    let host_network = spec.host_network == Some(true);
+    let tolerations = spec.tolerations.get_or_insert_default();
+    for (key, effect) in daemon_tolerations(host_network) {
+        let toleration = Toleration {
+            key: Some(key.into()),
+            operator: Some("Exists".into()),
+            effect: Some(effect.into()),
+            ..Default::default()
+        };
+        if !tolerations.contains(&toleration) {
+            tolerations.push(toleration);
+        }
+    }
+    pod
+}
+
+fn template_generation(meta: &ObjectMeta) -> Option<String> {
+    meta.annotations.as_ref()?.get(GENERATION_ANNOTATION).cloned()
+}
+
+fn daemon_tolerations(host_network: bool) -> Vec<(&'static str, &'static str)> {
+    let mut all = vec![
+        ("node.kubernetes.io/not-ready", "NoExecute"),
+        ("node.kubernetes.io/unreachable", "NoExecute"),
+        ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+        ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+        ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+        ("node.kubernetes.io/unschedulable", "NoSchedule"),
+    ];
+    if host_network {
+        all.push(("node.kubernetes.io/network-unavailable", "NoSchedule"));
+    }
+    all
+}
+
+/// Replaces required node affinity by the node's name; the set's own was checked before.
+fn pin(spec: &mut PodSpec, node: &str) {
+    let affinity: &mut Affinity = spec.affinity.get_or_insert_default();
+    let node_affinity: &mut NodeAffinity = affinity.node_affinity.get_or_insert_default();
+    let requirement = NodeSelectorRequirement {
+        key: "metadata.name".into(),
+        operator: "In".into(),
+        values: Some(vec![node.into()]),
+    };
+    let selector = node_affinity.required_during_scheduling_ignored_during_execution.get_or_insert_with(NodeSelector::default);
+    selector.node_selector_terms =
+        vec![NodeSelectorTerm { match_fields: Some(vec![requirement]), match_expressions: None }];
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn set() -> DaemonSet {
+        from_value(json!({
+            "metadata": {"name": "ds", "namespace": "default", "uid": "ds"},
+            "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
+                "metadata": {"labels": {"a": "b"}},
+                "spec": {"nodeSelector": {"role": "x"}, "containers": [{"name": "c"}]}}},
+        }))
+        .unwrap()
+    }
+
+    fn node(name: &str, role: &str, taints: Value) -> Arc<Node> {
+        let value = json!({"metadata": {"name": name, "labels": {"role": role}}, "spec": {"taints": taints}});
+        Arc::new(from_value(value).unwrap())
+    }
+
+    fn pod(node: &str, name: &str, hash: &str, phase: &str) -> Arc<Pod> {
+        let mut pod = pod_for(&set(), hash, node);
+        pod.metadata.name = Some(name.into());
+        let status = json!({"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]});
+        pod.status = Some(from_value(status).unwrap());
+        Arc::new(pod)
+    }
+
+    #[test]
+    fn every_fitting_node_has_one_current_pod() {
+        let set = set();
+        let check = |nodes: &[Arc<Node>], pods: &[Arc<Pod>], create: &[&str], delete: &[&str]| {
+            let (plan, _) = plan(&Observed { set: &set, pods, nodes, hash: "new", now: Timestamp::UNIX_EPOCH });
+            let deleted: Vec<_> = plan.delete.iter().map(|key| key.name.to_string()).collect();
+            assert_eq!((plan.create, deleted), (create.iter().map(|one| one.to_string()).collect(), delete.iter().map(|one| one.to_string()).collect()));
+        };
+        let none = json!([]);
+        let (a, b) = (node("a", "x", none.clone()), node("b", "x", none.clone()));
+        let other = node("o", "y", none);
+        let tainted = node("t", "x", json!([{"key": "k", "effect": "NoSchedule"}]));
+        let silent = node("s", "x", json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]));
+        check(&[a.clone(), other.clone(), tainted.clone(), silent], &[], &["a", "s"], &[]);
+        check(&[a.clone()], &[pod("a", "1", "new", "Running")], &[], &[]);
+        check(&[a.clone()], &[pod("a", "1", "new", "Failed")], &[], &["1"]);
+        check(&[other], &[pod("o", "1", "new", "Running")], &[], &["1"]);
+        check(&[tainted], &[pod("t", "1", "new", "Running")], &[], &[]);
+        // One at a time is updated.
+        let old = [pod("a", "1", "old", "Running"), pod("b", "2", "old", "Running")];
+        check(&[a, b], &old, &[], &["1"]);
+    }
+}
