@@ -230,7 +230,7 @@ impl Watcher {
     async fn step(mut self) -> Option<(WatchEvent, Self)> {
         loop {
             if let Some(event) = self.pending.pop_front() {
-                self.over = matches!(event, WatchEvent::Error(_));
+                self.over |= matches!(event, WatchEvent::Error(_));
                 return Some((event, self));
             }
             if self.over {
