@@ -1,0 +1,324 @@
+//! Which cluster is meant, and requests to it.
+//!
+//! In: a kubeconfig (`--kubeconfig`, `KUBECONFIG`, or the one in the data directory) and flags that
+//! override it. Out: [`Cluster`], whose requests end in JSON trees, streams, or a [`Failure`] that
+//! reads like kubectl's.
+//!
+//! A data directory that was named wins over `KUBECONFIG`: who types `--data-dir` means that
+//! cluster. Value trees instead of typed objects, because everything here works for any kind.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use transport::{ClientError, ClientOptions, HttpClient, Token};
+
+use crate::failure::{ApiStatus, Failure, Result, own};
+
+pub const JSON: &str = "application/json";
+/// Where a server keeps everything unless told otherwise.
+pub const DEFAULT_DATA_DIR: &str = "/var/lib/decapod";
+/// One event of a watch, or one line of JSON: larger ones mean that something is wrong.
+const LINE_LIMIT: usize = 64 << 20;
+
+/// Flags that say where the cluster is and who asks.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Connection {
+    /// Path to the kubeconfig file to use
+    #[arg(long, global = true)]
+    pub kubeconfig: Option<PathBuf>,
+    /// The name of the kubeconfig context to use
+    #[arg(long, global = true)]
+    pub context: Option<String>,
+    /// The address and port of the Kubernetes API server
+    #[arg(short = 's', long, global = true)]
+    pub server: Option<String>,
+    /// Bearer token for authentication to the API server
+    #[arg(long, global = true, hide_env_values = true)]
+    pub token: Option<String>,
+    /// If true, the server's certificate will not be checked for validity
+    #[arg(long, global = true)]
+    pub insecure_skip_tls_verify: bool,
+    /// Username to impersonate for the operation
+    #[arg(long = "as", value_name = "USER", global = true)]
+    pub impersonate: Option<String>,
+    /// Group to impersonate for the operation, can be repeated
+    #[arg(long = "as-group", value_name = "GROUP", global = true)]
+    pub impersonate_group: Vec<String>,
+    /// If present, the namespace scope for this CLI request
+    #[arg(short = 'n', long, global = true)]
+    pub namespace: Option<String>,
+}
+
+/// A connection to one API server.
+#[derive(Clone)]
+pub struct Cluster {
+    pub http: HttpClient,
+    pub server: String,
+    /// Where namespaced things are unless the command says otherwise.
+    pub namespace: String,
+    pub ca_pem: Option<String>,
+    headers: Vec<(&'static str, HeaderValue)>,
+}
+
+impl Connection {
+    pub fn open(&self, data_dir: &Path) -> Result<Cluster> {
+        let path = self.path(data_dir, std::env::var_os("KUBECONFIG"));
+        let credentials = match pki::Kubeconfig::read(&path) {
+            Ok(config) => {
+                let directory = path.parent().unwrap_or(Path::new("."));
+                let resolved = config.resolve(self.context.as_deref(), directory);
+                resolved.map_err(|error| own(format!("{}: {error}", path.display())))?
+            }
+            Err(_) if self.server.is_some() && !path.exists() => pki::Credentials::default(),
+            Err(_) if !path.exists() => {
+                return Err(own(format!(
+                    "no cluster found: {} does not exist (start one with `decapod server`, or name it with --data-dir or --kubeconfig)",
+                    path.display()
+                )));
+            }
+            Err(error) => return Err(own(error.to_string())),
+        };
+        let server = self.server.clone().unwrap_or(credentials.server);
+        let options = ClientOptions {
+            server: server.clone(),
+            ca_pem: credentials.ca_pem.clone(),
+            cert_pem: credentials.client_cert_pem,
+            key_pem: credentials.client_key_pem,
+            insecure: self.insecure_skip_tls_verify || credentials.insecure_skip_tls_verify,
+            server_name: credentials.tls_server_name,
+            token: self.token.clone().or(credentials.token).map(Token::fixed),
+            user_agent: Some("decapod-kubectl/v1.36.0".into()),
+        };
+        let http = HttpClient::new(&options).map_err(|error| own(error.to_string()))?;
+        let namespace = self.namespace.clone().or(credentials.namespace);
+        Ok(Cluster {
+            http,
+            server,
+            namespace: namespace.filter(|name| !name.is_empty()).unwrap_or("default".into()),
+            ca_pem: credentials.ca_pem,
+            headers: self.headers()?,
+        })
+    }
+
+    fn path(&self, data_dir: &Path, environment: Option<std::ffi::OsString>) -> PathBuf {
+        if let Some(path) = &self.kubeconfig {
+            return path.clone();
+        }
+        let own = data_dir.join("kubeconfig");
+        if data_dir != Path::new(DEFAULT_DATA_DIR) {
+            return own;
+        }
+        let listed: Vec<PathBuf> = environment
+            .iter()
+            .flat_map(std::env::split_paths)
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect();
+        listed.iter().find(|path| path.exists()).or(listed.first()).cloned().unwrap_or(own)
+    }
+
+    fn headers(&self) -> Result<Vec<(&'static str, HeaderValue)>> {
+        let user = self.impersonate.iter().map(|user| ("impersonate-user", user));
+        let groups = self.impersonate_group.iter().map(|group| ("impersonate-group", group));
+        user.chain(groups)
+            .map(|(name, value)| {
+                let bad = |_| own(format!("{value:?} cannot be impersonated"));
+                Ok((name, HeaderValue::from_str(value).map_err(bad)?))
+            })
+            .collect()
+    }
+}
+
+impl Cluster {
+    /// The answer to a request, its body not yet read; warnings are passed on to people.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        accept: &str,
+        body: Option<(&str, Vec<u8>)>,
+    ) -> Result<Response<transport::Body>> {
+        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        let body = match body {
+            Some((content_type, bytes)) => {
+                request = request.header(header::CONTENT_TYPE, content_type);
+                transport::full(bytes)
+            }
+            None => transport::empty(),
+        };
+        let request = request.body(body).map_err(|error| own(error.to_string()))?;
+        let response = self.http.request(request).await.map_err(|error| self.unreachable(&error))?;
+        for warning in response.headers().get_all(header::WARNING) {
+            if let Some(text) = warning.to_str().ok().and_then(warning_text) {
+                eprintln!("Warning: {text}");
+            }
+        }
+        let code = response.status();
+        let response = response.map(transport::boxed);
+        if code.is_success() {
+            return Ok(response);
+        }
+        let bytes = collect(response.into_body()).await?;
+        Err(Failure::Status(Box::new(ApiStatus::of(code, &bytes))))
+    }
+
+    pub async fn get_raw(&self, path: &str, accept: &str) -> Result<Bytes> {
+        collect(self.send(Method::GET, path, accept, None).await?.into_body()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Result<Value> {
+        decode(&self.get_raw(path, JSON).await?)
+    }
+
+    pub async fn get_as(&self, path: &str, accept: &str) -> Result<Value> {
+        decode(&self.get_raw(path, accept).await?)
+    }
+
+    /// A request with a body; `content_type` matters to PATCH.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: Vec<u8>,
+    ) -> Result<Value> {
+        let response = self.send(method, path, JSON, Some((content_type, body))).await?;
+        decode(&collect(response.into_body()).await?)
+    }
+
+    /// A body that goes on, line by line.
+    pub async fn lines(&self, path: &str, accept: &str) -> Result<Lines> {
+        let response = self.send(Method::GET, path, accept, None).await?;
+        Ok(Lines { body: response.into_body(), buffer: vec![], ended: false })
+    }
+
+    /// Upstream: the first of these is said of a refused connection only.
+    fn unreachable(&self, error: &ClientError) -> Failure {
+        let text = error.to_string();
+        if text.contains("refused") {
+            let address = self.server.split("://").last().unwrap_or_default();
+            return Failure::Plain(format!(
+                "The connection to the server {address} was refused - did you specify the right host or port?"
+            ));
+        }
+        Failure::Plain(format!("Unable to connect to the server: {text}"))
+    }
+}
+
+/// A streamed body, cut at line ends.
+pub struct Lines {
+    body: transport::Body,
+    buffer: Vec<u8>,
+    ended: bool,
+}
+
+impl Lines {
+    /// The next line with its newline; the last one may have none. `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut looked_at = 0;
+        loop {
+            if let Some(at) = self.buffer[looked_at..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(looked_at + at + 1);
+                return Ok(Some(std::mem::replace(&mut self.buffer, rest)));
+            }
+            looked_at = self.buffer.len();
+            if self.ended || looked_at > LINE_LIMIT {
+                let last = std::mem::take(&mut self.buffer);
+                return Ok((!last.is_empty()).then_some(last));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+                // A stream that breaks ends like one that is finished: what came is true.
+                Some(Err(_)) | None => self.ended = true,
+            }
+        }
+    }
+}
+
+async fn collect(body: transport::Body) -> Result<Bytes> {
+    match body.collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) => Err(own(format!("the answer broke off: {error}"))),
+    }
+}
+
+pub fn decode(bytes: &[u8]) -> Result<Value> {
+    serde_json::from_slice(bytes).map_err(|error| own(format!("the answer is no JSON: {error}")))
+}
+
+/// `299 - "text"`, quoted as in HTTP.
+fn warning_text(header: &str) -> Option<String> {
+    let (_, quoted) = header.split_once('"')?;
+    let text = quoted.strip_suffix('"').unwrap_or(quoted);
+    Some(text.replace("\\\"", "\"").replace("\\\\", "\\"))
+}
+
+/// A path with a query; empty values are left out.
+pub fn with_query(path: &str, pairs: &[(&str, &str)]) -> String {
+    let mut out = path.to_owned();
+    let mut separator = if path.contains('?') { '&' } else { '?' };
+    for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
+        out.push(separator);
+        out.push_str(name);
+        out.push('=');
+        out.push_str(&percent_encode(value));
+        separator = '&';
+    }
+    out
+}
+
+/// For one segment of a path or one value of a query.
+pub fn percent_encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(byte as char);
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_kubeconfig_wins() {
+        let check = |flag: Option<&str>, data_dir: &str, environment: Option<&str>, expected: &str| {
+            let connection =
+                Connection { kubeconfig: flag.map(Into::into), ..Connection::default() };
+            let got = connection.path(Path::new(data_dir), environment.map(Into::into));
+            assert_eq!(got, Path::new(expected));
+        };
+        check(Some("/a"), "/data", Some("/b"), "/a");
+        check(None, "/data", Some("/b"), "/data/kubeconfig");
+        check(None, DEFAULT_DATA_DIR, Some("/nowhere/b:/nowhere/c"), "/nowhere/b");
+        check(None, DEFAULT_DATA_DIR, Some(""), "/var/lib/decapod/kubeconfig");
+        check(None, DEFAULT_DATA_DIR, None, "/var/lib/decapod/kubeconfig");
+    }
+
+    #[test]
+    fn queries_are_escaped() {
+        let got = with_query("/api", &[("a", "x=y,z"), ("b", ""), ("c", "1")]);
+        assert_eq!(got, "/api?a=x%3Dy%2Cz&c=1");
+        assert_eq!(with_query("/api?x=1", &[("a", "b")]), "/api?x=1&a=b");
+    }
+
+    #[test]
+    fn warnings_are_unquoted() {
+        assert_eq!(warning_text(r#"299 - "say \"no\"""#).as_deref(), Some("say \"no\""));
+        assert_eq!(warning_text("299 -"), None);
+    }
+}

@@ -1,0 +1,219 @@
+//! What went wrong, in kubectl's words.
+//!
+//! In: answers of the server, mistakes in what was typed, broken connections. Out: the lines that
+//! go to standard error, and the exit code. One line each, never a backtrace.
+
+use http::StatusCode;
+use machinery::status::Reason;
+use serde_json::Value;
+
+pub type Result<T> = std::result::Result<T, Failure>;
+
+#[derive(Debug)]
+pub enum Failure {
+    /// The server's `Status`.
+    Status(Box<ApiStatus>),
+    /// Of kubectl itself: printed after `error: `.
+    Own(String),
+    /// Printed as it is.
+    Plain(String),
+    /// Several, of work that goes on after a failure.
+    Many(Vec<Failure>),
+    /// A command in a container ended with this code; its own words are printed already.
+    Exit(u8, String),
+    /// Nobody reads what we print.
+    Output(std::io::Error),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct ApiStatus {
+    pub code: u16,
+    pub reason: String,
+    pub message: String,
+    pub kind: String,
+    pub name: String,
+    /// Field and message.
+    pub causes: Vec<(String, String)>,
+    pub has_details: bool,
+}
+
+pub fn own(text: impl Into<String>) -> Failure {
+    Failure::Own(text.into())
+}
+
+impl ApiStatus {
+    /// From the body of an answer that is not a success.
+    pub fn of(code: StatusCode, body: &[u8]) -> Self {
+        let status: Value = serde_json::from_slice(body).unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let details = &status["details"];
+        if status["kind"] != "Status" {
+            let text = String::from_utf8_lossy(body).trim().to_owned();
+            let message = match (code, text.as_str()) {
+                (StatusCode::NOT_FOUND, _) => "the server could not find the requested resource".into(),
+                (_, "") => format!("the server answered {code}"),
+                _ => text,
+            };
+            return Self { code: code.as_u16(), message, ..Self::default() };
+        }
+        let causes = details["causes"].as_array().into_iter().flatten();
+        Self {
+            code: status["code"].as_u64().and_then(|n| n.try_into().ok()).unwrap_or(code.as_u16()),
+            reason: text(&status["reason"]),
+            message: text(&status["message"]),
+            kind: text(&details["kind"]),
+            name: text(&details["name"]),
+            causes: causes.map(|cause| (text(&cause["field"]), text(&cause["message"]))).collect(),
+            has_details: details.is_object(),
+        }
+    }
+
+    /// Upstream: `cmdutil.checkErr`.
+    fn line(&self) -> String {
+        if self.reason == format!("{:?}", Reason::Invalid) {
+            return self.invalid();
+        }
+        match self.reason.as_str() {
+            "Unauthorized" => {
+                format!("error: You must be logged in to the server ({})", self.message)
+            }
+            "" => format!("Error from server: {}", self.message),
+            reason => format!("Error from server ({reason}): {}", self.message),
+        }
+    }
+
+    fn invalid(&self) -> String {
+        let mut text = "The request is invalid".to_owned();
+        if !self.kind.is_empty() || !self.name.is_empty() {
+            text = format!("The {} {:?} is invalid", self.kind, self.name);
+        } else if !self.message.is_empty() && (!self.has_details || self.causes.is_empty()) {
+            text = format!("{text}: {}", self.message);
+        }
+        let cause = |(field, message): &(String, String)| format!("{field}: {message}");
+        match self.causes.as_slice() {
+            [] => text,
+            [one] => format!("{text}: {}", cause(one)),
+            many => many.iter().fold(format!("{text}: "), |text, one| {
+                format!("{text}\n* {}", cause(one))
+            }),
+        }
+    }
+}
+
+impl Failure {
+    pub fn status(&self) -> Option<&ApiStatus> {
+        match self {
+            Self::Status(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 404)
+    }
+
+    pub fn is_conflict(&self) -> bool {
+        self.status().is_some_and(|status| status.reason == "Conflict")
+    }
+
+    /// Whether a watch must start anew.
+    pub fn is_expired(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 410)
+    }
+
+    /// Upstream: `AddSourceToErr`: the Status keeps its reason, its message gets a frame.
+    pub fn during(mut self, doing: &str, source: &str) -> Self {
+        match &mut self {
+            Self::Status(status) => {
+                status.message = format!("error when {doing} {source:?}: {}", status.message);
+            }
+            Self::Own(text) => *text = format!("error when {doing} {source:?}: {text}"),
+            _ => {}
+        }
+        self
+    }
+
+    /// For standard error.
+    pub fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Status(status) => vec![status.line()],
+            Self::Own(text) => vec![format!("error: {text}")],
+            Self::Plain(text) => vec![text.clone()],
+            Self::Many(all) => all.iter().flat_map(Self::lines).collect(),
+            Self::Exit(_, text) if text.is_empty() => vec![],
+            Self::Exit(_, text) => vec![text.clone()],
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => vec![],
+            Self::Output(error) => vec![format!("error: {error}")],
+        }
+    }
+
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Exit(code, _) => *code,
+            _ => 1,
+        }
+    }
+
+    /// Nothing, one failure, or several.
+    pub fn collect(mut all: Vec<Failure>) -> Result<()> {
+        match all.len() {
+            0 => Ok(()),
+            1 => Err(all.remove(0)),
+            _ => Err(Self::Many(all)),
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.lines().join("; "))
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn answers_read_like_kubectls() {
+        for (code, body, expected) in [
+            (
+                404,
+                json!({"kind":"Status","reason":"NotFound","message":"pods \"x\" not found","code":404}),
+                "Error from server (NotFound): pods \"x\" not found",
+            ),
+            (
+                401,
+                json!({"kind":"Status","reason":"Unauthorized","message":"Unauthorized"}),
+                "error: You must be logged in to the server (Unauthorized)",
+            ),
+            (
+                422,
+                json!({"kind":"Status","reason":"Invalid","message":"long","details":{"kind":"Pod","name":"x",
+                    "causes":[{"field":"spec.a","message":"Required value"}]}}),
+                "The Pod \"x\" is invalid: spec.a: Required value",
+            ),
+            (
+                422,
+                json!({"kind":"Status","reason":"Invalid","message":"long","details":{"kind":"Pod","name":"x",
+                    "causes":[{"field":"a","message":"b"},{"field":"c","message":"d"}]}}),
+                "The Pod \"x\" is invalid: \n* a: b\n* c: d",
+            ),
+            (500, json!("boom"), "Error from server: \"boom\""),
+        ] {
+            let code = StatusCode::from_u16(code).expect("a code");
+            let status = ApiStatus::of(code, body.to_string().as_bytes());
+            assert_eq!(Failure::Status(Box::new(status)).lines(), [expected]);
+        }
+    }
+}
