@@ -31,7 +31,8 @@ pub fn admit<'a>(
     if !matches_node(pod, node) {
         return Err(reject(
             "NodeAffinity",
-            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector".into(),
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+                .into(),
         ));
     }
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.clone()).unwrap_or_default();
@@ -94,9 +95,7 @@ fn term_matches(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, name
         return false;
     }
     expressions.iter().all(|r| requirement_matches(r, labels.get(&r.key).map(String::as_str)))
-        && fields.iter().all(|r| {
-            requirement_matches(r, (r.key == "metadata.name").then_some(name))
-        })
+        && fields.iter().all(|r| requirement_matches(r, (r.key == "metadata.name").then_some(name)))
 }
 
 fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
@@ -124,8 +123,10 @@ mod tests {
     use serde_json::{Value, json};
 
     fn node() -> Node {
-        serde_json::from_value(json!({"metadata": {"name": "n1", "labels": {"disk": "ssd", "gen": "3"}},
-            "status": {"allocatable": {"cpu": "2", "memory": "1Gi", "pods": "2"}}}))
+        serde_json::from_value(
+            json!({"metadata": {"name": "n1", "labels": {"disk": "ssd", "gen": "3"}},
+            "status": {"allocatable": {"cpu": "2", "memory": "1Gi", "pods": "2"}}}),
+        )
         .expect("a node")
     }
 
@@ -156,12 +157,18 @@ mod tests {
         check(
             asking("3"),
             &[],
-            Err(("OutOfcpu", "Node didn't have enough resource: cpu, requested: 3000, used: 0, capacity: 2000")),
+            Err((
+                "OutOfcpu",
+                "Node didn't have enough resource: cpu, requested: 3000, used: 0, capacity: 2000",
+            )),
         );
         check(
             asking("1500m"),
             &[pod(asking("1"))],
-            Err(("OutOfcpu", "Node didn't have enough resource: cpu, requested: 1500, used: 1000, capacity: 2000")),
+            Err((
+                "OutOfcpu",
+                "Node didn't have enough resource: cpu, requested: 1500, used: 1000, capacity: 2000",
+            )),
         );
         check(
             json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "2Gi"}}}]}),
@@ -174,7 +181,10 @@ mod tests {
         check(
             json!({}),
             &[pod(json!({})), pod(json!({}))],
-            Err(("OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2")),
+            Err((
+                "OutOfpods",
+                "Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2",
+            )),
         );
     }
 

@@ -192,9 +192,17 @@ impl Cgroups {
         Some(root.join(path.trim_start_matches('/')).join(name))
     }
 
-    fn write(&self, controller: &str, path: &str, v1: &str, v2: &str, value: [String; 2]) -> io::Result<()> {
+    fn write(
+        &self,
+        controller: &str,
+        path: &str,
+        v1: &str,
+        v2: &str,
+        value: [String; 2],
+    ) -> io::Result<()> {
         let [old, new] = value;
-        let (name, value) = if matches!(self.layout, Layout::V2(_)) { (v2, new) } else { (v1, old) };
+        let (name, value) =
+            if matches!(self.layout, Layout::V2(_)) { (v2, new) } else { (v1, old) };
         match self.file(controller, path, name) {
             Some(file) => fs::write(file, value),
             None => Ok(()),

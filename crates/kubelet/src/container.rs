@@ -46,18 +46,24 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 pub enum ConfigError {
     #[error("cannot find volume {0:?} to mount into container {1:?}")]
     NoVolume(String, String),
-    #[error("failed to prepare subPath for volumeMount {volume:?} of container {container:?}: {why}")]
+    #[error(
+        "failed to prepare subPath for volumeMount {volume:?} of container {container:?}: {why}"
+    )]
     SubPath { volume: String, container: String, why: String },
     #[error("missing value for {0:?}")]
     MissingExpansion(String),
-    #[error("container has runAsNonRoot and image will run as root (pod: \"{pod}\", container: {container})")]
+    #[error(
+        "container has runAsNonRoot and image will run as root (pod: \"{pod}\", container: {container})"
+    )]
     ImageIsRoot { pod: String, container: String },
     #[error(
         "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is \
          non-root (pod: \"{pod}\", container: {container})"
     )]
     ImageUserUnknown { user: String, pod: String, container: String },
-    #[error("container's runAsUser breaks non-root policy (pod: \"{pod}\", container: {container})")]
+    #[error(
+        "container's runAsUser breaks non-root policy (pod: \"{pod}\", container: {container})"
+    )]
     UserIsRoot { pod: String, container: String },
     #[error("{0}")]
     Io(String),
@@ -162,16 +168,18 @@ fn verify_user(pod: &Pod, container: &Container, image: &cri::Image) -> Result<(
         (Some(0), _, _) => Err(ConfigError::UserIsRoot { pod: pod_name, container: name }),
         (Some(_), _, _) => Ok(()),
         (None, Some(uid), _) if uid.value != 0 => Ok(()),
-        (None, None, user) if !user.is_empty() => Err(ConfigError::ImageUserUnknown {
-            user: user.into(),
-            pod: pod_name,
-            container: name,
-        }),
+        (None, None, user) if !user.is_empty() => {
+            Err(ConfigError::ImageUserUnknown { user: user.into(), pod: pod_name, container: name })
+        }
         _ => Err(ConfigError::ImageIsRoot { pod: pod_name, container: name }),
     }
 }
 
-pub fn container_resources(pod: &Pod, container: &Container, memory: i64) -> LinuxContainerResources {
+pub fn container_resources(
+    pod: &Pod,
+    container: &Container,
+    memory: i64,
+) -> LinuxContainerResources {
     let own = container.resources.as_ref();
     let amount = |q: Option<&_>| q.map_or(0, resources::milli);
     let request = amount(resources::request(own, "cpu"));
@@ -204,11 +212,12 @@ fn security(
     };
     let mut groups = of_pod.and_then(|c| c.supplemental_groups.clone()).unwrap_or_default();
     groups.extend(of_pod.and_then(|c| c.fs_group));
-    let strict =
-        of_pod.and_then(|c| c.supplemental_groups_policy.as_deref()) == Some("Strict");
-    let policy = if strict { SupplementalGroupsPolicy::Strict } else { SupplementalGroupsPolicy::Merge };
+    let strict = of_pod.and_then(|c| c.supplemental_groups_policy.as_deref()) == Some("Strict");
+    let policy =
+        if strict { SupplementalGroupsPolicy::Strict } else { SupplementalGroupsPolicy::Merge };
     let profile = own.seccomp_profile.as_ref().or(of_pod.and_then(|c| c.seccomp_profile.as_ref()));
-    let armor = own.app_armor_profile.as_ref().or(of_pod.and_then(|c| c.app_armor_profile.as_ref()));
+    let armor =
+        own.app_armor_profile.as_ref().or(of_pod.and_then(|c| c.app_armor_profile.as_ref()));
     let target = prepared.target.as_deref().filter(|_| role == Role::Ephemeral);
     LinuxContainerSecurityContext {
         capabilities: own.capabilities.as_ref().map(|c| Capability {
@@ -305,10 +314,12 @@ fn volume_mount(
         volume.path.clone()
     } else {
         let target = prepared.dir.subpath(&mount.name, &container.name, index);
-        mounts::pin_subpath(&volume.path, &subpath, &target).map_err(|why| ConfigError::SubPath {
-            volume: mount.name.clone(),
-            container: container.name.clone(),
-            why: why.to_string(),
+        mounts::pin_subpath(&volume.path, &subpath, &target).map_err(|why| {
+            ConfigError::SubPath {
+                volume: mount.name.clone(),
+                container: container.name.clone(),
+                why: why.to_string(),
+            }
         })?
     };
     let propagation = match mount.mount_propagation.as_deref() {

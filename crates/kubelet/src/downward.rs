@@ -114,7 +114,8 @@ pub fn resource(
     };
     let unsupported = || DownwardError::Resource(selector.resource.clone());
     let (kind, name) = selector.resource.split_once('.').ok_or_else(unsupported)?;
-    let known = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
+    let known =
+        matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
     if !known {
         return Err(unsupported());
     }
@@ -165,7 +166,10 @@ mod tests {
     #[test]
     fn fields() {
         let addresses = Addresses {
-            pod: vec!["10.42.0.5".parse().expect("an address"), "fd00::5".parse().expect("an address")],
+            pod: vec![
+                "10.42.0.5".parse().expect("an address"),
+                "fd00::5".parse().expect("an address"),
+            ],
             host: vec!["192.168.1.1".parse().expect("an address")],
         };
         let check = |path: &str, expected: &str| {

@@ -66,11 +66,12 @@ pub fn environment(
 ) -> Result<Vec<(String, String)>, EnvError> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let mut values: Vec<(String, String)> = vec![];
-    let set = |values: &mut Vec<(String, String)>, name: &str, value: String| {
-        match values.iter_mut().find(|(known, _)| known == name) {
-            Some(entry) => entry.1 = value,
-            None => values.push((name.to_string(), value)),
-        }
+    let set = |values: &mut Vec<(String, String)>, name: &str, value: String| match values
+        .iter_mut()
+        .find(|(known, _)| known == name)
+    {
+        Some(entry) => entry.1 = value,
+        None => values.push((name.to_string(), value)),
     };
     for (name, value) in from_whole_objects(container, around.sources)? {
         set(&mut values, &name, value);
@@ -278,11 +279,14 @@ mod tests {
     fn check(container: serde_json::Value, expected: Result<&[(&str, &str)], &str>) {
         let container: Container = serde_json::from_value(container).expect("a container");
         let pod = Pod {
-            metadata: serde_json::from_value(json!({"name": "p", "namespace": "ns"})).expect("meta"),
+            metadata: serde_json::from_value(json!({"name": "p", "namespace": "ns"}))
+                .expect("meta"),
             ..Pod::default()
         };
-        let map: ConfigMap = serde_json::from_value(json!({"data": {"k": "v", "l": "w"}})).expect("a map");
-        let secret: Secret = serde_json::from_value(json!({"data": {"pw": "c2VjcmV0"}})).expect("a secret");
+        let map: ConfigMap =
+            serde_json::from_value(json!({"data": {"k": "v", "l": "w"}})).expect("a map");
+        let secret: Secret =
+            serde_json::from_value(json!({"data": {"pw": "c2VjcmV0"}})).expect("a secret");
         let sources = Sources {
             config_maps: [("cm".to_string(), Arc::new(map))].into(),
             secrets: [("sec".to_string(), Arc::new(secret))].into(),
@@ -309,7 +313,13 @@ mod tests {
                 {"name": "B", "value": "$(A)-$(SVC_HOST)-$(NO)"},
                 {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
                 {"name": "S", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "pw"}}}]}),
-            Ok(&[("A", "1"), ("B", "1-10.0.0.1-$(NO)"), ("N", "p"), ("S", "secret"), ("SVC_HOST", "10.0.0.1")]),
+            Ok(&[
+                ("A", "1"),
+                ("B", "1-10.0.0.1-$(NO)"),
+                ("N", "p"),
+                ("S", "secret"),
+                ("SVC_HOST", "10.0.0.1"),
+            ]),
         );
         check(
             json!({"name": "c", "envFrom": [{"prefix": "P_", "configMapRef": {"name": "cm"}}],
@@ -325,7 +335,10 @@ mod tests {
                 {object: {"name": name, "key": key, "optional": optional}}}]})
         };
         check(key("configMapKeyRef", "no", "k", false), Err("configmap \"no\" not found"));
-        check(key("configMapKeyRef", "cm", "z", false), Err("couldn't find key z in ConfigMap ns/cm"));
+        check(
+            key("configMapKeyRef", "cm", "z", false),
+            Err("couldn't find key z in ConfigMap ns/cm"),
+        );
         check(key("secretKeyRef", "sec", "z", false), Err("couldn't find key z in Secret ns/sec"));
         check(key("secretKeyRef", "no", "z", true), Ok(&[("SVC_HOST", "10.0.0.1")]));
         check(

@@ -44,13 +44,16 @@ pub fn port_of(port: &IntOrString, container: &Container) -> Result<u16, String>
             let ports = container.ports.iter().flatten();
             match ports.clone().find(|p| p.name.as_deref() == Some(name.as_str())) {
                 Some(port) => i64::from(port.container_port),
-                None => name.parse().map_err(|_| {
-                    format!("strconv.Atoi: parsing {name:?}: invalid syntax")
-                })?,
+                None => name
+                    .parse()
+                    .map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?,
             }
         }
     };
-    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
+    u16::try_from(number)
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 pub async fn exec(
@@ -70,7 +73,10 @@ pub async fn exec(
         }
         Err(cri::Error::DeadlineExceeded(_)) => {
             let after = go_duration(limit.unwrap_or_default());
-            Outcome::Failure(format!("command timed out: {:?} timed out after {after}", command.join(" ")))
+            Outcome::Failure(format!(
+                "command timed out: {:?} timed out after {after}",
+                command.join(" ")
+            ))
         }
         Err(error) => Outcome::Error(error.to_string()),
     }
@@ -89,7 +95,9 @@ async fn within<T>(
 ) -> Result<T, String> {
     match tokio::time::timeout(limit, work).await {
         Ok(done) => done,
-        Err(_) => Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".into()),
+        Err(_) => {
+            Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".into())
+        }
     }
 }
 
@@ -178,7 +186,8 @@ async fn http_status(
     request: Request<Empty<Bytes>>,
 ) -> Result<(u16, Bytes), String> {
     let tcp = connect(host, port).await?;
-    let stream: Box<dyn Stream> = if is_https { Box::new(tls(tcp, host).await?) } else { Box::new(tcp) };
+    let stream: Box<dyn Stream> =
+        if is_https { Box::new(tls(tcp, host).await?) } else { Box::new(tcp) };
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
     let exchange = async {
@@ -210,7 +219,8 @@ async fn drive<T, E: std::fmt::Display>(
 async fn tls(tcp: TcpStream, host: &str) -> Result<impl Stream + use<>, String> {
     let config = transport::tls::client_config(&transport::tls::Trust::Anyone, None)
         .map_err(|error| error.to_string())?;
-    let name = rustls_pki_types::ServerName::try_from(host.to_string()).map_err(|e| e.to_string())?;
+    let name =
+        rustls_pki_types::ServerName::try_from(host.to_string()).map_err(|e| e.to_string())?;
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     connector.connect(name, tcp).await.map_err(|error| error.to_string())
 }
@@ -248,12 +258,13 @@ async fn grpc_status(host: &str, port: u16, service: &str) -> Result<u64, String
     frame.put_u8(0);
     frame.put_u32(message.len() as u32);
     frame.put_slice(&message);
-    let request = Request::post(format!("http://{}/grpc.health.v1.Health/Check", joined(host, port)))
-        .header(header::CONTENT_TYPE, "application/grpc")
-        .header(header::USER_AGENT, "kube-probe/1.36")
-        .header(header::TE, "trailers")
-        .body(Full::new(frame.freeze()))
-        .map_err(|error| error.to_string())?;
+    let request =
+        Request::post(format!("http://{}/grpc.health.v1.Health/Check", joined(host, port)))
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .header(header::USER_AGENT, "kube-probe/1.36")
+            .header(header::TE, "trailers")
+            .body(Full::new(frame.freeze()))
+            .map_err(|error| error.to_string())?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
         let early = response.headers().get("grpc-status").cloned();
@@ -298,7 +309,10 @@ mod tests {
         check(IntOrString::String("http".into()), Ok(8080));
         check(IntOrString::String("81".into()), Ok(81));
         check(IntOrString::Int(0), Err("invalid port number: 0"));
-        check(IntOrString::String("no".into()), Err("strconv.Atoi: parsing \"no\": invalid syntax"));
+        check(
+            IntOrString::String("no".into()),
+            Err("strconv.Atoi: parsing \"no\": invalid syntax"),
+        );
     }
 
     #[tokio::test]
@@ -311,7 +325,10 @@ mod tests {
                 let mut request = [0; 1024];
                 let read = stream.read(&mut request).await.expect("a request");
                 let text = String::from_utf8_lossy(&request[..read]);
-                assert!(text.contains("user-agent: kube-probe/1.36") && text.contains("x-a: b"), "{text}");
+                assert!(
+                    text.contains("user-agent: kube-probe/1.36") && text.contains("x-a: b"),
+                    "{text}"
+                );
                 let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi");
                 stream.write_all(answer.as_bytes()).await.expect("written");
             }

@@ -59,7 +59,8 @@ pub fn hostname_and_domain(pod: &Pod, cluster_domain: &str) -> (String, String) 
     let spec = pod.spec.as_ref();
     let text = |value: Option<&String>| value.cloned().unwrap_or_default();
     let name = text(pod.metadata.name.as_ref());
-    if let Some(forced) = spec.and_then(|s| s.hostname_override.as_ref()).filter(|h| !h.is_empty()) {
+    if let Some(forced) = spec.and_then(|s| s.hostname_override.as_ref()).filter(|h| !h.is_empty())
+    {
         return (forced.clone(), String::new());
     }
     let mut hostname = text(spec.and_then(|s| s.hostname.as_ref()));
@@ -175,20 +176,23 @@ mod tests {
     fn pod(spec: serde_json::Value) -> Pod {
         let mut spec = spec;
         spec["containers"] = json!([]);
-        serde_json::from_value(json!({"metadata": {"name": "web-0", "namespace": "ns"}, "spec": spec}))
-            .expect("a pod")
+        serde_json::from_value(
+            json!({"metadata": {"name": "web-0", "namespace": "ns"}, "spec": spec}),
+        )
+        .expect("a pod")
     }
 
     #[test]
     fn policies() {
         let node = Resolver::parse("nameserver 9.9.9.9 # home\nsearch lan\noptions rotate\n");
         let dns: IpAddr = "10.43.0.10".parse().expect("an address");
-        let check = |spec: serde_json::Value, servers: &[&str], searches: &[&str], options: &[&str]| {
-            let got = resolver(&pod(spec.clone()), &node, &[dns], "cluster.local");
-            assert_eq!(got.servers, servers, "{spec}");
-            assert_eq!(got.searches, searches, "{spec}");
-            assert_eq!(got.options, options, "{spec}");
-        };
+        let check =
+            |spec: serde_json::Value, servers: &[&str], searches: &[&str], options: &[&str]| {
+                let got = resolver(&pod(spec.clone()), &node, &[dns], "cluster.local");
+                assert_eq!(got.servers, servers, "{spec}");
+                assert_eq!(got.searches, searches, "{spec}");
+                assert_eq!(got.options, options, "{spec}");
+            };
         let cluster = ["ns.svc.cluster.local", "svc.cluster.local", "cluster.local", "lan"];
         check(json!({}), &["10.43.0.10"], &cluster, &["ndots:5"]);
         check(json!({"dnsPolicy": "Default"}), &["9.9.9.9"], &["lan"], &["rotate"]);
@@ -229,7 +233,8 @@ mod tests {
     #[test]
     fn hosts() {
         let ip: IpAddr = "10.42.0.7".parse().expect("an address");
-        let alias = HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) };
+        let alias =
+            HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) };
         let text = hosts_file(&[ip], "web-0", "web.ns.svc.cluster.local", &[alias]);
         assert!(text.starts_with(MANAGED));
         assert!(text.contains("10.42.0.7\tweb-0.web.ns.svc.cluster.local\tweb-0\n"), "{text}");

@@ -34,7 +34,8 @@ pub struct Images {
 #[derive(Default)]
 struct Failures {
     delays: Delays,
-    last: BTreeMap<String, jiff::Timestamp>,
+    /// When it last failed, and how.
+    last: BTreeMap<String, (jiff::Timestamp, String)>,
 }
 
 /// Tells people; the caller knows about which container.
@@ -64,20 +65,28 @@ impl Images {
             return Err(ImageError { reason: "InvalidImageName", message, retry_in: None });
         };
         let policy = policy(container, &full);
-        let spec = ImageSpec { user_specified_image: named.into(), ..ImageSpec::named(full.clone()) };
+        let spec =
+            ImageSpec { user_specified_image: named.into(), ..ImageSpec::named(full.clone()) };
         let present = self.runtime.image_status(&spec).await.map_err(|error| {
             let message = format!("Failed to inspect image {full:?}: {error}");
             tell(EventType::Warning, "InspectFailed", message.clone());
-            ImageError { reason: "ImageInspectError", message, retry_in: Some(crate::backoff::FIRST) }
+            ImageError {
+                reason: "ImageInspectError",
+                message,
+                retry_in: Some(crate::backoff::FIRST),
+            }
         })?;
         match (policy, present) {
             ("Never", None) => {
-                let message = format!("Container image {named:?} is not present with pull policy of Never");
+                let message =
+                    format!("Container image {named:?} is not present with pull policy of Never");
                 tell(EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(ImageError { reason: "ErrImageNeverPull", message, retry_in: None })
             }
             ("Never" | "IfNotPresent", Some(image)) => {
-                let text = format!("Container image {named:?} already present on machine and can be accessed by the pod");
+                let text = format!(
+                    "Container image {named:?} already present on machine and can be accessed by the pod"
+                );
                 tell(EventType::Normal, "Pulled", text);
                 Ok(image)
             }
@@ -98,7 +107,7 @@ impl Images {
         if let Some((left, error)) = self.waiting(&key) {
             let message = match error.is_empty() {
                 true => format!("Back-off pulling image {named:?}"),
-                false => format!("Back-off pulling image {named:?}: {error}"),
+                false => format!("Back-off pulling image {named:?}: ErrImagePull: {error}"),
             };
             tell(EventType::Normal, "BackOff", format!("Back-off pulling image {named:?}"));
             return Err(ImageError { reason: "ImagePullBackOff", message, retry_in: Some(left) });
@@ -108,7 +117,8 @@ impl Images {
         let permit = self.permits.acquire().await;
         let begun = base::clock::now();
         let auth = credentials(secrets, &spec.image);
-        let mut tries = if auth.is_empty() { vec![None] } else { auth.into_iter().map(Some).collect() };
+        let mut tries =
+            if auth.is_empty() { vec![None] } else { auth.into_iter().map(Some).collect() };
         let mut outcome = Err(cri::Error::Internal("no attempt".into()));
         for auth in tries.drain(..) {
             outcome = self.runtime.pull_image(spec, auth, Some(sandbox)).await;
@@ -150,8 +160,12 @@ impl Images {
                 let text = format!("Failed to pull image {named:?}: {described}");
                 tell(EventType::Warning, "Failed", text);
                 tell(EventType::Warning, "Failed", "Error: ErrImagePull".into());
-                let retry = self.failed(&key);
-                Err(ImageError { reason: "ErrImagePull", message: described, retry_in: Some(retry) })
+                let retry = self.failed(&key, &described);
+                Err(ImageError {
+                    reason: "ErrImagePull",
+                    message: described,
+                    retry_in: Some(retry),
+                })
             }
         }
     }
@@ -163,15 +177,15 @@ impl Images {
     fn waiting(&self, key: &str) -> Option<(Duration, String)> {
         let failures = self.failures();
         let now = base::clock::now();
-        let last = *failures.last.get(key)?;
-        let left = failures.delays.remaining(key, last, now)?;
-        Some((left, String::new()))
+        let (last, error) = failures.last.get(key)?;
+        let left = failures.delays.remaining(key, *last, now)?;
+        Some((left, error.clone()))
     }
 
-    fn failed(&self, key: &str) -> Duration {
+    fn failed(&self, key: &str, error: &str) -> Duration {
         let mut failures = self.failures();
         let now = base::clock::now();
-        failures.last.insert(key.to_string(), now);
+        failures.last.insert(key.to_string(), (now, error.to_string()));
         failures.delays.step(key, now, now);
         failures.delays.delay(key)
     }
@@ -229,7 +243,8 @@ pub fn with_default_tag(image: &str) -> Option<String> {
         return None;
     }
     let last = image.rsplit('/').next().unwrap_or(image);
-    let path = if last.contains(':') { image.rsplit_once(':').map_or(image, |p| p.0) } else { image };
+    let path =
+        if last.contains(':') { image.rsplit_once(':').map_or(image, |p| p.0) } else { image };
     let repository = match path.split_once('/') {
         Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => rest,
         _ => path,
@@ -266,7 +281,8 @@ fn matches_registry(server: &str, image: &str) -> bool {
     let first = image.split('/').next().unwrap_or_default();
     let qualified = image.contains('/') && (first.contains(['.', ':']) || first == "localhost");
     let image_host = if qualified { first } else { "docker.io" };
-    let docker = |host: &str| matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io");
+    let docker =
+        |host: &str| matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io");
     let same = host == image_host
         || (docker(host) && docker(image_host))
         || host.strip_prefix("*.").is_some_and(|suffix| {
@@ -332,10 +348,11 @@ mod tests {
 
     #[test]
     fn secrets_become_credentials() {
-        let secret: Secret = serde_json::from_value(serde_json::json!({"data": {".dockerconfigjson":
+        let secret: Secret =
+            serde_json::from_value(serde_json::json!({"data": {".dockerconfigjson":
             base64::Engine::encode(&base64::engine::general_purpose::STANDARD,
                 r#"{"auths":{"r.io":{"auth":"dTpw"},"x.io":{"username":"a","password":"b"}}}"#)}}))
-        .expect("a secret");
+            .expect("a secret");
         let found = credentials(&[Arc::new(secret)], "r.io/app:1");
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].username.as_str(), found[0].password.as_str()), ("u", "p"));

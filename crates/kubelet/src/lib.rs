@@ -270,7 +270,8 @@ async fn follow_runtime(context: Arc<Context>, set: Arc<PodSet>) {
                     match events.recv().await {
                         Ok(event) => {
                             let sandbox = event.pod_sandbox_status.as_ref();
-                            let uid = sandbox.and_then(|s| s.metadata.as_ref()).map(|m| m.uid.as_str());
+                            let uid =
+                                sandbox.and_then(|s| s.metadata.as_ref()).map(|m| m.uid.as_str());
                             let labelled = event
                                 .containers_statuses
                                 .iter()

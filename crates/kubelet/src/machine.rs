@@ -106,8 +106,14 @@ mod tests {
 
     #[test]
     fn files_are_read() {
-        assert_eq!(meminfo_bytes("MemTotal:  1024 kB\nMemAvailable: 512 kB\n", "MemAvailable"), 524_288);
-        assert_eq!(os_image("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
+        assert_eq!(
+            meminfo_bytes("MemTotal:  1024 kB\nMemAvailable: 512 kB\n", "MemAvailable"),
+            524_288
+        );
+        assert_eq!(
+            os_image("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"),
+            "Debian GNU/Linux 12"
+        );
         let machine = Machine::read();
         assert!(machine.cpus > 0 && machine.memory > 0, "{machine:?}");
     }

@@ -45,7 +45,8 @@ async fn reconcile(context: &Context, pods: &PodSet) -> client::Result<()> {
     for mirror in &mirrors {
         let wanted = statics.values().find(|pod| same(pod, mirror));
         let is_current = wanted.is_some_and(|pod| {
-            names::annotation(pod, names::CONFIG_HASH) == names::annotation(mirror, names::CONFIG_MIRROR)
+            names::annotation(pod, names::CONFIG_HASH)
+                == names::annotation(mirror, names::CONFIG_MIRROR)
         });
         if !is_current || mirror.metadata.deletion_timestamp.is_some() {
             delete(context, mirror).await?;

@@ -61,9 +61,15 @@ impl Health {
         match runtime.status(false).await {
             Ok(status) => {
                 let conditions = status.status.unwrap_or_default();
-                for (kind, label) in [(cri::RUNTIME_READY, "container runtime"), (cri::NETWORK_READY, "container runtime network")] {
+                for (kind, label) in [
+                    (cri::RUNTIME_READY, "container runtime"),
+                    (cri::NETWORK_READY, "container runtime network"),
+                ] {
                     if let Some(c) = conditions.condition(kind).filter(|c| !c.status) {
-                        problems.push(format!("{label} not ready: {kind}=false reason:{} message:{}", c.reason, c.message));
+                        problems.push(format!(
+                            "{label} not ready: {kind}=false reason:{} message:{}",
+                            c.reason, c.message
+                        ));
                     }
                 }
                 out.handlers = status.runtime_handlers.iter().map(handler).collect();
@@ -80,7 +86,8 @@ impl Health {
         out.images = runtime.list_images(None).await.map(images).unwrap_or_default();
         out.memory_pressure = available_memory() < config.eviction_memory;
         if let Some(disk) = Disk::of(&config.root_dir) {
-            let low = |free: u64, all: u64, share: f64| all > 0 && (free as f64) < all as f64 * share;
+            let low =
+                |free: u64, all: u64, share: f64| all > 0 && (free as f64) < all as f64 * share;
             out.disk_pressure = low(disk.free_bytes, disk.bytes, config.eviction_disk)
                 || low(disk.free_inodes, disk.inodes, config.eviction_inodes);
         }
@@ -226,7 +233,10 @@ fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> V
             "MemoryPressure",
             health.memory_pressure,
             ["KubeletHasSufficientMemory", "KubeletHasInsufficientMemory"],
-            ["kubelet has sufficient memory available", "kubelet has insufficient memory available"],
+            [
+                "kubelet has sufficient memory available",
+                "kubelet has insufficient memory available",
+            ],
         ),
         pressure(
             "DiskPressure",
@@ -253,7 +263,8 @@ fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> V
         .map(|(kind, is, reason, message)| {
             let status = if is { "True" } else { "False" };
             let old = before.and_then(|b| b.conditions.iter().flatten().find(|c| c.type_ == kind));
-            let since = old.filter(|old| old.status == status).and_then(|o| o.last_transition_time.clone());
+            let since =
+                old.filter(|old| old.status == status).and_then(|o| o.last_transition_time.clone());
             NodeCondition {
                 type_: kind,
                 status: status.into(),
@@ -279,7 +290,8 @@ pub fn differs(old: Option<&NodeStatus>, new: &NodeStatus) -> bool {
         status
     };
     let (old, new) = (quiet(old), quiet(new));
-    let ours = |all: &NodeStatus, c: &NodeCondition| all.conditions.iter().flatten().any(|o| o == c);
+    let ours =
+        |all: &NodeStatus, c: &NodeCondition| all.conditions.iter().flatten().any(|o| o == c);
     new.conditions.iter().flatten().any(|condition| !ours(&old, condition))
         || NodeStatus { conditions: None, ..comparable(&old) }
             != NodeStatus { conditions: None, ..comparable(&new) }
@@ -514,7 +526,10 @@ mod tests {
         assert_eq!(labels["kubernetes.io/hostname"], "n1");
         let first = node.status.as_ref().expect("a status");
         let ready = first.conditions.iter().flatten().find(|c| c.type_ == "Ready").expect("Ready");
-        assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("True", Some("KubeletReady")));
+        assert_eq!(
+            (ready.status.as_str(), ready.reason.as_deref()),
+            ("True", Some("KubeletReady"))
+        );
         assert_eq!(first.allocatable.as_ref().expect("allocatable")["memory"].0, "8092Mi");
         assert_eq!(first.capacity.as_ref().expect("capacity")["memory"].0, "8388608Ki");
 

@@ -208,7 +208,12 @@ impl Objects {
     }
 
     /// The pod uses just these objects from now on; watches that nobody needs end.
-    pub fn keep(&self, pod_uid: &str, config_maps: &BTreeSet<(String, String)>, secrets: &BTreeSet<(String, String)>) {
+    pub fn keep(
+        &self,
+        pod_uid: &str,
+        config_maps: &BTreeSet<(String, String)>,
+        secrets: &BTreeSet<(String, String)>,
+    ) {
         let mut watched = self.watched.lock().expect("no panic while held");
         watched.retain(|key, entry| {
             let pair = (key.namespace.clone(), key.name.clone());

@@ -56,7 +56,8 @@ pub struct ObservedSandbox {
     pub id: String,
     pub attempt: u32,
     pub ready: bool,
-    pub host_network: bool,
+    /// `None` where the runtime does not say.
+    pub host_network: Option<bool>,
     pub created_at: Option<Timestamp>,
     pub ips: Vec<IpAddr>,
 }
@@ -135,7 +136,9 @@ pub fn all_containers(spec: &PodSpec) -> Vec<(Role, Container)> {
     let init = spec.init_containers.iter().flatten().map(|c| (Role::Init, c.clone()));
     let main = spec.containers.iter().map(|c| (Role::Main, c.clone()));
     let ephemeral = spec.ephemeral_containers.iter().flatten();
-    init.chain(main).chain(ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e)))).collect()
+    init.chain(main)
+        .chain(ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e))))
+        .collect()
 }
 
 pub fn find_container(pod: &Pod, name: &str) -> Option<(Role, Container)> {

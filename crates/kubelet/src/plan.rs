@@ -158,7 +158,7 @@ fn sandbox_changed(pod: &Pod, observed: &Observed) -> (bool, u32) {
     let Some(newest) = observed.sandboxes.first() else { return (true, 0) };
     let wants_host = pod.spec.as_ref().and_then(|s| s.host_network) == Some(true);
     let many = observed.sandboxes.iter().filter(|s| s.ready).count() > 1;
-    let lost = !newest.ready || newest.host_network != wants_host;
+    let lost = !newest.ready || newest.host_network.is_some_and(|is| is != wants_host);
     let no_address = !wants_host && newest.ips.is_empty();
     (many || lost || no_address, newest.attempt + 1)
 }
@@ -310,7 +310,7 @@ pub(crate) mod tests {
             id: "s".into(),
             attempt: 0,
             ready: true,
-            host_network: false,
+            host_network: None,
             created_at: None,
             ips: vec!["10.42.0.2".parse().expect("an address")],
         };
@@ -362,13 +362,29 @@ pub(crate) mod tests {
     fn main_containers() {
         check(two("Always"), vec![], "start[0, 1]");
         check(two("Always"), vec![container("a", Running, 0)], "start[1]");
-        check(two("Always"), vec![container("a", Running, 0), container("b", Exited, 0)], "start[1]");
+        check(
+            two("Always"),
+            vec![container("a", Running, 0), container("b", Exited, 0)],
+            "start[1]",
+        );
         check(two("OnFailure"), vec![container("a", Running, 0), container("b", Exited, 0)], "");
-        check(two("OnFailure"), vec![container("a", Exited, 0), container("b", Exited, 1)], "start[1]");
-        check(two("OnFailure"), vec![container("a", Exited, 0), container("b", Exited, 0)], "killpod");
+        check(
+            two("OnFailure"),
+            vec![container("a", Exited, 0), container("b", Exited, 1)],
+            "start[1]",
+        );
+        check(
+            two("OnFailure"),
+            vec![container("a", Exited, 0), container("b", Exited, 0)],
+            "killpod",
+        );
         check(two("Never"), vec![container("a", Exited, 0), container("b", Exited, 1)], "killpod");
         check(two("Never"), vec![container("a", Exited, 0), container("b", Running, 0)], "");
-        check(two("Never"), vec![container("a", Created, 0), container("b", Running, 0)], "start[0]");
+        check(
+            two("Never"),
+            vec![container("a", Created, 0), container("b", Running, 0)],
+            "start[0]",
+        );
     }
 
     #[test]
@@ -427,7 +443,11 @@ pub(crate) mod tests {
             let got = plan(&pod(spec(policy)), &state, &health, |_| hash.into());
             assert_eq!(show(&got), expected);
         };
-        check("Always", "h", "kill a (Container a failed liveness probe, will be restarted) start[0]");
+        check(
+            "Always",
+            "h",
+            "kill a (Container a failed liveness probe, will be restarted) start[0]",
+        );
         check("Never", "h", "kill a (Container a failed liveness probe)");
         check(
             "Never",

@@ -103,7 +103,8 @@ impl PodSet {
     pub async fn run(self: Arc<Self>) {
         loop {
             self.signals.wake.notified().await;
-            let batch = std::mem::take(&mut *self.signals.pending.lock().expect("no panic while held"));
+            let batch =
+                std::mem::take(&mut *self.signals.pending.lock().expect("no panic while held"));
             for uid in &batch.finished {
                 self.workers().remove(uid);
             }
@@ -173,7 +174,10 @@ impl PodSet {
                 continue;
             }
             if !statics.contains_key(uid) {
-                busy.insert((names::namespace(&input.pod).to_string(), names::name(&input.pod).to_string()));
+                busy.insert((
+                    names::namespace(&input.pod).to_string(),
+                    names::name(&input.pod).to_string(),
+                ));
                 if !input.removed {
                     handle.input.send_modify(|input| input.removed = true);
                 }
@@ -189,7 +193,8 @@ impl PodSet {
 
     fn start(&self, pod: Arc<Pod>) {
         let status = pod.status.as_ref();
-        let terminal = status.is_some_and(|s| matches!(s.phase.as_deref(), Some("Succeeded" | "Failed")));
+        let terminal =
+            status.is_some_and(|s| matches!(s.phase.as_deref(), Some("Succeeded" | "Failed")));
         // A start time was set by the kubelet that admitted it.
         let admitted = status.is_some_and(|s| s.start_time.is_some());
         let deleting = pod.metadata.deletion_timestamp.is_some();
@@ -232,7 +237,9 @@ impl PodSet {
             Ok(sandboxes) => {
                 for sandbox in sandboxes {
                     let Some(meta) = sandbox.metadata else { continue };
-                    if sandbox.labels.contains_key(names::POD_UID) && !self.workers().contains_key(&meta.uid) {
+                    if sandbox.labels.contains_key(names::POD_UID)
+                        && !self.workers().contains_key(&meta.uid)
+                    {
                         unknown.insert(meta.uid, (meta.namespace, meta.name));
                     }
                 }
@@ -243,7 +250,11 @@ impl PodSet {
             }
         }
         for (uid, (namespace, name)) in unknown {
-            tracing::info!(pod = format!("{namespace}/{name}"), uid, "a pod that nobody knows is stopped");
+            tracing::info!(
+                pod = format!("{namespace}/{name}"),
+                uid,
+                "a pod that nobody knows is stopped"
+            );
             let metadata = ObjectMeta {
                 uid: Some(uid),
                 name: Some(name),
@@ -297,7 +308,9 @@ impl PodSet {
     /// The pod of that name, a living one before one that ends.
     pub fn find(&self, namespace: &str, name: &str) -> Option<View> {
         let named = |view: &View| {
-            view.pod.as_ref().is_some_and(|p| names::namespace(p) == namespace && names::name(p) == name)
+            view.pod
+                .as_ref()
+                .is_some_and(|p| names::namespace(p) == namespace && names::name(p) == name)
         };
         let mut all: Vec<View> = self.views().into_iter().filter(named).collect();
         all.sort_by_key(|view| view.stopped);

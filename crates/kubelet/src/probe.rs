@@ -263,7 +263,8 @@ impl One {
 
     /// Counted from the container's start, not from this kubelet's.
     fn initial_delay(&self) -> Duration {
-        let delay = Duration::from_secs(self.probe.initial_delay_seconds.unwrap_or(0).max(0) as u64);
+        let delay =
+            Duration::from_secs(self.probe.initial_delay_seconds.unwrap_or(0).max(0) as u64);
         let ran = self.target.started_at.map(|at| base::clock::now().duration_since(at));
         let ran = ran.and_then(|ran| Duration::try_from(ran).ok()).unwrap_or_default();
         delay.saturating_sub(ran)
@@ -300,10 +301,12 @@ impl One {
         let probe = &self.probe;
         let host = self.target.pod_ip.map(|ip| ip.to_string()).unwrap_or_default();
         if let Some(action) = &probe.exec {
-            return handler::exec(&*self.runtime, &self.target.container_id, action, Some(limit)).await;
+            return handler::exec(&*self.runtime, &self.target.container_id, action, Some(limit))
+                .await;
         }
         if let Some(action) = &probe.http_get {
-            return handler::http_get(action, &self.target.container, self.target.pod_ip, limit).await;
+            return handler::http_get(action, &self.target.container, self.target.pod_ip, limit)
+                .await;
         }
         if let Some(action) = &probe.tcp_socket {
             let host = action.host.clone().filter(|h| !h.is_empty()).unwrap_or(host);

@@ -88,7 +88,10 @@ fn split_suffix(text: &str) -> Option<(&str, i128, i32)> {
 }
 
 /// A container's request or limit of one resource, `None` when it sets none.
-pub fn request<'a>(resources: Option<&'a ResourceRequirements>, name: &str) -> Option<&'a Quantity> {
+pub fn request<'a>(
+    resources: Option<&'a ResourceRequirements>,
+    name: &str,
+) -> Option<&'a Quantity> {
     resources?.requests.as_ref()?.get(name)
 }
 
@@ -252,7 +255,11 @@ mod tests {
     fn quantities() {
         let check = |text: &str, expected_milli: i64, expected_units: i64| {
             let quantity = Quantity(text.into());
-            assert_eq!((milli(&quantity), units(&quantity)), (expected_milli, expected_units), "{text}");
+            assert_eq!(
+                (milli(&quantity), units(&quantity)),
+                (expected_milli, expected_units),
+                "{text}"
+            );
         };
         check("1", 1000, 1);
         check("100m", 100, 1);
@@ -277,7 +284,10 @@ mod tests {
         let full = json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}});
         check(json!([{"name": "a", "resources": full}]), GUARANTEED);
         check(json!([{"name": "a", "resources": full}, {"name": "b"}]), BURSTABLE);
-        check(json!([{"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}]), GUARANTEED);
+        check(
+            json!([{"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}]),
+            GUARANTEED,
+        );
         check(
             json!([{"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}}}]),
             BURSTABLE,
@@ -290,7 +300,10 @@ mod tests {
         let check = |spec: serde_json::Value, expected: i64| {
             assert_eq!(pod_requests(&pod(spec).spec.expect("a spec"))["cpu"], expected);
         };
-        check(json!({"containers": [{"name": "a", "resources": cpu("1")}, {"name": "b", "resources": cpu("1")}]}), 2000);
+        check(
+            json!({"containers": [{"name": "a", "resources": cpu("1")}, {"name": "b", "resources": cpu("1")}]}),
+            2000,
+        );
         check(
             json!({"containers": [{"name": "a", "resources": cpu("1")}],
                 "initContainers": [{"name": "i", "resources": cpu("3")}]}),

@@ -59,13 +59,17 @@ fn sandbox_of(status: &PodSandboxStatus) -> ObservedSandbox {
     let mut ips: Vec<IpAddr> = vec![];
     if let Some(network) = &status.network {
         let more = network.additional_ips.iter().map(|ip| ip.ip.as_str());
-        ips.extend(std::iter::once(network.ip.as_str()).chain(more).filter_map(|ip| ip.parse::<IpAddr>().ok()));
+        ips.extend(
+            std::iter::once(network.ip.as_str())
+                .chain(more)
+                .filter_map(|ip| ip.parse::<IpAddr>().ok()),
+        );
     }
     ObservedSandbox {
         id: status.id.clone(),
         attempt: status.metadata.as_ref().map_or(0, |m| m.attempt),
         ready: status.state() == PodSandboxState::Ready,
-        host_network: options.is_some_and(|o| o.network() == NamespaceMode::Node),
+        host_network: options.map(|o| o.network() == NamespaceMode::Node),
         created_at: time(status.created_at),
         ips,
     }
@@ -146,8 +150,7 @@ fn log_tail(path: &Path) -> Option<String> {
     let mut bytes = vec![];
     file.take(16 << 10).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> =
-        text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
+    let lines: Vec<&str> = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
     let mut out = String::new();
     for line in &lines[lines.len().saturating_sub(FALLBACK_LINES)..] {
         out.push_str(line);
@@ -166,11 +169,15 @@ mod tests {
     fn messages_come_from_the_file_or_the_log() {
         let dir = tempfile::tempdir().expect("a directory");
         let (file, log) = (dir.path().join("t"), dir.path().join("l"));
-        std::fs::write(&log, "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:01Z stderr F two\n")
-            .expect("written");
+        std::fs::write(
+            &log,
+            "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:01Z stderr F two\n",
+        )
+        .expect("written");
         let check = |written: &str, policy: &str, exit_code: i32, expected: Option<&str>| {
             std::fs::write(&file, written).expect("written");
-            let annotations = [(names::TERMINATION_PATH, "/dev/t"), (names::TERMINATION_POLICY, policy)];
+            let annotations =
+                [(names::TERMINATION_PATH, "/dev/t"), (names::TERMINATION_POLICY, policy)];
             let status = ContainerStatus {
                 exit_code,
                 log_path: log.display().to_string(),

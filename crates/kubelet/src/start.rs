@@ -90,7 +90,8 @@ impl Worker {
         let ephemeral = plan.start_ephemeral.iter().filter_map(|i| ephemeral.get(*i));
         queue.extend(ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e))));
         let pick = |list: &[Container], i: &usize| list.get(*i).cloned();
-        queue.extend(plan.start_init.iter().filter_map(|i| pick(inits, i)).map(|c| (Role::Init, c)));
+        queue
+            .extend(plan.start_init.iter().filter_map(|i| pick(inits, i)).map(|c| (Role::Init, c)));
         let main = plan.start.iter().filter_map(|i| pick(&spec.containers, i));
         queue.extend(main.map(|c| (Role::Main, c)));
         let mut wait = None;
@@ -128,7 +129,11 @@ impl Worker {
         sandbox_config(&self.pod, attempt, &context.config, &context.resolver, &parent)
     }
 
-    fn existing_place(&self, observed: &Observed, volumes: BTreeMap<String, Ready>) -> Option<Place> {
+    fn existing_place(
+        &self,
+        observed: &Observed,
+        volumes: BTreeMap<String, Ready>,
+    ) -> Option<Place> {
         let sandbox = observed.ready_sandbox()?;
         let addresses = self.addresses(observed);
         let config = self.sandbox_config(sandbox.attempt);
@@ -358,7 +363,7 @@ impl Worker {
             id: String::new(),
             attempt: 0,
             ready: true,
-            host_network: false,
+            host_network: None,
             created_at: None,
             ips: ips.collect(),
         };
@@ -377,7 +382,12 @@ impl Worker {
         let context = self.context.clone();
         let pod = self.pod.clone();
         let tell = |kind, reason: &str, text: String| {
-            context.events.event_about(reference(&pod, Some((role, &container.name))), kind, reason, text);
+            context.events.event_about(
+                reference(&pod, Some((role, &container.name))),
+                kind,
+                reason,
+                text,
+            );
         };
         let failed = |reason: &'static str, message: String| {
             tell(EventType::Warning, "Failed", format!("Error: {message}"));
@@ -398,7 +408,8 @@ impl Worker {
         };
         let config = container_config(&pod, role, container, &prepared)
             .map_err(|error| config_error(error.to_string()))?;
-        let create_error = |error: std::io::Error| failed("CreateContainerError", error.to_string());
+        let create_error =
+            |error: std::io::Error| failed("CreateContainerError", error.to_string());
         let log = self.absolute_log(&config.log_path);
         if let Some(parent) = log.parent() {
             std::fs::create_dir_all(parent).map_err(create_error)?;
@@ -420,9 +431,16 @@ impl Worker {
     }
 
     /// CrashLoopBackOff: a container that ended waits before it starts again.
-    fn hold_back(&mut self, role: Role, container: &Container, observed: &Observed) -> Result<(), NotStarted> {
+    fn hold_back(
+        &mut self,
+        role: Role,
+        container: &Container,
+        observed: &Observed,
+    ) -> Result<(), NotStarted> {
         let exited = observed.container(&container.name).filter(|c| c.state == State::Exited);
-        let Some(ended) = exited.and_then(|c| c.finished_at.or(c.created_at)) else { return Ok(()) };
+        let Some(ended) = exited.and_then(|c| c.finished_at.or(c.created_at)) else {
+            return Ok(());
+        };
         let key = format!("{}/{}", container.name, names::container_hash(container));
         let now = base::clock::now();
         if let Some(left) = self.crashes.remaining(&key, ended, now) {
@@ -440,15 +458,19 @@ impl Worker {
         Ok(())
     }
 
-    async fn image(&self, role: Role, container: &Container, place: &Place) -> Result<cri::Image, NotStarted> {
+    async fn image(
+        &self,
+        role: Role,
+        container: &Container,
+        place: &Place,
+    ) -> Result<cri::Image, NotStarted> {
         let about = reference(&self.pod, Some((role, &container.name)));
         let events = self.context.events.clone();
         let tell = move |kind: EventType, reason: &str, text: String| {
             events.event_about(about.clone(), kind, reason, text);
         };
         let secrets = self.pull_secrets().await;
-        let pull =
-            self.context.images.ensure(&self.uid, container, &secrets, &place.config, &tell);
+        let pull = self.context.images.ensure(&self.uid, container, &secrets, &place.config, &tell);
         let done = tokio::select! {
             done = pull => done,
             () = Worker::told_to_stop(&self.input) => Err(ImageError {
@@ -473,19 +495,31 @@ impl Worker {
                         "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
                         reference.name
                     );
-                    self.context.tell(&self.pod, EventType::Warning, "FailedToRetrieveImagePullSecret", text);
+                    self.context.tell(
+                        &self.pod,
+                        EventType::Warning,
+                        "FailedToRetrieveImagePullSecret",
+                        text,
+                    );
                 }
             }
         }
         out
     }
 
-    async fn environment(&self, container: &Container, place: &Place) -> Result<Vec<(String, String)>, String> {
+    async fn environment(
+        &self,
+        container: &Container,
+        place: &Place,
+    ) -> Result<Vec<(String, String)>, String> {
         let pod = &self.pod;
         if !names::is_static(pod) && !self.context.services.has_synced() {
             let synced = self.context.services.synced();
             if tokio::time::timeout(Duration::from_secs(5), synced).await.is_err() {
-                return Err("services have not yet been read at least once, cannot construct envvars".into());
+                return Err(
+                    "services have not yet been read at least once, cannot construct envvars"
+                        .into(),
+                );
             }
         }
         let (maps, secrets) = env::references(container);
@@ -494,7 +528,8 @@ impl Worker {
         let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let home = names::namespace(pod);
         let lister = self.context.services.lister();
-        let mut services = if links { lister.list(Some(home), &Selector::default()) } else { vec![] };
+        let mut services =
+            if links { lister.list(Some(home), &Selector::default()) } else { vec![] };
         services.extend(lister.get("default", "kubernetes"));
         let variables = env::service_variables(services.iter().map(AsRef::as_ref), home, links);
         let allocatable = self.context.allocatable();
@@ -515,7 +550,8 @@ impl Worker {
         let ran = |s: &&k8s_openapi::api::core::v1::ContainerStatus| {
             s.last_state.is_some() || s.container_id.is_some()
         };
-        let told = known.map(|s| s.restart_count.max(0) as u32 + u32::from(ran(&s) && seen.is_none()));
+        let told =
+            known.map(|s| s.restart_count.max(0) as u32 + u32::from(ran(&s) && seen.is_none()));
         seen.unwrap_or(0).max(told.unwrap_or(0))
     }
 
@@ -541,7 +577,8 @@ impl Worker {
             return Ok(());
         };
         let input = self.input.clone();
-        let run = run_hook(&*self.context.runtime, &self.pod, container, id, hook, &place.addresses);
+        let run =
+            run_hook(&*self.context.runtime, &self.pod, container, id, hook, &place.addresses);
         let outcome = tokio::select! {
             outcome = run => outcome,
             () = Worker::told_to_stop(&input) => Outcome::Success,

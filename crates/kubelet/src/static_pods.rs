@@ -68,7 +68,8 @@ pub fn parse(text: &str, file: &Path, node_name: &str) -> Result<Pod, String> {
     let mut digest = Sha256::new();
     digest.update(format!("host:{node_name}\nfile:{}\n", file.display()));
     digest.update(serde_json::to_vec(&pod).map_err(|error| error.to_string())?);
-    let hash: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let hash: String =
+        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     pod.metadata.uid.get_or_insert_with(|| hash.clone());
     pod.metadata.name = Some(format!("{given}-{}", node_name.to_lowercase()));
     pod.metadata.namespace.get_or_insert_with(|| "default".into());

@@ -46,7 +46,11 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
     let old = PreviousStatuses::of(before);
     let mut by_role: BTreeMap<Role, Vec<ContainerStatus>> = BTreeMap::new();
     let has_init = spec.init_containers.iter().flatten().next().is_some();
-    for (role, container) in all_containers(spec) {
+    // A pod that was refused never had containers: its reason is all there is to show.
+    let refused = facts.forced.is_some()
+        && *facts.observed == Observed::default()
+        && before.container_statuses.is_none();
+    for (role, container) in all_containers(spec).into_iter().filter(|_| !refused) {
         let status = container_status(pod, role, &container, has_init, &old, facts);
         by_role.entry(role).or_default().push(status);
     }
@@ -70,7 +74,13 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
     status
 }
 
-fn set_phase(pod: &Pod, spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mut PodStatus) {
+fn set_phase(
+    pod: &Pod,
+    spec: &PodSpec,
+    before: &PodStatus,
+    facts: &Facts<'_>,
+    out: &mut PodStatus,
+) {
     let old_phase = before.phase.as_deref().unwrap_or("Pending");
     if let Some((phase, reason, message)) = facts.forced {
         out.phase = Some(phase.clone());
@@ -97,7 +107,9 @@ fn set_addresses(spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mu
     if on_host && !facts.observed.sandboxes.is_empty() {
         ips = host.to_vec();
     }
-    if ips.is_empty() && matches!(out.phase.as_deref(), Some("Succeeded" | "Failed")) || facts.terminal {
+    if ips.is_empty() && matches!(out.phase.as_deref(), Some("Succeeded" | "Failed"))
+        || facts.terminal
+    {
         // The address stays visible after the sandbox is gone.
         if ips.is_empty() {
             out.pod_ip = before.pod_ip.clone();
@@ -181,15 +193,21 @@ fn apply_waiting(status: &mut ContainerStatus, waiting: Option<&(String, String)
     status.state = Some(waiting_state(reason, Some(message)));
 }
 
-fn set_readiness(status: &mut ContainerStatus, role: Role, container: &Container, facts: &Facts<'_>) {
+fn set_readiness(
+    status: &mut ContainerStatus,
+    role: Role,
+    container: &Container,
+    facts: &Facts<'_>,
+) {
     let newest = facts.observed.container(&container.name);
     let running = status.state.as_ref().is_some_and(|s| s.running.is_some());
     let (started, ready) = match newest.filter(|_| running) {
         None => (false, false),
-        Some(newest) => facts.probes.get(&newest.id).copied().unwrap_or((
-            container.startup_probe.is_none(),
-            container.readiness_probe.is_none(),
-        )),
+        Some(newest) => facts
+            .probes
+            .get(&newest.id)
+            .copied()
+            .unwrap_or((container.startup_probe.is_none(), container.readiness_probe.is_none())),
     };
     match role {
         Role::Init if !is_sidecar(container) => {
@@ -420,7 +438,8 @@ fn conditions(
     facts: &Facts<'_>,
     status: &PodStatus,
 ) -> Vec<PodCondition> {
-    let has_sandbox = facts.observed.ready_sandbox().is_some_and(|s| s.host_network || !s.ips.is_empty());
+    let on_host = spec.host_network == Some(true);
+    let has_sandbox = facts.observed.ready_sandbox().is_some_and(|s| on_host || !s.ips.is_empty());
     let containers_ready = containers_ready(spec, status);
     let ready = pod_ready(spec, before, &containers_ready);
     let computed = [
@@ -469,7 +488,8 @@ impl Verdict {
         now: Timestamp,
     ) -> PodCondition {
         let status = if self.ok { "True" } else { "False" };
-        let since = old.filter(|old| old.status == status).and_then(|o| o.last_transition_time.clone());
+        let since =
+            old.filter(|old| old.status == status).and_then(|o| o.last_transition_time.clone());
         PodCondition {
             type_: name.into(),
             status: status.into(),
@@ -667,7 +687,8 @@ mod tests {
     fn init_containers_hold_the_pod_pending() {
         let spec = json!({"restartPolicy": "Always", "containers": [{"name": "a"}],
             "initContainers": [{"name": "i"}]});
-        let status = status_of(spec.clone(), vec![container("i", Running, 0)], &PodStatus::default());
+        let status =
+            status_of(spec.clone(), vec![container("i", Running, 0)], &PodStatus::default());
         assert_eq!(status.phase.as_deref(), Some("Pending"));
         let main = &status.container_statuses.as_ref().expect("statuses")[0];
         let waiting = main.state.as_ref().and_then(|s| s.waiting.as_ref()).expect("waiting");
@@ -691,7 +712,8 @@ mod tests {
         let status = status_of(spec("Always"), vec![second, first], &PodStatus::default());
         let status = &status.container_statuses.expect("statuses")[0];
         assert_eq!(status.restart_count, 1);
-        let last = status.last_state.as_ref().and_then(|s| s.terminated.as_ref()).expect("a last run");
+        let last =
+            status.last_state.as_ref().and_then(|s| s.terminated.as_ref()).expect("a last run");
         assert_eq!((last.exit_code, last.reason.as_deref()), (3, Some("Error")));
     }
 }

@@ -62,7 +62,8 @@ async fn write_all(
     mut wanted: watch::Receiver<Wanted>,
     written: watch::Sender<u64>,
 ) {
-    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10)).with_jitter(0.2);
+    let mut backoff =
+        Backoff::new(Duration::from_millis(200), Duration::from_secs(10)).with_jitter(0.2);
     let mut last: Option<Pod> = None;
     while wanted.changed().await.is_ok() {
         loop {
@@ -75,7 +76,11 @@ async fn write_all(
                     break;
                 }
                 Err(error) => {
-                    tracing::debug!(pod = names::full(&pod), error = error.text(), "a status is not written yet");
+                    tracing::debug!(
+                        pod = names::full(&pod),
+                        error = error.text(),
+                        "a status is not written yet"
+                    );
                     tokio::time::sleep(backoff.step()).await;
                 }
             }
@@ -90,9 +95,8 @@ fn version(pod: &Pod) -> u64 {
 /// The API's object as we know it best: the watch's, or the answer to our last write.
 fn newest(context: &Context, pod: &Pod, last: Option<&Pod>) -> Option<Pod> {
     let cached = context.pods.lister().get(names::namespace(pod), names::name(pod));
-    let is_ours = |candidate: &Pod| {
-        names::is_static(pod) || candidate.metadata.uid == pod.metadata.uid
-    };
+    let is_ours =
+        |candidate: &Pod| names::is_static(pod) || candidate.metadata.uid == pod.metadata.uid;
     let cached = cached.filter(|cached| is_ours(cached)).map(|cached| Pod::clone(&cached));
     match (cached, last) {
         (Some(cached), Some(last)) if version(last) > version(&cached) => Some(last.clone()),
@@ -116,11 +120,8 @@ async fn write(
     };
     let Some(fields) = changes(base.status.as_ref(), status) else { return Ok(()) };
     let patch = json!({"metadata": {"uid": base.metadata.uid}, "status": fields});
-    let path = format!(
-        "/api/v1/namespaces/{}/pods/{}/status",
-        names::namespace(pod),
-        names::name(pod)
-    );
+    let path =
+        format!("/api/v1/namespaces/{}/pods/{}/status", names::namespace(pod), names::name(pod));
     let kind = "application/strategic-merge-patch+json";
     match context.client.call(Method::PATCH, &path, kind, patch.to_string()).await {
         Ok(bytes) => {

@@ -21,24 +21,27 @@ use crate::plan::{Kill, Probe};
 use crate::resources::is_sidecar;
 use crate::runtime::observe;
 use crate::start::run_hook;
-use crate::worker::{Next, Worker};
+use crate::worker::{Input, Next, Worker};
 
 /// After a hook used the grace period up, this much is left for the signal.
 const MINIMUM: Duration = Duration::from_secs(2);
 
+fn grace_of(input: &Input) -> Duration {
+    let meta = &input.pod.metadata;
+    let spec = input.pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
+    let seconds = match meta.deletion_grace_period_seconds {
+        // Removed without a deletion that we saw: forced.
+        _ if input.removed && !names::is_static(&input.pod) => 0,
+        Some(seconds) => seconds,
+        None => spec.unwrap_or(30),
+    };
+    Duration::from_secs(seconds.max(1) as u64)
+}
+
 impl Worker {
     /// How long the pod's containers have to end.
     pub(crate) fn grace(&self) -> Duration {
-        let input = self.input.borrow().clone();
-        let meta = &input.pod.metadata;
-        let spec = input.pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds);
-        let seconds = match meta.deletion_grace_period_seconds {
-            Some(seconds) => seconds,
-            // Removed without a deletion that we saw: forced.
-            None if input.removed && !names::is_static(&input.pod) => 0,
-            None => spec.unwrap_or(30),
-        };
-        Duration::from_secs(seconds.max(1) as u64)
+        grace_of(&self.input.borrow())
     }
 
     /// Ends all containers and the sandbox of a pod that will not run again.
@@ -52,12 +55,7 @@ impl Worker {
             let grace = self.grace();
             let mut input = self.input.clone();
             let shorter = async {
-                let shorter = |input: &crate::worker::Input| {
-                    let seconds = input.pod.metadata.deletion_grace_period_seconds;
-                    seconds.is_some_and(|s| Duration::from_secs(s.max(1) as u64) < grace)
-                        || (input.removed && grace > Duration::from_secs(1))
-                };
-                if input.wait_for(shorter).await.is_err() {
+                if input.wait_for(|input| grace_of(input) < grace).await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
@@ -116,7 +114,11 @@ impl Worker {
             self.stop_container(*role, c, id, &message(&c.name), grace).await;
         }))
         .await;
-        let order: Vec<&str> = self.pod.spec.iter().flat_map(|s| s.init_containers.iter().flatten())
+        let order: Vec<&str> = self
+            .pod
+            .spec
+            .iter()
+            .flat_map(|s| s.init_containers.iter().flatten())
             .map(|c| c.name.as_str())
             .collect();
         let mut sidecars = sidecars;
@@ -124,7 +126,8 @@ impl Worker {
             std::cmp::Reverse(order.iter().position(|name| *name == c.name))
         });
         for (id, (role, c)) in &sidecars {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+            let left =
+                deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             self.stop_container(*role, c, id, &message(&c.name), left).await;
         }
     }
@@ -167,7 +170,12 @@ impl Worker {
             let outcome = tokio::time::timeout(grace, run).await;
             if let Ok(Outcome::Failure(_) | Outcome::Error(_)) = outcome {
                 let told = "PreStopHook failed";
-                self.context.events.event_about(about(), EventType::Warning, "FailedPreStopHook", told);
+                self.context.events.event_about(
+                    about(),
+                    EventType::Warning,
+                    "FailedPreStopHook",
+                    told,
+                );
             }
         }
         let left = grace.saturating_sub(begun.elapsed());

@@ -225,7 +225,8 @@ impl Worker {
         }
         self.retry.reset();
         let now = base::clock::now();
-        let until = |time: Timestamp| Duration::try_from(time.duration_since(now)).unwrap_or_default();
+        let until =
+            |time: Timestamp| Duration::try_from(time.duration_since(now)).unwrap_or_default();
         let mut wait = RELIST.mul_f64(1.0 + 0.2 * base::rng::unit());
         if let Some(refresh) = self.refresh {
             wait = wait.min(until(refresh).max(Duration::from_secs(1)));
@@ -234,9 +235,8 @@ impl Worker {
     }
 
     pub(crate) fn must_stop(&self, input: &Input) -> bool {
-        let terminal = |status: &PodStatus| {
-            matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
-        };
+        let terminal =
+            |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
         input.removed
             || input.pod.metadata.deletion_timestamp.is_some()
             || self.forced.is_some()
@@ -249,7 +249,9 @@ impl Worker {
     pub(crate) async fn told_to_stop(input: &watch::Receiver<Input>) {
         let mut input = input.clone();
         let told = |input: &Input| {
-            input.removed || input.evict.is_some() || input.pod.metadata.deletion_timestamp.is_some()
+            input.removed
+                || input.evict.is_some()
+                || input.pod.metadata.deletion_timestamp.is_some()
         };
         // An error means that the pod set is gone: the task ends at its next await.
         if input.wait_for(told).await.is_err() {
@@ -343,8 +345,13 @@ impl Worker {
 
     /// Conditions that others wrote (readiness gates, disruption targets) count and stay.
     fn adopt_foreign_conditions(&mut self) {
-        const OURS: [&str; 5] =
-            ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+        const OURS: [&str; 5] = [
+            "PodReadyToStartContainers",
+            "Initialized",
+            "Ready",
+            "ContainersReady",
+            "PodScheduled",
+        ];
         let is_ours = |name: &str| OURS.contains(&name);
         let theirs = self.pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
         let theirs: Vec<_> = theirs.filter(|c| !is_ours(&c.type_)).cloned().collect();
@@ -365,7 +372,8 @@ impl Worker {
                 if self.forced.is_none() && !self.stopped {
                     let message = "Pod was active on the node longer than the specified deadline";
                     self.context.tell(&self.pod, EventType::Normal, "DeadlineExceeded", message);
-                    self.forced = Some(("Failed".into(), "DeadlineExceeded".into(), message.into()));
+                    self.forced =
+                        Some(("Failed".into(), "DeadlineExceeded".into(), message.into()));
                 }
                 None
             }
@@ -416,7 +424,8 @@ impl Worker {
         let observed = self.look().await?;
         for sandbox in &observed.sandboxes {
             let removed = self.context.runtime.remove_pod_sandbox(&sandbox.id).await;
-            if let Err(error) = removed.or_else(|e| if e.is_not_found() { Ok(()) } else { Err(e) }) {
+            if let Err(error) = removed.or_else(|e| if e.is_not_found() { Ok(()) } else { Err(e) })
+            {
                 tracing::warn!(pod = names::full(&self.pod), %error, "a sandbox is not removed yet");
                 return Err(Next::Wait(self.retry.step()));
             }
@@ -440,13 +449,21 @@ impl Worker {
         );
         let options = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1",
             "gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}});
-        let sent =
-            self.context.client.call(Method::DELETE, &path, "application/json", options.to_string());
+        let sent = self.context.client.call(
+            Method::DELETE,
+            &path,
+            "application/json",
+            options.to_string(),
+        );
         match sent.await {
             Ok(_) => Ok(()),
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
             Err(error) => {
-                tracing::debug!(pod = names::full(&self.pod), error = error.text(), "not deleted yet");
+                tracing::debug!(
+                    pod = names::full(&self.pod),
+                    error = error.text(),
+                    "not deleted yet"
+                );
                 Err(Next::Wait(self.retry.step()))
             }
         }
@@ -474,7 +491,11 @@ impl Worker {
         }
         for old in observed.sandboxes.iter().skip(1).filter(|s| !s.ready) {
             let used = observed.containers.iter().any(|c| {
-                c.sandbox_id == old.id && !observed.containers.iter().any(|n| n.name == c.name && n.created_at > c.created_at)
+                c.sandbox_id == old.id
+                    && !observed
+                        .containers
+                        .iter()
+                        .any(|n| n.name == c.name && n.created_at > c.created_at)
             });
             if !used {
                 let _ = self.context.runtime.remove_pod_sandbox(&old.id).await;

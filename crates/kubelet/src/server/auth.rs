@@ -109,7 +109,8 @@ impl Auth {
             let (scheme, token) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        if let Some(token) = token.filter(|token| !token.is_empty() && self.settings.webhook_tokens) {
+        if let Some(token) = token.filter(|token| !token.is_empty() && self.settings.webhook_tokens)
+        {
             return self.by_token(token).await;
         }
         let anonymous = User {
@@ -165,7 +166,12 @@ impl Auth {
         user
     }
 
-    async fn may(&self, user: &User, verb: &'static str, subresource: &'static str) -> Result<bool, Refusal> {
+    async fn may(
+        &self,
+        user: &User,
+        verb: &'static str,
+        subresource: &'static str,
+    ) -> Result<bool, Refusal> {
         let key = (user.clone(), verb, subresource);
         if let Some(known) = self.decisions.lock().expect("no panic while held").get(&key) {
             return Ok(known);
@@ -221,7 +227,8 @@ mod tests {
 
     #[test]
     fn paths_are_parts_of_the_node() {
-        let check = |path: &str, expected: &[&str]| assert_eq!(subresources(path), expected, "{path}");
+        let check =
+            |path: &str, expected: &[&str]| assert_eq!(subresources(path), expected, "{path}");
         check("/stats/summary", &["stats"]);
         check("/metrics/resource", &["metrics"]);
         check("/pods", &["pods", "proxy"]);

@@ -206,7 +206,8 @@ mod tests {
             let mut next = async || lines.recv().await.expect("a line");
             assert_eq!(next().await, "one\n");
             let append = |text: &str| {
-                let mut file = OpenOptions::new().create(true).append(true).open(&path).expect("open");
+                let mut file =
+                    OpenOptions::new().create(true).append(true).open(&path).expect("open");
                 file.write_all(text.as_bytes()).expect("written");
             };
             append("2026-01-01T00:00:02Z stdout F two\n");

@@ -76,8 +76,13 @@ impl Server {
     /// Serves `/healthz` alone, in the clear, on a local address.
     pub fn listen_health(&self, listener: Listener) {
         let service = tower::service_fn(move |request: Request<Incoming>| async move {
-            let known = matches!(request.uri().path(), "/healthz" | "/healthz/ping" | "/livez" | "/readyz");
-            let answer = if known { text(StatusCode::OK, "ok") } else { text(StatusCode::NOT_FOUND, "404 page not found\n") };
+            let known =
+                matches!(request.uri().path(), "/healthz" | "/healthz/ping" | "/livez" | "/readyz");
+            let answer = if known {
+                text(StatusCode::OK, "ok")
+            } else {
+                text(StatusCode::NOT_FOUND, "404 page not found\n")
+            };
             Ok::<_, Infallible>(answer)
         });
         let stop = self.0.tasks.stop_signal();
@@ -107,7 +112,9 @@ impl Server {
             ["configz"] => Ok(self.configz()),
             ["stats", "summary"] => Ok(stats::summary(&self.0.context, &self.0.pods).await),
             ["metrics"] => Ok(stats::metrics(&self.0.pods)),
-            ["metrics", "resource"] => Ok(stats::resource_metrics(&self.0.context, &self.0.pods).await),
+            ["metrics", "resource"] => {
+                Ok(stats::resource_metrics(&self.0.context, &self.0.pods).await)
+            }
             ["metrics", "cadvisor" | "probes"] => Ok(stats::no_metrics()),
             ["containerLogs", namespace, pod, container] if debug => {
                 self.logs(namespace, pod, container, &query).await
@@ -117,7 +124,9 @@ impl Server {
             {
                 self.run(namespace, pod, container, &query).await
             }
-            ["exec", namespace, pod, container] | ["exec", namespace, pod, _, container] if debug => {
+            ["exec", namespace, pod, container] | ["exec", namespace, pod, _, container]
+                if debug =>
+            {
                 self.exec(request, namespace, pod, container, &query)
             }
             ["attach", namespace, pod, container] | ["attach", namespace, pod, _, container]
@@ -160,7 +169,9 @@ impl Server {
             })
         });
         let items: Vec<Value> = items.collect();
-        json_answer(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": ListMeta::default(), "items": items}))
+        json_answer(
+            &json!({"kind": "PodList", "apiVersion": "v1", "metadata": ListMeta::default(), "items": items}),
+        )
     }
 
     fn configz(&self) -> Response<Body> {
@@ -195,21 +206,36 @@ impl Server {
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Result<View, Refusal> {
-        self.0
-            .pods
-            .find(namespace, name)
-            .ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod does not exist: {name}_{namespace}\n")))
+        self.0.pods.find(namespace, name).ok_or_else(|| {
+            (StatusCode::NOT_FOUND, format!("pod does not exist: {name}_{namespace}\n"))
+        })
     }
 
-    fn running(&self, namespace: &str, pod: &str, container: &str) -> Result<ObservedContainer, Refusal> {
+    fn running(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Result<ObservedContainer, Refusal> {
         let view = self.pod(namespace, pod)?;
-        let found = view.observed.containers.iter().find(|c| c.name == container && c.state == State::Running);
+        let found = view
+            .observed
+            .containers
+            .iter()
+            .find(|c| c.name == container && c.state == State::Running);
         found.cloned().ok_or_else(|| {
             (StatusCode::NOT_FOUND, format!("container not found (\"{container}\")\n"))
         })
     }
 
-    fn exec(&self, request: Request<Incoming>, namespace: &str, pod: &str, container: &str, query: &Query) -> Answer {
+    fn exec(
+        &self,
+        request: Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        query: &Query,
+    ) -> Answer {
         let target = self.running(namespace, pod, container)?;
         let command = query.all("command");
         let streams = query.streams();
@@ -230,7 +256,14 @@ impl Server {
         Ok(response)
     }
 
-    fn attach(&self, request: Request<Incoming>, namespace: &str, pod: &str, container: &str, query: &Query) -> Answer {
+    fn attach(
+        &self,
+        request: Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        query: &Query,
+    ) -> Answer {
         let view = self.pod(namespace, pod)?;
         let target = self.running(namespace, pod, container)?;
         let spec = view.pod.as_ref().and_then(|p| p.spec.clone()).unwrap_or_default();
@@ -271,22 +304,34 @@ impl Server {
         }
         let accepted = remote::accept_command(request.headers());
         let (response, accepted) = accepted.map_err(handshake)?;
-        let accepted = accepted.ok_or((StatusCode::FORBIDDEN, "no common subprotocol".to_string()))?;
+        let accepted =
+            accepted.ok_or((StatusCode::FORBIDDEN, "no common subprotocol".to_string()))?;
         let io = transport::server_io(&mut request);
         let (session, pump) = remote::command(accepted, io, streams);
         Ok((session, pump, response.map(|()| transport::empty())))
     }
 
-    fn port_forward(&self, mut request: Request<Incoming>, namespace: &str, pod: &str, query: &Query) -> Answer {
+    fn port_forward(
+        &self,
+        mut request: Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+        query: &Query,
+    ) -> Answer {
         let view = self.pod(namespace, pod)?;
         let sandbox = view.observed.ready_sandbox().map(|s| s.id.clone());
         let sandbox = sandbox.ok_or_else(|| {
             (StatusCode::NOT_FOUND, format!("pod does not exist: {pod}_{namespace}\n"))
         })?;
-        let ports: Vec<u16> =
-            query.all("port").iter().flat_map(|p| p.split(',')).filter_map(|p| p.parse().ok()).collect();
+        let ports: Vec<u16> = query
+            .all("port")
+            .iter()
+            .flat_map(|p| p.split(','))
+            .filter_map(|p| p.parse().ok())
+            .collect();
         let (response, accepted) = remote::accept_forward(request.headers()).map_err(handshake)?;
-        let accepted = accepted.ok_or((StatusCode::FORBIDDEN, "no common subprotocol".to_string()))?;
+        let accepted =
+            accepted.ok_or((StatusCode::FORBIDDEN, "no common subprotocol".to_string()))?;
         let io = transport::server_io(&mut request);
         let (mut forwards, pump) = remote::forwards(accepted, io, ports);
         let (runtime, tasks) = (self.0.context.runtime.clone(), self.0.tasks.clone());
@@ -318,11 +363,12 @@ impl Server {
 
     async fn logs(&self, namespace: &str, pod: &str, container: &str, query: &Query) -> Answer {
         let options = query.log_options()?;
-        let view = self.pod(namespace, pod).map_err(|_| {
-            (StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist\n"))
-        })?;
+        let view = self
+            .pod(namespace, pod)
+            .map_err(|_| (StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist\n")))?;
         let run = log_source(&view, pod, container, &options)?;
-        let directory = view.pod.as_ref().map(|p| names::log_directory(&self.0.context.config.log_dir, p));
+        let directory =
+            view.pod.as_ref().map(|p| names::log_directory(&self.0.context.config.log_dir, p));
         let path = directory.unwrap_or_default().join(&run.log_path);
         let (out, chunks) = mpsc::channel::<Bytes>(64);
         let runtime = self.0.context.runtime.clone();
@@ -331,13 +377,19 @@ impl Server {
         self.0.tasks.spawn("logs", async move {
             let ended = until_ended(&*runtime, &run.id);
             if let Err(error) = logs::send(&path, &options, &out, ended).await {
-                let text = format!("failed to try resolving symlinks in path {:?}: {error}", path.display().to_string());
+                let text = format!(
+                    "failed to try resolving symlinks in path {:?}: {error}",
+                    path.display().to_string()
+                );
                 let _ = out.send(text.into()).await;
             }
         });
-        let frames = ReceiverStream::new(chunks).map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
+        let frames =
+            ReceiverStream::new(chunks).map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
         let mut response = Response::new(transport::boxed(StreamBody::new(frames)));
-        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
         Ok(response)
     }
 }
@@ -399,8 +451,12 @@ fn log_source(
             let lists = [&view.status.init_container_statuses, &view.status.container_statuses];
             let status = lists.into_iter().flatten().flatten().find(|s| s.name == container);
             let waiting = status.and_then(|s| s.state.as_ref()?.waiting.as_ref());
-            let reason = waiting.and_then(|w| w.reason.clone()).unwrap_or("ContainerCreating".into());
-            let is_image = matches!(reason.as_str(), "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" | "InvalidImageName");
+            let reason =
+                waiting.and_then(|w| w.reason.clone()).unwrap_or("ContainerCreating".into());
+            let is_image = matches!(
+                reason.as_str(),
+                "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" | "InvalidImageName"
+            );
             let how = match is_image {
                 true => "trying and failing to pull image".into(),
                 false => reason,
@@ -480,7 +536,9 @@ impl Query {
                 let ago = std::time::Duration::from_secs(seconds.max(0) as u64);
                 Some(base::clock::now() - ago)
             }
-            (None, Some(time)) => Some(time.parse().map_err(|_| bad(format!("invalid sinceTime: {time}\n")))?),
+            (None, Some(time)) => {
+                Some(time.parse().map_err(|_| bad(format!("invalid sinceTime: {time}\n")))?)
+            }
             (None, None) => None,
         };
         let stream = match self.one("stream") {

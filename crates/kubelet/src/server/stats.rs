@@ -22,7 +22,8 @@ use crate::pods::PodSet;
 use crate::worker::View;
 
 fn stamp(nanoseconds: i64) -> String {
-    let time = Timestamp::from_nanosecond(i128::from(nanoseconds)).unwrap_or_else(|_| base::clock::now());
+    let time =
+        Timestamp::from_nanosecond(i128::from(nanoseconds)).unwrap_or_else(|_| base::clock::now());
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
 }
 
@@ -53,7 +54,8 @@ fn sum(all: &[Value]) -> Value {
     for other in all.iter().skip(1) {
         if let (Some(out), Some(other)) = (out.as_object_mut(), other.as_object()) {
             for (key, value) in out {
-                if let (Some(a), Some(b)) = (value.as_u64(), other.get(key).and_then(Value::as_u64)) {
+                if let (Some(a), Some(b)) = (value.as_u64(), other.get(key).and_then(Value::as_u64))
+                {
                     *value = json!(a + b);
                 }
             }
@@ -133,7 +135,12 @@ fn node_cpu_nanoseconds() -> u64 {
         .filter_map(|field| field.parse().ok())
         .collect();
     // user nice system idle iowait irq softirq steal: all but idle and iowait, in hundredths.
-    let busy: u64 = fields.iter().enumerate().filter(|(i, _)| !matches!(i, 3 | 4) && *i < 8).map(|(_, v)| v).sum();
+    let busy: u64 = fields
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !matches!(i, 3 | 4) && *i < 8)
+        .map(|(_, v)| v)
+        .sum();
     busy * 10_000_000
 }
 
@@ -177,7 +184,8 @@ pub fn metrics(pods: &PodSet) -> Response<Body> {
 /// CPU and memory per container, pod and node: what metrics-server scrapes.
 pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body> {
     let stats = by_id(context).await;
-    let (mut cpu_lines, mut memory_lines, mut start_lines) = (String::new(), String::new(), String::new());
+    let (mut cpu_lines, mut memory_lines, mut start_lines) =
+        (String::new(), String::new(), String::new());
     let (mut pod_cpu, mut pod_memory) = (String::new(), String::new());
     for view in pods.views() {
         let Some(pod) = &view.pod else { continue };
@@ -185,18 +193,26 @@ pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body
         let (mut total_cpu, mut total_memory, mut at) = (0.0, 0, 0);
         for container in view.observed.containers.iter().filter(|c| c.state == State::Running) {
             let Some(stats) = stats.get(&container.id) else { continue };
-            let labels = format!("container={:?},namespace={namespace:?},pod={name:?}", container.name);
+            let labels =
+                format!("container={:?},namespace={namespace:?},pod={name:?}", container.name);
             if let Some(cpu) = &stats.cpu {
-                let seconds = cpu.usage_core_nano_seconds.as_ref().map_or(0, |v| v.value) as f64 / 1e9;
+                let seconds =
+                    cpu.usage_core_nano_seconds.as_ref().map_or(0, |v| v.value) as f64 / 1e9;
                 let time = cpu.timestamp / 1_000_000;
-                let _ = writeln!(cpu_lines, "container_cpu_usage_seconds_total{{{labels}}} {seconds} {time}");
+                let _ = writeln!(
+                    cpu_lines,
+                    "container_cpu_usage_seconds_total{{{labels}}} {seconds} {time}"
+                );
                 total_cpu += seconds;
                 at = time;
             }
             if let Some(memory) = &stats.memory {
                 let bytes = memory.working_set_bytes.as_ref().map_or(0, |v| v.value);
                 let time = memory.timestamp / 1_000_000;
-                let _ = writeln!(memory_lines, "container_memory_working_set_bytes{{{labels}}} {bytes} {time}");
+                let _ = writeln!(
+                    memory_lines,
+                    "container_memory_working_set_bytes{{{labels}}} {bytes} {time}"
+                );
                 total_memory += bytes;
             }
             if let Some(start) = container.started_at {
@@ -206,22 +222,64 @@ pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body
         }
         let labels = format!("namespace={namespace:?},pod={name:?}");
         let _ = writeln!(pod_cpu, "pod_cpu_usage_seconds_total{{{labels}}} {total_cpu} {at}");
-        let _ = writeln!(pod_memory, "pod_memory_working_set_bytes{{{labels}}} {total_memory} {at}");
+        let _ =
+            writeln!(pod_memory, "pod_memory_working_set_bytes{{{labels}}} {total_memory} {at}");
     }
     let used = (context.machine.memory.max(0) as u64).saturating_sub(available_memory());
     let now = base::clock::now().as_millisecond();
-    let node_cpu = format!("node_cpu_usage_seconds_total {} {now}\n", node_cpu_nanoseconds() as f64 / 1e9);
+    let node_cpu =
+        format!("node_cpu_usage_seconds_total {} {now}\n", node_cpu_nanoseconds() as f64 / 1e9);
     let node_memory = format!("node_memory_working_set_bytes {used} {now}\n");
     let mut out = String::new();
     for (name, kind, help, lines) in [
-        ("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the container in core-seconds", cpu_lines),
-        ("container_memory_working_set_bytes", "gauge", "Current working set of the container in bytes", memory_lines),
-        ("container_start_time_seconds", "gauge", "Start time of the container since unix epoch in seconds", start_lines),
-        ("node_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the node in core-seconds", node_cpu),
-        ("node_memory_working_set_bytes", "gauge", "Current working set of the node in bytes", node_memory),
-        ("pod_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the pod in core-seconds", pod_cpu),
-        ("pod_memory_working_set_bytes", "gauge", "Current working set of the pod in bytes", pod_memory),
-        ("resource_scrape_error", "gauge", "1 if there was an error while getting container metrics, 0 otherwise", "resource_scrape_error 0\n".into()),
+        (
+            "container_cpu_usage_seconds_total",
+            "counter",
+            "Cumulative cpu time consumed by the container in core-seconds",
+            cpu_lines,
+        ),
+        (
+            "container_memory_working_set_bytes",
+            "gauge",
+            "Current working set of the container in bytes",
+            memory_lines,
+        ),
+        (
+            "container_start_time_seconds",
+            "gauge",
+            "Start time of the container since unix epoch in seconds",
+            start_lines,
+        ),
+        (
+            "node_cpu_usage_seconds_total",
+            "counter",
+            "Cumulative cpu time consumed by the node in core-seconds",
+            node_cpu,
+        ),
+        (
+            "node_memory_working_set_bytes",
+            "gauge",
+            "Current working set of the node in bytes",
+            node_memory,
+        ),
+        (
+            "pod_cpu_usage_seconds_total",
+            "counter",
+            "Cumulative cpu time consumed by the pod in core-seconds",
+            pod_cpu,
+        ),
+        (
+            "pod_memory_working_set_bytes",
+            "gauge",
+            "Current working set of the pod in bytes",
+            pod_memory,
+        ),
+        (
+            "resource_scrape_error",
+            "gauge",
+            "1 if there was an error while getting container metrics, 0 otherwise",
+            "resource_scrape_error 0\n".into(),
+        ),
     ] {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         out.push_str(&lines);

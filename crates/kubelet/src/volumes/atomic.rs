@@ -117,8 +117,9 @@ fn holds(dir: &Path, payload: &Payload) -> bool {
     }
     payload.iter().all(|(path, file)| {
         let path_on_disk = dir.join(path);
-        let same_mode = fs::metadata(&path_on_disk)
-            .is_ok_and(|meta| meta.permissions().mode() & 0o777 & !0o440 == file.mode & 0o777 & !0o440);
+        let same_mode = fs::metadata(&path_on_disk).is_ok_and(|meta| {
+            meta.permissions().mode() & 0o777 & !0o440 == file.mode & 0o777 & !0o440
+        });
         found.contains(path) && same_mode && fs::read(&path_on_disk).is_ok_and(|b| b == file.bytes)
     })
 }

@@ -22,7 +22,8 @@ pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32) -> io::Result<()> {
     let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
     let options = format!("mode={mode:o}{size}");
     let flags = MsFlags::empty();
-    mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str())).map_err(io::Error::from)
+    mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()))
+        .map_err(io::Error::from)
 }
 
 /// Pins `subpath` of the volume at `root` to `target` and returns `target`. A path that does not

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret, VolumeProjection,
+    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret,
+    VolumeProjection,
 };
 
 use super::atomic::{File, Payload};
@@ -73,11 +74,23 @@ pub fn config_map(
     default_mode: u32,
 ) -> Result<Payload, PayloadError> {
     let Some(map) = map else {
-        return if optional { Ok(Payload::new()) } else { Err(PayloadError::NoConfigMap(name.into())) };
+        return if optional {
+            Ok(Payload::new())
+        } else {
+            Err(PayloadError::NoConfigMap(name.into()))
+        };
     };
-    let text = map.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_bytes().to_vec()));
-    let binary = map.binary_data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.clone()));
-    select(text.chain(binary).collect(), items, optional, default_mode, PayloadError::NoConfigMapKey)
+    let text =
+        map.data.iter().flatten().map(|(key, value)| (key.as_str(), value.as_bytes().to_vec()));
+    let binary =
+        map.binary_data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.clone()));
+    select(
+        text.chain(binary).collect(),
+        items,
+        optional,
+        default_mode,
+        PayloadError::NoConfigMapKey,
+    )
 }
 
 pub fn secret(
@@ -88,7 +101,11 @@ pub fn secret(
     default_mode: u32,
 ) -> Result<Payload, PayloadError> {
     let Some(secret) = secret else {
-        return if optional { Ok(Payload::new()) } else { Err(PayloadError::NoSecret(name.into())) };
+        return if optional {
+            Ok(Payload::new())
+        } else {
+            Err(PayloadError::NoSecret(name.into()))
+        };
     };
     let data = secret.data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.clone()));
     select(data.collect(), items, optional, default_mode, PayloadError::NoSecretKey)
@@ -136,7 +153,10 @@ pub fn projected(
                 None => return Err(PayloadError::Token("not requested".into())),
             };
             let mode = if token_owner.is_some() || has_group { 0o600 } else { default_mode };
-            out.insert(token.path.clone(), File { bytes: text.into_bytes(), mode, owner: token_owner });
+            out.insert(
+                token.path.clone(),
+                File { bytes: text.into_bytes(), mode, owner: token_owner },
+            );
         }
     }
     Ok(out)
@@ -180,7 +200,9 @@ mod tests {
             Err(error) => error.to_string(),
             Ok(files) => files
                 .iter()
-                .map(|(path, f)| format!("{path}:{:o}:{}", f.mode, String::from_utf8_lossy(&f.bytes)))
+                .map(|(path, f)| {
+                    format!("{path}:{:o}:{}", f.mode, String::from_utf8_lossy(&f.bytes))
+                })
                 .collect::<Vec<_>>()
                 .join(" "),
         }
@@ -188,15 +210,24 @@ mod tests {
 
     #[test]
     fn keys_and_paths() {
-        let map: ConfigMap =
-            serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "Mw=="}})).expect("a map");
+        let map: ConfigMap = serde_json::from_value(
+            json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "Mw=="}}),
+        )
+        .expect("a map");
         let check = |items: serde_json::Value, optional: bool, expected: &str| {
             let items: Option<Vec<KeyToPath>> = serde_json::from_value(items).expect("items");
-            assert_eq!(show(config_map("m", Some(&map), items.as_ref(), optional, 0o644)), expected);
+            assert_eq!(
+                show(config_map("m", Some(&map), items.as_ref(), optional, 0o644)),
+                expected
+            );
         };
         check(json!(null), false, "a:644:1 b:644:2 c:644:3");
         check(json!([{"key": "a", "path": "x/y", "mode": 256}]), false, "x/y:400:1");
-        check(json!([{"key": "z", "path": "z"}]), false, "configmap references non-existent config key: z");
+        check(
+            json!([{"key": "z", "path": "z"}]),
+            false,
+            "configmap references non-existent config key: z",
+        );
         check(json!([{"key": "z", "path": "z"}]), true, "");
         assert_eq!(show(config_map("m", None, None, false, 0o644)), "configmap \"m\" not found");
         assert_eq!(show(secret("s", None, None, true, 0o644)), "");
@@ -204,7 +235,8 @@ mod tests {
 
     #[test]
     fn a_service_account_volume() {
-        let root: ConfigMap = serde_json::from_value(json!({"data": {"ca.crt": "CA"}})).expect("a map");
+        let root: ConfigMap =
+            serde_json::from_value(json!({"data": {"ca.crt": "CA"}})).expect("a map");
         let sources = Sources {
             config_maps: [("kube-root-ca.crt".to_string(), Arc::new(root))].into(),
             ..Sources::default()
@@ -214,7 +246,9 @@ mod tests {
             allocatable: &ResourceList::new(),
             sources: &sources,
         };
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}})).expect("a pod");
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns"}}))
+                .expect("a pod");
         let source: ProjectedVolumeSource = serde_json::from_value(json!({"defaultMode": 420, "sources": [
             {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
             {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},

@@ -1,0 +1,4 @@
+//! The whole kubelet against a small API server and the fake runtime.
+
+mod api;
+mod pods;

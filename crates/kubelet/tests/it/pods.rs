@@ -1,0 +1,387 @@
+//! Pods from their binding to their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::task::Tasks;
+use decapod_kubelet as kubelet;
+use kubelet::Config;
+use runtime::Fake;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::api::Api;
+
+struct Bench {
+    api: Api,
+    runtime: Fake,
+    dir: TempDir,
+    kubelet: Option<Tasks>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let api = Api::new();
+        let service = json!({"metadata": {"name": "kubernetes", "namespace": "default"},
+            "spec": {"clusterIP": "10.43.0.1", "ports": [{"name": "https", "port": 443}]}});
+        api.put("/api/v1/namespaces/default/services/kubernetes", service);
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut bench = Self { api, runtime: Fake::new(), dir, kubelet: None };
+        bench.start();
+        bench
+    }
+
+    fn start(&mut self) {
+        let mut config = Config::new("n1", self.dir.path().into());
+        config.node_ips = vec!["192.168.7.1".parse().expect("an address")];
+        config.healthz_address = None;
+        config.cgroups_per_qos = false;
+        config.may_mount = false;
+        config.pod_manifest_path = Some(self.dir.path().join("manifests"));
+        std::fs::create_dir_all(self.dir.path().join("manifests")).expect("a directory");
+        let tasks = Tasks::new("bench");
+        let stop = tasks.stop_signal();
+        let (client, runtime) = (self.api.client(), Arc::new(self.runtime.clone()));
+        tasks.spawn_graceful("kubelet", async move {
+            kubelet::run(client, runtime, config, stop).await.expect("it runs");
+        });
+        self.kubelet = Some(tasks);
+    }
+
+    async fn stop(&mut self) {
+        if let Some(tasks) = self.kubelet.take() {
+            tasks.shutdown(Duration::from_secs(10)).await;
+        }
+    }
+
+    fn count(&self, call: &str) -> usize {
+        self.runtime.calls().iter().filter(|c| c.starts_with(call)).count()
+    }
+
+    async fn until_phase(&self, name: &str, phase: &str) {
+        self.api
+            .until(&format!("{name} {phase}"), |api| api.pod(name)["status"]["phase"] == phase)
+            .await;
+    }
+
+    async fn until_ready(&self, name: &str) {
+        self.api
+            .until(&format!("{name} ready"), |api| condition(&api.pod(name), "Ready") == "True")
+            .await;
+    }
+}
+
+fn condition(pod: &Value, kind: &str) -> String {
+    let all = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = all.iter().find(|c| c["type"] == kind);
+    found.and_then(|c| c["status"].as_str()).unwrap_or("none").to_string()
+}
+
+fn container_id(pod: &Value) -> String {
+    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().unwrap_or_default();
+    id.rsplit('/').next().unwrap_or_default().to_string()
+}
+
+fn one(policy: &str) -> Value {
+    json!({"restartPolicy": policy, "terminationGracePeriodSeconds": 30,
+        "containers": [{"name": "c", "image": "img:1"}]})
+}
+
+#[tokio::test]
+async fn a_pod_runs_restarts_and_goes() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("a", one("Always"));
+    bench.until_ready("a").await;
+    let pod = bench.api.pod("a");
+    assert_eq!(pod["status"]["podIP"], "10.42.0.3");
+    assert_eq!(pod["status"]["hostIP"], "192.168.7.1");
+    assert_eq!(pod["status"]["qosClass"], "BestEffort");
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
+    let node = bench.api.get("/api/v1/nodes/n1").expect("a node");
+    assert_eq!(condition(&node, "Ready"), "True");
+    assert!(
+        bench
+            .api
+            .get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1")
+            .is_some()
+    );
+
+    // It crashes: restarted at once the first time, then held back.
+    bench.runtime.exit(&container_id(&pod), 1);
+    bench
+        .api
+        .until("restarted", |api| {
+            let status = api.pod("a")["status"]["containerStatuses"][0].clone();
+            status["restartCount"] == 1 && status["ready"] == true
+        })
+        .await;
+    let second = bench.api.pod("a");
+    assert_eq!(second["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 1);
+    bench.runtime.exit(&container_id(&second), 2);
+    bench
+        .api
+        .until("held back", |api| {
+            let status = api.pod("a")["status"]["containerStatuses"][0].clone();
+            status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+        })
+        .await;
+    let held = bench.api.pod("a")["status"]["containerStatuses"][0].clone();
+    let text = held["state"]["waiting"]["message"].as_str().expect("a message");
+    assert!(text.starts_with("back-off 10s restarting failed container=c pod=a_ns("), "{text}");
+    assert_eq!(condition(&bench.api.pod("a"), "Ready"), "False");
+
+    bench.api.mark_deleted("a", 30);
+    bench.api.until("gone", |api| api.pod("a").is_null()).await;
+    assert!(bench.runtime.calls().iter().any(|c| c.starts_with("remove_pod_sandbox")));
+    bench
+        .api
+        .until("its files are gone", |_| {
+            std::fs::read_dir(bench.dir.path().join("kubelet/pods")).is_ok_and(|d| d.count() == 0)
+        })
+        .await;
+    let reasons: Vec<String> = bench.api.events().into_iter().map(|e| e.0).collect();
+    for reason in ["Pulled", "Created", "Started", "BackOff"] {
+        assert!(reasons.iter().any(|r| r == reason), "{reason} in {reasons:?}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_restarted_kubelet_adopts_what_runs() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("a", one("Always"));
+    bench.until_ready("a").await;
+    let before = bench.api.pod("a");
+    bench.stop().await;
+    let calls = bench.runtime.calls().len();
+    // Something happens while nobody looks: the next kubelet must notice.
+    bench.api.put_pod("b", one("Always"));
+    bench.start();
+    bench.until_ready("b").await;
+    let after = bench.api.pod("a");
+    assert_eq!(container_id(&before), container_id(&after));
+    assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
+    let new: Vec<String> = bench.runtime.calls().split_off(calls);
+    assert!(!new.iter().any(|c| c.starts_with("stop_") || c.starts_with("remove_")), "{new:?}");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn it_goes_on_while_the_api_is_away() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("a", one("Always"));
+    bench.until_ready("a").await;
+    let id = container_id(&bench.api.pod("a"));
+    bench.api.set_down(true);
+    bench.runtime.exit(&id, 1);
+    bench.api.until("restarted all the same", |_| bench.count("start_container") == 2).await;
+    bench.api.set_down(false);
+    bench
+        .api
+        .until("and told later", |api| {
+            api.pod("a")["status"]["containerStatuses"][0]["restartCount"] == 1
+        })
+        .await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn pods_that_end() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("ok", one("Never"));
+    bench.api.put_pod("bad", one("Never"));
+    bench.until_ready("ok").await;
+    bench.until_ready("bad").await;
+    bench.runtime.exit(&container_id(&bench.api.pod("ok")), 0);
+    bench.runtime.exit(&container_id(&bench.api.pod("bad")), 3);
+    bench.until_phase("ok", "Succeeded").await;
+    bench.until_phase("bad", "Failed").await;
+    let bad = bench.api.pod("bad");
+    assert_eq!(bad["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
+    bench.api.until("sandboxes stop", |_| bench.count("stop_pod_sandbox") >= 2).await;
+    assert_eq!(condition(&bench.api.pod("ok"), "Initialized"), "True");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn pods_that_do_not_fit_fail() {
+    let mut bench = Bench::new();
+    let mut spec = one("Always");
+    spec["containers"][0]["resources"] = json!({"requests": {"cpu": "4000"}});
+    bench.api.put_pod("big", spec);
+    bench.until_phase("big", "Failed").await;
+    let status = bench.api.pod("big")["status"].clone();
+    assert_eq!(status["reason"], "OutOfcpu");
+    let text = status["message"].as_str().expect("a message");
+    assert!(
+        text.starts_with(
+            "Pod was rejected: Node didn't have enough resource: cpu, requested: 4000000, used: 0"
+        ),
+        "{text}"
+    );
+    assert!(status["containerStatuses"].is_null());
+    assert_eq!(bench.count("run_pod_sandbox"), 0);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn volumes_and_env_wait_for_their_objects_and_follow_them() {
+    let mut bench = Bench::new();
+    let mut spec = one("Always");
+    spec["volumes"] = json!([{"name": "cfg", "configMap": {"name": "m"}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "cfg", "mountPath": "/cfg"}]);
+    spec["containers"][0]["env"] = json!([
+        {"name": "K", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}},
+        {"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
+    let pod = bench.api.put_pod("a", spec);
+    bench
+        .api
+        .until("a complaint", |api| {
+            api.events().iter().any(|(reason, message)| {
+                reason == "FailedMount"
+                    && message
+                        == "MountVolume.SetUp failed for volume \"cfg\" : configmap \"m\" not found"
+            })
+        })
+        .await;
+    let map =
+        |value: &str| json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"k": value}});
+    bench.api.put("/api/v1/namespaces/ns/configmaps/m", map("one"));
+    bench.until_ready("a").await;
+    let config =
+        bench.runtime.container_config(&container_id(&bench.api.pod("a"))).expect("a config");
+    let env = |name: &str| {
+        let pair = config.envs.iter().find(|pair| pair.key == name);
+        pair.map(|pair| String::from_utf8_lossy(&pair.value).into_owned())
+    };
+    assert_eq!(env("K").as_deref(), Some("one"));
+    assert_eq!(env("ME"), bench.api.pod("a")["status"]["podIP"].as_str().map(str::to_string));
+    assert_eq!(env("KUBERNETES_SERVICE_HOST").as_deref(), Some("10.43.0.1"));
+    let uid = pod["metadata"]["uid"].as_str().expect("a uid");
+    let file =
+        bench.dir.path().join(format!("kubelet/pods/{uid}/volumes/kubernetes.io~configmap/cfg/k"));
+    assert_eq!(std::fs::read_to_string(&file).expect("a file"), "one");
+    bench.api.put("/api/v1/namespaces/ns/configmaps/m", map("two"));
+    bench
+        .api
+        .until("the file follows", |_| std::fs::read_to_string(&file).is_ok_and(|t| t == "two"))
+        .await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn failing_probes() {
+    let mut bench = Bench::new();
+    let probe = |threshold: i32| json!({"exec": {"command": ["check"]}, "periodSeconds": 1, "failureThreshold": threshold});
+    bench.runtime.set_exec(1, "no good");
+    let mut spec = one("Always");
+    spec["containers"][0]["readinessProbe"] = probe(1);
+    bench.api.put_pod("unready", spec);
+    bench.until_phase("unready", "Running").await;
+    bench
+        .api
+        .until("unhealthy", |api| {
+            api.events().contains(&("Unhealthy".into(), "Readiness probe failed: no good".into()))
+        })
+        .await;
+    assert_eq!(condition(&bench.api.pod("unready"), "Ready"), "False");
+    bench.runtime.set_exec(0, "");
+    bench.until_ready("unready").await;
+
+    bench.runtime.set_exec(1, "sick");
+    let mut spec = one("Always");
+    spec["containers"][0]["livenessProbe"] = probe(1);
+    bench.api.put_pod("sick", spec);
+    bench
+        .api
+        .until("restarted", |api| {
+            api.pod("sick")["status"]["containerStatuses"][0]["restartCount"] == 1
+        })
+        .await;
+    assert!(bench.api.events().contains(&(
+        "Killing".into(),
+        "Container c failed liveness probe, will be restarted".into()
+    )));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn init_containers_go_first() {
+    let mut bench = Bench::new();
+    let mut spec = one("Always");
+    spec["initContainers"] = json!([{"name": "i", "image": "img:1"}]);
+    bench.api.put_pod("a", spec);
+    let init_id = |api: &Api| {
+        let id = api.pod("a")["status"]["initContainerStatuses"][0]["containerID"].clone();
+        id.as_str().and_then(|id| id.rsplit('/').next()).map(str::to_string)
+    };
+    bench.api.until("init runs", |api| init_id(api).is_some()).await;
+    assert_eq!(bench.api.pod("a")["status"]["phase"], "Pending");
+    assert_eq!(bench.count("create_container"), 1);
+    bench.runtime.exit(&init_id(&bench.api).expect("an id"), 0);
+    bench.until_ready("a").await;
+    assert_eq!(condition(&bench.api.pod("a"), "Initialized"), "True");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn images_that_cannot_be_pulled() {
+    let mut bench = Bench::new();
+    bench.runtime.take_image("img:1");
+    bench.api.put_pod("a", one("Always"));
+    let waiting = |api: &Api| {
+        let status = api.pod("a")["status"]["containerStatuses"][0].clone();
+        status["state"]["waiting"]["reason"].as_str().unwrap_or_default().to_string()
+    };
+    bench
+        .api
+        .until("a reason", |api| {
+            waiting(api) == "ErrImagePull" || waiting(api) == "ImagePullBackOff"
+        })
+        .await;
+    assert_eq!(bench.api.pod("a")["status"]["phase"], "Pending");
+    let reasons: Vec<String> = bench.api.events().into_iter().map(|e| e.0).collect();
+    assert!(reasons.contains(&"Pulling".into()), "{reasons:?}");
+    bench.api.mark_deleted("a", 0);
+    bench.api.until("gone", |api| api.pod("a").is_null()).await;
+    bench.stop().await;
+}
+
+const MANIFEST: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  namespace: ns\nspec:\n  \
+                        containers:\n  - name: c\n    image: img:1\n";
+
+#[tokio::test]
+async fn static_pods_have_mirrors() {
+    let mut bench = Bench::new();
+    let file = bench.dir.path().join("manifests/web.yaml");
+    std::fs::write(&file, MANIFEST).expect("written");
+    bench.until_ready("web-n1").await;
+    let first = bench.api.pod("web-n1");
+    assert!(first["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string());
+    // The mirror is deleted: made anew, and nothing happened to the container.
+    bench.api.remove("/api/v1/namespaces/ns/pods/web-n1");
+    bench.until_ready("web-n1").await;
+    assert_eq!(container_id(&first), container_id(&bench.api.pod("web-n1")));
+    assert_eq!(bench.count("create_container"), 1);
+    std::fs::remove_file(&file).expect("removed");
+    bench.api.until("gone", |api| api.pod("web-n1").is_null()).await;
+    bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") == 1).await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn forced_deletion_and_leftovers() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("a", one("Always"));
+    bench.until_ready("a").await;
+    bench.api.remove("/api/v1/namespaces/ns/pods/a");
+    bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") == 1).await;
+    bench.api.put_pod("b", one("Always"));
+    bench.until_ready("b").await;
+    bench.stop().await;
+    // Gone while the kubelet was away: the next one clears up.
+    bench.api.remove("/api/v1/namespaces/ns/pods/b");
+    bench.start();
+    bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") == 2).await;
+    bench.stop().await;
+}
