@@ -89,7 +89,7 @@ enum Trouble {
     Unreadable(#[from] serde_json::Error),
     #[error("the server ended the watch: {0}")]
     Ended(String),
-    #[error("the watch is silent beyond its limit")]
+    #[error("the watch did not end at its limit")]
     Silent,
 }
 
@@ -208,7 +208,13 @@ impl Reflector {
         mut lines: Lines,
         deadline: tokio::time::Instant,
     ) -> Result<Change, Trouble> {
+        let overdue = tokio::time::Instant::now() > deadline;
         let line = match tokio::time::timeout_at(deadline, lines.next()).await {
+            // Bookmarks beyond the limit are no sign of life: the server forgot to end the watch.
+            _ if overdue => {
+                self.state = State::Listed { revision };
+                return Err(Trouble::Silent);
+            }
             Err(_) => {
                 self.state = State::Listed { revision };
                 return Err(Trouble::Silent);

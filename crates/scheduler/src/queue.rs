@@ -191,3 +191,91 @@ fn backoff(attempts: u32, since: Instant) -> Place {
     Place::Backoff(since + doubled.min(LAST_BACKOFF))
 }
 
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::framework::{Points, PreEnqueue, QueueSort, Rejection, Row};
+
+    struct Gates;
+    impl PreEnqueue for Gates {
+        fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), Rejection> {
+            if pod.gates.is_empty() { Ok(()) } else { Err(Rejection::new("gated")) }
+        }
+    }
+    impl QueueSort for Gates {
+        fn rank(&self, pod: &PodInfo) -> i64 {
+            -i64::from(pod.priority)
+        }
+    }
+
+    static TABLE: &[Row] = &[Row {
+        name: "Test",
+        weight: 0,
+        build: |_| Points {
+            pre_enqueue: Some(Arc::new(Gates)),
+            queue_sort: Some(Arc::new(Gates)),
+            ..Default::default()
+        },
+        helps: |_, event| matches!(event, ClusterEvent::NodeAdded(_)),
+    }];
+
+    fn framework() -> Framework {
+        let service = tower::service_fn(async |_: http::Request<kube::client::Body>| {
+            let body = http_body_util::Full::<bytes::Bytes>::default();
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        });
+        Framework::new(TABLE, &crate::framework::Handle { client: client::Client::new(service, "test") })
+    }
+
+    fn pod(name: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {
+        let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
+        let value = json!({"metadata": {"name": name, "uid": name},
+            "spec": {"containers": [], "priority": priority, "schedulingGates": gates}});
+        Arc::new(PodInfo::new(&from_value(value).unwrap()))
+    }
+
+    fn popped(queue: &mut Queue) -> Option<String> {
+        queue.pop().map(|pod| pod.uid.clone())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_important_go_first_and_the_gated_wait() {
+        let (framework, mut queue) = (framework(), Queue::default());
+        for one in [pod("a", 0, &[]), pod("b", 5, &[]), pod("c", 0, &[]), pod("g", 9, &["x"])] {
+            queue.put(&framework, one);
+        }
+        assert_eq!(popped(&mut queue).as_deref(), Some("b"));
+        assert_eq!(popped(&mut queue).as_deref(), Some("a"));
+        assert_eq!(popped(&mut queue).as_deref(), Some("c"));
+        assert_eq!(popped(&mut queue), None);
+        queue.put(&framework, pod("g", 9, &[]));
+        assert_eq!(popped(&mut queue).as_deref(), Some("g"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rejected_wait_for_what_helps() {
+        let (framework, mut queue) = (framework(), Queue::default());
+        let added = ClusterEvent::NodeAdded("n".into());
+        let test = || BTreeSet::from(["Test"]);
+        queue.put(&framework, pod("a", 0, &[]));
+        queue.pop();
+        queue.settle(&framework, "a", test());
+        queue.wake(&framework, &ClusterEvent::NodeRemoved);
+        assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + LONGEST_WAIT));
+        queue.wake(&framework, &added);
+        assert_eq!(popped(&mut queue), None, "backoff of a second");
+        let until = queue.ripen(Instant::now()).expect("backoff");
+        tokio::time::sleep_until(until).await;
+        queue.ripen(Instant::now());
+        assert_eq!(popped(&mut queue).as_deref(), Some("a"));
+
+        // What happens during the attempt counts.
+        queue.wake(&framework, &added);
+        queue.settle(&framework, "a", test());
+        let until = queue.ripen(Instant::now()).expect("backoff");
+        assert_eq!(until - Instant::now(), Duration::from_secs(2));
+    }
+}

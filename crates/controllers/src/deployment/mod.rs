@@ -265,3 +265,6 @@ fn selector_of(deployment: &Deployment) -> Option<Selector> {
     let selector = Selector::from_api(Some(&spec.selector)).ok()?;
     (!selector.is_everything()).then_some(selector)
 }
+
+#[cfg(test)]
+mod tests;

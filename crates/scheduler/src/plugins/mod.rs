@@ -59,3 +59,6 @@ fn anything(_: &PodInfo, _: &ClusterEvent) -> bool {
 fn never(_: &PodInfo, _: &ClusterEvent) -> bool {
     false
 }
+
+#[cfg(test)]
+mod tests;
