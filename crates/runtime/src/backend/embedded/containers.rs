@@ -59,6 +59,9 @@ pub(super) struct ContainerEntry {
     /// Guards the copy of `config.pb`, whose resources may change; held for a moment.
     config: Mutex<ContainerConfig>,
     pub phase: watch::Sender<Phase>,
+    /// True when its end was told to whoever listens: what waits for the end goes on after that, so
+    /// that events stay in order.
+    told: watch::Sender<bool>,
     /// One change at a time; held across await, so it is an async one.
     pub busy: tokio::sync::Mutex<()>,
 }
@@ -69,6 +72,7 @@ impl ContainerEntry {
             id,
             record,
             config: Mutex::new(config),
+            told: watch::Sender::new(matches!(phase, Phase::Exited(_))),
             phase: watch::Sender::new(phase),
             busy: tokio::sync::Mutex::default(),
         }
@@ -82,11 +86,9 @@ impl ContainerEntry {
         matches!(*self.phase.borrow(), Phase::Running { .. })
     }
 
-    /// Resolves when it is not running.
     async fn ended(&self) {
-        let mut phase = self.phase.subscribe();
         // The sender is in `self`: it cannot be gone.
-        let _ = phase.wait_for(|phase| !matches!(phase, Phase::Running { .. })).await;
+        let _ = self.told.subscribe().wait_for(|told| *told).await;
     }
 }
 
@@ -344,6 +346,7 @@ impl Embedded {
         }
         entry.phase.send_replace(Phase::Exited(exit));
         self.tell(ContainerEventType::Stopped, &entry.id, &entry.record.sandbox);
+        entry.told.send_replace(true);
         Ok(())
     }
 
@@ -374,10 +377,12 @@ impl Embedded {
     }
 
     pub(super) async fn kill_and_wait(&self, entry: &ContainerEntry) -> Result<()> {
-        if !entry.is_running() {
+        if *entry.phase.borrow() == Phase::Created {
             return Ok(());
         }
-        self.signal(entry, SIGKILL).await?;
+        if entry.is_running() {
+            self.signal(entry, SIGKILL).await?;
+        }
         tokio::time::timeout(KILL_TIMEOUT, entry.ended())
             .await
             .map_err(|_| Error::DeadlineExceeded(format!("container {:?} does not die", entry.id)))

@@ -40,6 +40,7 @@ use containers::ContainerEntry;
 use sandboxes::SandboxEntry;
 
 pub const NAME: &str = "decapod";
+const DEFAULT_CLUSTER: &str = "/var/lib/decapod";
 const EVENTS: usize = 1024;
 /// Bit of `CapEff`.
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -65,6 +66,19 @@ pub struct Config {
 }
 
 impl Config {
+    /// For the cluster with this data directory. Names on the machine that others share (bridge,
+    /// cgroup) are the plain ones for the default directory and derived for any other.
+    pub fn of_cluster(cluster: &Path) -> Self {
+        let mut config = Self::new(cluster.join("runtime"));
+        if cluster != Path::new(DEFAULT_CLUSTER) {
+            let hash = config.run_dir.file_name().map(|name| name.to_string_lossy().into_owned());
+            let hash = hash.unwrap_or_default();
+            config.bridge = format!("deca{}", hash.get(..8).unwrap_or(&hash));
+            config.cgroup_root = format!("/decapod-{hash}");
+        }
+        config
+    }
+
     /// `data_dir` is the runtime's own, below the cluster's.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         let data_dir = data_dir.into();
