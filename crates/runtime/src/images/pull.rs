@@ -69,7 +69,10 @@ impl Puller {
                 Ok(record) => return Ok(record),
                 Err(error) => {
                     tracing::debug!(image = %name, host = endpoint.host, %error, "no luck here");
-                    last = Some(error);
+                    // A clear answer says more than a host that cannot be reached.
+                    if matches!(last, None | Some(Error::Registry(_) | Error::Io { .. })) {
+                        last = Some(error);
+                    }
                 }
             }
         }

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use cri::*;
+use decapod_runtime::ImageStore;
 use decapod_runtime::images::import::import;
+use decapod_runtime::images::pull::Puller;
 use testkit::images::{Compression, Image, Layer, write_docker_archive, write_oci_layout};
 
 use crate::world::{container, in_world};
@@ -97,4 +99,50 @@ fn archives_of_every_kind_become_the_same_image() {
         std::fs::write(&wrong, b"this is no archive").expect("written");
         assert!(import(store, &wrong, None).is_err());
     });
+}
+
+#[test]
+fn images_come_from_a_real_registry_through_a_mirror() {
+    let Some(busybox) = busybox() else { return };
+    let host = testkit::host::Host::new("pull").expect("a host");
+    let registry = match testkit::registry::Registry::start(&host) {
+        Ok(registry) => registry,
+        Err(error) => return println!("skipped: no registry: {error:#}"),
+    };
+    let directory = host.directory().to_owned();
+    let archive = directory.join("image.tar");
+    let both = [("arm64", &image(&busybox)), ("amd64", &image(&busybox))];
+    write_oci_layout(&archive, &both, Compression::Gzip).expect("made");
+    registry.push(&host, &archive, "copies/layers", "v1").expect("pushed");
+    let mirrors = directory.join("registries.yaml");
+    let text = format!(
+        "mirrors:\n  docker.io:\n    endpoint: [\"http://{}\"]\n    rewrite: {{\"^library/(.*)\": \"copies/$1\"}}\n",
+        testkit::registry::ADDRESS
+    );
+    std::fs::write(&mirrors, text).expect("written");
+    let network = host.network().expect("a network");
+    let pulling = std::thread::spawn(move || {
+        testkit::host::enter_network(&network).expect("entered");
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(pull_all(&directory.join("images"), &mirrors));
+    });
+    pulling.join().expect("the pulls went well");
+}
+
+async fn pull_all(root: &Path, mirrors: &Path) {
+    let store = ImageStore::open(root).expect("opened");
+    let puller = Puller::new(store.clone(), Some(mirrors.into()));
+    let (one, two) = tokio::join!(puller.pull("layers:v1", None), puller.pull("layers:v1", None));
+    let record = one.expect("pulled");
+    assert_eq!(record.id, two.expect("pulled at the same time").id);
+    assert_eq!((record.tags.as_slice(), record.layers.len()), ([NAME.to_owned()].as_slice(), 3));
+    assert!(record.layers.iter().all(|layer| store.layer(layer).is_dir()));
+    let by_digest = puller.pull(&record.digests[0], None).await.expect("pulled by digest");
+    assert_eq!(by_digest.id, record.id);
+    let missing = puller.pull("layers:v2", None).await.expect_err("no such tag");
+    assert!(missing.to_string().contains("failed to pull and unpack image"), "{missing}");
+    assert!(store.remove("layers:v1").expect("removed"));
+    assert!(store.list().expect("listed").is_empty());
+    let left = std::fs::read_dir(store.layers_dir()).expect("listed").count();
+    assert_eq!(left, 0);
 }
