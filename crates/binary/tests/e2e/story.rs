@@ -1,6 +1,6 @@
 //! The cluster that the chapters share, and the questions that they often ask.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -41,8 +41,9 @@ impl Story {
         let manifests = static_manifests.display().to_string();
         let arguments =
             ["--node-name", "node1", "--node-ip", &address, "--pod-manifest-path", &manifests];
-        let binary = Path::new(env!("CARGO_BIN_EXE_decapod"));
-        let mut server = Server::new(host, binary, &arguments)?;
+        let binary = std::env::var_os("DECAPOD_BINARY")
+            .map_or_else(|| env!("CARGO_BIN_EXE_decapod").into(), PathBuf::from);
+        let mut server = Server::new(host, &binary, &arguments)?;
         if let Err(error) = server.start() {
             bail!("{error:#}\n{}", server.report());
         }
