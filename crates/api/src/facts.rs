@@ -74,7 +74,9 @@ impl Definition {
 
     pub fn field(self, name: &str) -> Option<Field> {
         let line = self.lines.lines().find(|line| {
-            line[1..].strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('\t'))
+            line[1..]
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('\t'))
         })?;
         Some(parse_field(line))
     }
@@ -88,7 +90,15 @@ fn parse_field(line: &'static str) -> Field {
         text if text.starts_with("[]") || text.starts_with("{}") => text.split_at(2),
         text => ("", text),
     };
-    Field { name, shape, definition, list_type: next(), map_keys: next(), merge_key: next(), strategy: next() }
+    Field {
+        name,
+        shape,
+        definition,
+        list_type: next(),
+        map_keys: next(),
+        merge_key: next(),
+        strategy: next(),
+    }
 }
 
 struct Index {
@@ -152,7 +162,9 @@ pub fn facts(definition_name: &str, field: &str) -> Option<FieldFacts> {
         }),
     };
     let map_keys = field.map_keys.split(',').filter(|key| !key.is_empty()).map(|key| {
-        let default = KEY_DEFAULTS.iter().find(|(name, field_name, _)| *name == field.definition && *field_name == key);
+        let default = KEY_DEFAULTS
+            .iter()
+            .find(|(name, field_name, _)| *name == field.definition && *field_name == key);
         (key.to_owned(), default.map(|(.., value)| (*value).into()))
     });
     let strategy = |name: &str| field.strategy.split(',').any(|one| one == name);
@@ -197,32 +209,63 @@ mod tests {
     fn merging_and_applying_have_facts_of_their_own() {
         let ports = facts("io.k8s.api.core.v1.Container", "ports").expect("a field");
         assert_eq!(ports.merge_key.as_deref(), Some("containerPort"));
-        assert_eq!(ports.map_keys, [("containerPort".to_owned(), None), ("protocol".to_owned(), Some("TCP".into()))]);
+        assert_eq!(
+            ports.map_keys,
+            [("containerPort".to_owned(), None), ("protocol".to_owned(), Some("TCP".into()))]
+        );
         assert_eq!((ports.merges, ports.topology), (true, Some(Topology::Map)));
         assert_eq!(ports.definition.as_deref(), Some("io.k8s.api.core.v1.ContainerPort"));
 
-        let check = |definition: &str, field: &str| facts(definition, field).map(|facts| (facts.topology, facts.merges, facts.retain_keys));
+        let check = |definition: &str, field: &str| {
+            facts(definition, field).map(|facts| (facts.topology, facts.merges, facts.retain_keys))
+        };
         let core = |name: &str| format!("io.k8s.api.core.v1.{name}");
-        assert_eq!(check(&core("ServiceSpec"), "selector"), Some((Some(Topology::Atomic), false, false)));
-        assert_eq!(check(&core("PodSpec"), "nodeSelector"), Some((Some(Topology::Atomic), false, false)));
-        assert_eq!(check(&core("ConfigMap"), "data"), Some((Some(Topology::Granular), false, false)));
+        assert_eq!(
+            check(&core("ServiceSpec"), "selector"),
+            Some((Some(Topology::Atomic), false, false))
+        );
+        assert_eq!(
+            check(&core("PodSpec"), "nodeSelector"),
+            Some((Some(Topology::Atomic), false, false))
+        );
+        assert_eq!(
+            check(&core("ConfigMap"), "data"),
+            Some((Some(Topology::Granular), false, false))
+        );
         assert_eq!(check(&core("PodSpec"), "volumes"), Some((Some(Topology::Map), true, true)));
-        assert_eq!(check(&core("PodSpec"), "tolerations"), Some((Some(Topology::Atomic), false, false)));
+        assert_eq!(
+            check(&core("PodSpec"), "tolerations"),
+            Some((Some(Topology::Atomic), false, false))
+        );
         assert_eq!(check(&core("PodSpec"), "nodeName"), Some((None, false, false)));
-        assert_eq!(check(&core("PodSpec"), "securityContext"), Some((Some(Topology::Granular), false, false)));
-        assert_eq!(check(&core("EnvVarSource"), "fieldRef"), Some((Some(Topology::Atomic), false, false)));
+        assert_eq!(
+            check(&core("PodSpec"), "securityContext"),
+            Some((Some(Topology::Granular), false, false))
+        );
+        assert_eq!(
+            check(&core("EnvVarSource"), "fieldRef"),
+            Some((Some(Topology::Atomic), false, false))
+        );
         assert_eq!(check(&core("PodSpec"), "nope"), None);
         let meta = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
         assert_eq!(check(meta, "finalizers"), Some((Some(Topology::Set), true, false)));
         assert_eq!(check(meta, "creationTimestamp"), Some((None, false, false)));
-        assert_eq!(check("io.k8s.api.apps.v1.DeploymentSpec", "strategy"), Some((Some(Topology::Granular), false, true)));
+        assert_eq!(
+            check("io.k8s.api.apps.v1.DeploymentSpec", "strategy"),
+            Some((Some(Topology::Granular), false, true))
+        );
     }
 
     #[test]
     fn every_reference_has_a_definition() {
         for definition in index().by_name.values() {
             for field in definition.fields().filter(|field| !field.definition.is_empty()) {
-                assert!(super::definition(field.definition).is_some(), "{}.{}", definition.name, field.name);
+                assert!(
+                    super::definition(field.definition).is_some(),
+                    "{}.{}",
+                    definition.name,
+                    field.name
+                );
             }
         }
         assert!(index().by_name.len() > 700);

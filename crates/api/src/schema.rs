@@ -58,7 +58,9 @@ fn texts() -> &'static HashMap<String, Box<str>> {
 
 /// The names of the lists of the kinds in `all`.
 fn lists(all: &Map<String, Value>) -> Vec<String> {
-    let list = |name: &String| Some(format!("{name}List")).filter(|list| facts::definition(list).is_some());
+    let list = |name: &String| {
+        Some(format!("{name}List")).filter(|list| facts::definition(list).is_some())
+    };
     all.keys().filter_map(list).filter(|list| !all.contains_key(list)).collect()
 }
 
@@ -102,7 +104,8 @@ fn extended(name: String, mut schema: Value) -> (String, Box<str>) {
             fields.insert("x-kubernetes-map-type".into(), definition.map_type.into());
         }
         let properties = fields.get_mut("properties").and_then(Value::as_object_mut);
-        for field in properties.into_iter().flat_map(|properties| matching(properties, definition)) {
+        for field in properties.into_iter().flat_map(|properties| matching(properties, definition))
+        {
             let (schema, facts) = field;
             add_facts(schema, facts);
         }
@@ -111,13 +114,13 @@ fn extended(name: String, mut schema: Value) -> (String, Box<str>) {
     (name, text)
 }
 
-fn matching<'a>(
-    properties: &'a mut Map<String, Value>,
+fn matching(
+    properties: &mut Map<String, Value>,
     definition: Definition,
-) -> impl Iterator<Item = (&'a mut Map<String, Value>, Field)> {
-    properties.iter_mut().filter_map(move |(name, schema)| {
-        Some((schema.as_object_mut()?, definition.field(name)?))
-    })
+) -> impl Iterator<Item = (&mut Map<String, Value>, Field)> {
+    properties
+        .iter_mut()
+        .filter_map(move |(name, schema)| Some((schema.as_object_mut()?, definition.field(name)?)))
 }
 
 fn add_kinds(schema: &mut Map<String, Value>, definition: Definition) {
@@ -136,7 +139,8 @@ fn add_facts(schema: &mut Map<String, Value>, field: Field) {
             schema.insert(name.into(), text.into());
         }
     };
-    let type_of = if field.shape == "[]" { "x-kubernetes-list-type" } else { "x-kubernetes-map-type" };
+    let type_of =
+        if field.shape == "[]" { "x-kubernetes-list-type" } else { "x-kubernetes-map-type" };
     put(type_of, field.list_type);
     put("x-kubernetes-patch-merge-key", field.merge_key);
     put("x-kubernetes-patch-strategy", field.strategy);
@@ -219,7 +223,10 @@ mod tests {
             json!([{ "group": "apps", "version": "v1", "kind": "Deployment" }])
         );
         let list = definition("io.k8s.api.apps.v1.DeploymentList").expect("known");
-        assert_eq!(list["properties"]["items"]["items"]["$ref"], "#/definitions/io.k8s.api.apps.v1.Deployment");
+        assert_eq!(
+            list["properties"]["items"]["items"]["$ref"],
+            "#/definitions/io.k8s.api.apps.v1.Deployment"
+        );
         let either = definition("io.k8s.apimachinery.pkg.util.intstr.IntOrString").expect("known");
         assert_eq!(either["format"], "int-or-string");
     }
@@ -243,6 +250,10 @@ mod tests {
             check(&definition(name).expect("known"), name);
         }
         let bytes: usize = texts().values().map(|text| text.len()).sum();
-        assert!(texts().len() > 500 && bytes < 4 << 20, "{} definitions, {bytes} bytes", texts().len());
+        assert!(
+            texts().len() > 500 && bytes < 4 << 20,
+            "{} definitions, {bytes} bytes",
+            texts().len()
+        );
     }
 }

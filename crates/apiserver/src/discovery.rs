@@ -69,7 +69,9 @@ impl Discovery {
             return aggregated(json, tag, headers);
         }
         let accept = match accept {
-            Ok(Accept { shown_as: As::Itself, .. }) if accepts_plain(headers) => accept.unwrap_or(Accept::JSON),
+            Ok(Accept { shown_as: As::Itself, .. }) if accepts_plain(headers) => {
+                accept.unwrap_or(Accept::JSON)
+            }
             _ => return codec::error(&Accept::JSON, &not_acceptable()),
         };
         if path == "/api" {
@@ -156,7 +158,8 @@ fn build(table: &ResourceTable, order: &[&str]) -> Documents {
     let mut by_path = BTreeMap::new();
     let mut put = |path: String, json: Value| by_path.insert(path, Bytes::from(json.to_string()));
     for group in &groups {
-        let prefix = if group.name.is_empty() { "/api".to_owned() } else { format!("/apis/{}", group.name) };
+        let prefix =
+            if group.name.is_empty() { "/api".to_owned() } else { format!("/apis/{}", group.name) };
         for (version, rows) in &group.versions {
             put(format!("{prefix}/{version}"), resource_list(group.name, version, rows));
         }
@@ -167,11 +170,15 @@ fn build(table: &ResourceTable, order: &[&str]) -> Documents {
             put(prefix, json);
         }
     }
-    let named: Vec<Value> = groups.iter().filter(|group| !group.name.is_empty()).map(api_group).collect();
+    let named: Vec<Value> =
+        groups.iter().filter(|group| !group.name.is_empty()).map(api_group).collect();
     put("/apis".into(), json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": named }));
     let one_document = |is_core: bool| {
-        let items: Vec<Value> =
-            groups.iter().filter(|group| group.name.is_empty() == is_core).map(aggregated_group).collect();
+        let items: Vec<Value> = groups
+            .iter()
+            .filter(|group| group.name.is_empty() == is_core)
+            .map(aggregated_group)
+            .collect();
         let json = json!({
             "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items,
         })
@@ -272,7 +279,8 @@ fn api_resource(row: &Resource) -> Value {
 /// version and kind of what is stored.
 fn storage_version_hash(row: &Resource) -> String {
     let stored = row.stored_codec().empty();
-    let (group, version) = stored.api_version().split_once('/').unwrap_or(("", stored.api_version()));
+    let (group, version) =
+        stored.api_version().split_once('/').unwrap_or(("", stored.api_version()));
     let digest = Sha256::digest(format!("{group}/{version}/{}", stored.kind()));
     STANDARD.encode(&digest[..8])
 }
@@ -325,7 +333,8 @@ fn aggregated_resource(row: &Resource) -> Value {
     let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
     subresources.sort_by_key(|one| one.name);
     if !subresources.is_empty() {
-        json["subresources"] = subresources.into_iter().map(|one| aggregated_subresource(row, one)).collect();
+        json["subresources"] =
+            subresources.into_iter().map(|one| aggregated_subresource(row, one)).collect();
     }
     json
 }
@@ -348,7 +357,10 @@ mod tests {
     fn versions_are_in_kubes_order() {
         let mut versions = ["v1alpha1", "foo", "v1", "v10", "v2beta1", "v2", "v1beta2", "v1beta1"];
         versions.sort_by_key(|version| version_rank(version));
-        assert_eq!(versions, ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1beta1", "v1alpha1", "foo"]);
+        assert_eq!(
+            versions,
+            ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1beta1", "v1alpha1", "foo"]
+        );
     }
 
     #[test]
@@ -367,7 +379,10 @@ mod tests {
         assert_eq!(group["preferredVersion"]["groupVersion"], "apps/v1");
         let (json, tag) = &documents.aggregated["/apis"];
         let all: Value = serde_json::from_slice(json).expect("JSON");
-        assert_eq!(all["items"][0]["versions"][0]["resources"][0]["subresources"][0]["subresource"], "scale");
+        assert_eq!(
+            all["items"][0]["versions"][0]["resources"][0]["subresources"][0]["subresource"],
+            "scale"
+        );
         assert_eq!(tag.len(), 64);
     }
 }

@@ -109,7 +109,8 @@ impl Health {
     /// Answers `/healthz[/NAME]` and its two sisters; `None` for paths that are none of them.
     pub async fn serve(&self, path: &str, query: &Query) -> Option<Response<Body>> {
         let mut parts = path.trim_matches('/').splitn(2, '/');
-        let probe = parts.next().filter(|probe| matches!(*probe, "healthz" | "livez" | "readyz"))?;
+        let probe =
+            parts.next().filter(|probe| matches!(*probe, "healthz" | "livez" | "readyz"))?;
         let checks = self.select(probe);
         match parts.next() {
             None => Some(all(probe, &checks, query).await),
@@ -131,7 +132,9 @@ impl Health {
             let down = self.is_shutting_down.clone();
             let check: Check = Arc::new(move || {
                 let is_down = down.load(Ordering::Acquire);
-                Box::pin(async move { if is_down { Err("process is shutting down".into()) } else { Ok(()) } })
+                Box::pin(async move {
+                    if is_down { Err("process is shutting down".into()) } else { Ok(()) }
+                })
             });
             checks.push(Named { name: "shutdown".into(), check, readiness_only: true });
         }
@@ -172,7 +175,9 @@ async fn all(probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
         .collect();
     if !unknown.is_empty() {
         let names = unknown.join(",");
-        lines.push_str(&format!("warn: some health checks cannot be excluded: no matches for {names}\n"));
+        lines.push_str(&format!(
+            "warn: some health checks cannot be excluded: no matches for {names}\n"
+        ));
     }
     if is_failed {
         return failed(format!("{lines}{probe} check failed\n"));
@@ -209,12 +214,20 @@ mod tests {
         let hook = health.hook("rbac/bootstrap-roles");
         let failing = "[+]ping ok\n[+]log ok\n[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nlivez check failed\n";
         assert_eq!(ask(&health, "/livez", "").await, (500, failing.into()));
-        assert_eq!(ask(&health, "/livez", "exclude=poststarthook/rbac/bootstrap-roles").await, (200, "ok".into()));
+        assert_eq!(
+            ask(&health, "/livez", "exclude=poststarthook/rbac/bootstrap-roles").await,
+            (200, "ok".into())
+        );
         hook.done();
         assert_eq!(ask(&health, "/livez", "exclude=nope").await, (200, "ok".into()));
         assert_eq!(ask(&health, "/healthz/ping", "verbose").await, (200, "ok".into()));
         assert_eq!(ask(&health, "/readyz/nope", "").await, (404, "404 page not found\n".into()));
-        assert!(ask(&health, "/readyz", "verbose").await.1.ends_with("[+]shutdown ok\nreadyz check passed\n"));
+        assert!(
+            ask(&health, "/readyz", "verbose")
+                .await
+                .1
+                .ends_with("[+]shutdown ok\nreadyz check passed\n")
+        );
         health.begin_shutdown();
         assert_eq!(ask(&health, "/readyz", "").await.0, 500);
         assert_eq!(ask(&health, "/livez", "").await.0, 200);

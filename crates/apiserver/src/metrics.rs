@@ -11,8 +11,8 @@ use crate::request::RequestInfo;
 
 /// Upstream's buckets of request durations, in seconds.
 const DURATION_BUCKETS: &[f64] = &[
-    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
-    20.0, 30.0, 45.0, 60.0,
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
+    10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
 ];
 
 /// Writes families in the text format.
@@ -142,7 +142,8 @@ fn subject(info: &RequestInfo) -> Labels {
 
 /// Paths that anybody can make up must not become label values.
 fn known_path(path: &str) -> &str {
-    const KNOWN: &[&str] = &["/healthz", "/livez", "/readyz", "/metrics", "/version", "/api", "/apis", "/openapi/v2"];
+    const KNOWN: &[&str] =
+        &["/healthz", "/livez", "/readyz", "/metrics", "/version", "/api", "/apis", "/openapi/v2"];
     KNOWN.iter().find(|known| **known == path).copied().unwrap_or_default()
 }
 
@@ -162,15 +163,35 @@ fn verb(info: &RequestInfo) -> &'static str {
 
 impl Families {
     fn encode(&self, out: &mut String) {
-        family(out, "apiserver_current_inflight_requests", "gauge", "[STABLE] Maximal number of currently used inflight request limit of this apiserver per request kind in last second.");
+        family(
+            out,
+            "apiserver_current_inflight_requests",
+            "gauge",
+            "[STABLE] Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
+        );
         samples(out, "apiserver_current_inflight_requests", &self.in_flight);
-        family(out, "apiserver_longrunning_requests", "gauge", "[STABLE] Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component. Not all requests are tracked this way.");
+        family(
+            out,
+            "apiserver_longrunning_requests",
+            "gauge",
+            "[STABLE] Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component. Not all requests are tracked this way.",
+        );
         samples(out, "apiserver_longrunning_requests", &self.long_running);
-        family(out, "apiserver_request_duration_seconds", "histogram", "[STABLE] Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.");
+        family(
+            out,
+            "apiserver_request_duration_seconds",
+            "histogram",
+            "[STABLE] Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
+        );
         for (labels, histogram) in &self.durations {
             histogram.encode(out, "apiserver_request_duration_seconds", labels);
         }
-        family(out, "apiserver_request_total", "counter", "[STABLE] Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.");
+        family(
+            out,
+            "apiserver_request_total",
+            "counter",
+            "[STABLE] Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
+        );
         samples(out, "apiserver_request_total", &self.requests);
     }
 }
@@ -198,7 +219,6 @@ fn samples(out: &mut String, name: &str, samples: &BTreeMap<Labels, impl std::fm
         let _ = writeln!(out, "{name}{{{labels}}} {value}");
     }
 }
-
 
 #[cfg(test)]
 mod tests {

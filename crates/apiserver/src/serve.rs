@@ -137,7 +137,9 @@ impl Server {
         let store = registry.clone();
         health.add_async("etcd", move || {
             let store = store.clone();
-            Box::pin(async move { store.revision().await.map(|_| ()).map_err(|error| error.to_string()) })
+            Box::pin(async move {
+                store.revision().await.map(|_| ()).map_err(|error| error.to_string())
+            })
         });
         Self(Arc::new(Shared {
             registry,

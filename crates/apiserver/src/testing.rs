@@ -72,7 +72,12 @@ where
 pub fn table() -> ResourceTable {
     let mut deployments = row::<Deployment>("deployments", &["deploy"], true);
     deployments.subresources = vec![
-        Subresource { name: "status", kind: None, verbs: &["get", "patch", "update"], behaviour: Behaviour::Part },
+        Subresource {
+            name: "status",
+            kind: None,
+            verbs: &["get", "patch", "update"],
+            behaviour: Behaviour::Part,
+        },
         Subresource {
             name: "scale",
             kind: Some(SubresourceKind { group: "autoscaling", version: "v1", kind: "Scale" }),

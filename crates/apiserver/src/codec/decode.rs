@@ -73,8 +73,9 @@ pub fn decode(
     let mut strict = vec![];
     let json = match format {
         BodyFormat::Json => {
-            let duplicates = gojson::check(body)
-                .map_err(|why| unrecognized(&format!("couldn't get version/kind; json parse error: {why}")))?;
+            let duplicates = gojson::check(body).map_err(|why| {
+                unrecognized(&format!("couldn't get version/kind; json parse error: {why}"))
+            })?;
             strict.extend(duplicates.iter().map(|path| format!("duplicate field {path:?}")));
             Cow::Borrowed(body)
         }
@@ -159,14 +160,19 @@ fn given(text: &Option<String>) -> Option<&str> {
 fn is_registered(table: &ResourceTable, group: &str, version: &str, kind: &str) -> bool {
     let single = kind.strip_suffix("List").unwrap_or(kind);
     let generic = group.is_empty() && version == "v1" && matches!(kind, "List" | "Status");
-    generic || table.by_kind(group, version, kind).or_else(|| table.by_kind(group, version, single)).is_some()
+    generic
+        || table
+            .by_kind(group, version, kind)
+            .or_else(|| table.by_kind(group, version, single))
+            .is_some()
 }
 
 /// `Pod in version "v1" cannot be handled as a Pod: …`
 fn cannot_be_handled(types: &TypeMeta, wanted: &Wanted<'_>, why: &str) -> StatusError {
     let kind = given(&types.kind).unwrap_or(wanted.kind);
     let api_version = given(&types.api_version);
-    let version = api_version.map_or(wanted.version, |text| text.rsplit('/').next().unwrap_or(text));
+    let version =
+        api_version.map_or(wanted.version, |text| text.rsplit('/').next().unwrap_or(text));
     StatusError::bad_request(format!(
         "{kind} in version {version:?} cannot be handled as a {}: {why}",
         wanted.kind
@@ -198,9 +204,9 @@ fn type_meta_error(json: &[u8]) -> String {
     const STRUCT: &str = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
     let what = match serde_json::from_slice(json) {
         Ok(Value::Object(fields)) => {
-            let wrong = ["apiVersion", "kind"]
-                .iter()
-                .find_map(|name| fields.get(*name).filter(|value| !value.is_string()).map(|value| (name, value)));
+            let wrong = ["apiVersion", "kind"].iter().find_map(|name| {
+                fields.get(*name).filter(|value| !value.is_string()).map(|value| (name, value))
+            });
             match wrong {
                 Some((name, value)) => {
                     format!("{} into Go struct field .{name} of type string", go_type(value))
@@ -271,28 +277,64 @@ mod tests {
     use crate::request::UserInfo;
     use crate::testing;
 
-    fn attempt(body: &str, format: BodyFormat, validation: FieldValidation) -> Result<(Box<dyn Object>, Vec<String>), String> {
+    fn attempt(
+        body: &str,
+        format: BodyFormat,
+        validation: FieldValidation,
+    ) -> Result<(Box<dyn Object>, Vec<String>), String> {
         let table = testing::table();
         let row = Arc::clone(table.get("", "v1", "configmaps").expect("a row"));
         let mut ctx = RequestContext::new(UserInfo::apiserver(), row, "");
         ctx.field_validation = validation;
         let codec = Typed::<ConfigMap>::new();
-        let wanted = Wanted { group: "", version: "v1", kind: "ConfigMap", codec: &codec, table: &table, schemas: &crate::openapi::NoSchemas };
-        let object = decode(body.as_bytes(), format, &wanted, &ctx).map_err(|error| error.message.clone())?;
+        let wanted = Wanted {
+            group: "",
+            version: "v1",
+            kind: "ConfigMap",
+            codec: &codec,
+            table: &table,
+            schemas: &crate::openapi::NoSchemas,
+        };
+        let object = decode(body.as_bytes(), format, &wanted, &ctx)
+            .map_err(|error| error.message.clone())?;
         Ok((object, ctx.take_warnings()))
     }
 
     #[test]
     fn refuses_in_upstreams_words() {
         for (body, expected) in [
-            ("", "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)"),
-            ("[]", r#"the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" } (5b5d)"#),
-            (r#"{"apiVersion":1,"kind":"ConfigMap"}"#, r#"the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .apiVersion of type string ({"apiVersion":1,"kind":"Config ...)"#),
-            (r#"{"apiVersion":"a/b/c","kind":"ConfigMap","metadata":{"name":"t"}}"#, r#"the object provided is unrecognized (must be of type ConfigMap): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c","kind":" ...)"#),
-            (r#"{"apiVersion":"v1","kind":"List","items":[]}"#, r#"List in version "v1" cannot be handled as a ConfigMap: converting (v1.List) to (core.ConfigMap): unknown conversion"#),
-            (r#"{"apiVersion":"v1","kind":"Zebra"}"#, r#"Zebra in version "v1" cannot be handled as a ConfigMap: no kind "Zebra" is registered for version "v1" in scheme "pkg/api/legacyscheme/scheme.go:30""#),
-            (r#"{"apiVersion":"bogus/v9","kind":"ConfigMap"}"#, r#"ConfigMap in version "v9" cannot be handled as a ConfigMap: no kind "ConfigMap" is registered for version "bogus/v9" in scheme "pkg/api/legacyscheme/scheme.go:30""#),
-            (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","name":"b"},"zz":1}"#, r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: duplicate field "metadata.name", unknown field "zz""#),
+            (
+                "",
+                "the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)",
+            ),
+            (
+                "[]",
+                r#"the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" } (5b5d)"#,
+            ),
+            (
+                r#"{"apiVersion":1,"kind":"ConfigMap"}"#,
+                r#"the object provided is unrecognized (must be of type ConfigMap): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .apiVersion of type string ({"apiVersion":1,"kind":"Config ...)"#,
+            ),
+            (
+                r#"{"apiVersion":"a/b/c","kind":"ConfigMap","metadata":{"name":"t"}}"#,
+                r#"the object provided is unrecognized (must be of type ConfigMap): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c","kind":" ...)"#,
+            ),
+            (
+                r#"{"apiVersion":"v1","kind":"List","items":[]}"#,
+                r#"List in version "v1" cannot be handled as a ConfigMap: converting (v1.List) to (core.ConfigMap): unknown conversion"#,
+            ),
+            (
+                r#"{"apiVersion":"v1","kind":"Zebra"}"#,
+                r#"Zebra in version "v1" cannot be handled as a ConfigMap: no kind "Zebra" is registered for version "v1" in scheme "pkg/api/legacyscheme/scheme.go:30""#,
+            ),
+            (
+                r#"{"apiVersion":"bogus/v9","kind":"ConfigMap"}"#,
+                r#"ConfigMap in version "v9" cannot be handled as a ConfigMap: no kind "ConfigMap" is registered for version "bogus/v9" in scheme "pkg/api/legacyscheme/scheme.go:30""#,
+            ),
+            (
+                r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","name":"b"},"zz":1}"#,
+                r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: duplicate field "metadata.name", unknown field "zz""#,
+            ),
         ] {
             let got = attempt(body, BodyFormat::Json, FieldValidation::Strict);
             assert_eq!(got.err().as_deref(), Some(expected), "{body}");
@@ -304,7 +346,12 @@ mod tests {
         for body in [r#"{"metadata":{"name":"t"}}"#, "null"] {
             assert!(attempt(body, BodyFormat::Json, FieldValidation::Strict).is_ok(), "{body}");
         }
-        let (object, warnings) = attempt("kind: ConfigMap\nmetadata: {name: t}\nzz: 0755\n", BodyFormat::Yaml, FieldValidation::Warn).expect("decodes");
+        let (object, warnings) = attempt(
+            "kind: ConfigMap\nmetadata: {name: t}\nzz: 0755\n",
+            BodyFormat::Yaml,
+            FieldValidation::Warn,
+        )
+        .expect("decodes");
         assert_eq!((object.name(), warnings), ("t", vec!["unknown field \"zz\"".to_owned()]));
     }
 }

@@ -80,7 +80,8 @@ impl Walk<'_> {
             });
         }
         if schema.get("format").and_then(Value::as_str) == Some("int-or-string") {
-            return (!matches!(kind(text), "string" | "number")).then(|| self.misfit(text, "string"));
+            return (!matches!(kind(text), "string" | "number"))
+                .then(|| self.misfit(text, "string"));
         }
         if schema.get("properties").is_none() {
             return self.value(raw, &schema);
@@ -97,7 +98,8 @@ impl Walk<'_> {
     fn misfit(&self, text: &str, wanted: &str) -> String {
         let kind = kind(text);
         let is_number = wanted.starts_with("int") || wanted.starts_with("float");
-        let what = if kind == "number" && is_number { format!("number {text}") } else { kind.into() };
+        let what =
+            if kind == "number" && is_number { format!("number {text}") } else { kind.into() };
         format!(
             "json: cannot unmarshal {what} into Go struct field {}.{} of type {wanted}",
             self.owner,
@@ -159,7 +161,10 @@ fn go_type(schema: &Value) -> String {
         ("boolean", _) => "bool".into(),
         ("array", _) => format!("[]{}", schema.get("items").map(go_type).unwrap_or_default()),
         ("object", _) => {
-            format!("map[string]{}", schema.get("additionalProperties").map(go_type).unwrap_or_default())
+            format!(
+                "map[string]{}",
+                schema.get("additionalProperties").map(go_type).unwrap_or_default()
+            )
         }
         _ => "string".into(),
     }
@@ -217,16 +222,53 @@ mod tests {
     #[test]
     fn misfits_are_named_as_go_names_them() {
         for (json, expected) in [
-            (r#"{"spec":{"replicas":true}}"#, Some("json: cannot unmarshal bool into Go struct field SetSpec.spec.replicas of type int32")),
-            (r#"{"spec":{"replicas":1e2}}"#, Some("json: cannot unmarshal number 1e2 into Go struct field SetSpec.spec.replicas of type int32")),
-            (r#"{"data":{"a":1}}"#, Some("json: cannot unmarshal number into Go struct field Set.data of type string")),
-            (r#"{"spec":[]}"#, Some("json: cannot unmarshal array into Go struct field Set.spec of type v1.SetSpec")),
-            (r#"{"spec":{"args":"x"}}"#, Some("json: cannot unmarshal string into Go struct field SetSpec.spec.args of type []string")),
-            (r#"{"spec":{"parts":[{},{"replicas":"x"}]}}"#, Some("json: cannot unmarshal string into Go struct field SetSpec.spec.parts.replicas of type int32")),
-            (r#"{"spec":{"parts":{}}}"#, Some("json: cannot unmarshal object into Go struct field SetSpec.spec.parts of type []v1.SetSpec")),
+            (
+                r#"{"spec":{"replicas":true}}"#,
+                Some(
+                    "json: cannot unmarshal bool into Go struct field SetSpec.spec.replicas of type int32",
+                ),
+            ),
+            (
+                r#"{"spec":{"replicas":1e2}}"#,
+                Some(
+                    "json: cannot unmarshal number 1e2 into Go struct field SetSpec.spec.replicas of type int32",
+                ),
+            ),
+            (
+                r#"{"data":{"a":1}}"#,
+                Some("json: cannot unmarshal number into Go struct field Set.data of type string"),
+            ),
+            (
+                r#"{"spec":[]}"#,
+                Some(
+                    "json: cannot unmarshal array into Go struct field Set.spec of type v1.SetSpec",
+                ),
+            ),
+            (
+                r#"{"spec":{"args":"x"}}"#,
+                Some(
+                    "json: cannot unmarshal string into Go struct field SetSpec.spec.args of type []string",
+                ),
+            ),
+            (
+                r#"{"spec":{"parts":[{},{"replicas":"x"}]}}"#,
+                Some(
+                    "json: cannot unmarshal string into Go struct field SetSpec.spec.parts.replicas of type int32",
+                ),
+            ),
+            (
+                r#"{"spec":{"parts":{}}}"#,
+                Some(
+                    "json: cannot unmarshal object into Go struct field SetSpec.spec.parts of type []v1.SetSpec",
+                ),
+            ),
             (r#"{"spec":{"replicas":-3,"args":null},"other":{}}"#, None),
         ] {
-            assert_eq!(explain(json.as_bytes(), "a.v1.Set", &Schemas).as_deref(), expected, "{json}");
+            assert_eq!(
+                explain(json.as_bytes(), "a.v1.Set", &Schemas).as_deref(),
+                expected,
+                "{json}"
+            );
         }
     }
 }

@@ -55,7 +55,11 @@ impl Framer {
     }
 
     /// An empty object of the kind, at a revision.
-    fn bookmark(&mut self, revision: Revision, initial_events_end: bool) -> Result<Vec<u8>, StatusError> {
+    fn bookmark(
+        &mut self,
+        revision: Revision,
+        initial_events_end: bool,
+    ) -> Result<Vec<u8>, StatusError> {
         let table = matches!(self.shown_as, As::Table(_));
         let mut object =
             if table { self.row.stored_codec().empty() } else { self.row.codec.empty() };

@@ -116,7 +116,9 @@ impl Scanner<'_> {
                 (Frame::Object { .. }, Some(_)) => {
                     return Err(self.unexpected("after object key:value pair"));
                 }
-                (Frame::Array { .. }, Some(_)) => return Err(self.unexpected("after array element")),
+                (Frame::Array { .. }, Some(_)) => {
+                    return Err(self.unexpected("after array element"));
+                }
             }
         }
     }
@@ -201,7 +203,9 @@ impl Scanner<'_> {
                     match self.bytes.get(self.at) {
                         None => return Err(end_of_input()),
                         Some(byte) if byte.is_ascii_hexdigit() => {}
-                        Some(_) => return Err(self.unexpected("in \\u hexadecimal character escape")),
+                        Some(_) => {
+                            return Err(self.unexpected("in \\u hexadecimal character escape"));
+                        }
                     }
                 }
             }
@@ -219,7 +223,9 @@ impl Scanner<'_> {
                 Some(byte) if *byte == expected => self.at += 1,
                 Some(_) => {
                     let expected = char::from(expected);
-                    return Err(self.unexpected(&format!("in literal {word} (expecting '{expected}')")));
+                    return Err(
+                        self.unexpected(&format!("in literal {word} (expecting '{expected}')"))
+                    );
                 }
             }
         }

@@ -125,7 +125,9 @@ fn is_routed(clause: &Clause<'_>) -> bool {
 fn not_routed(offer: Offer) -> StatusError {
     let mut message = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf".to_owned();
     if offer == Offer::List {
-        message.push_str(", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch");
+        message.push_str(
+            ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+        );
     }
     StatusError::new(Reason::NotAcceptable, message)
 }
@@ -175,13 +177,19 @@ mod tests {
         check("*/*", Some((Media::Json, As::Itself)));
         check("application/*", None);
         check("text/html;q=0.9,application/json;q=0.1", Some((Media::Json, As::Itself)));
-        check("application/vnd.kubernetes.protobuf,application/json", Some((Media::Json, As::Itself)));
+        check(
+            "application/vnd.kubernetes.protobuf,application/json",
+            Some((Media::Json, As::Itself)),
+        );
         check("application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io", None);
         check("application/yaml", Some((Media::Yaml, As::Itself)));
         check(
             "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
             Some((Media::Json, As::Table("meta.k8s.io/v1"))),
         );
-        check("application/json;as=Zebra;v=v1;g=meta.k8s.io,application/json", Some((Media::Json, As::Itself)));
+        check(
+            "application/json;as=Zebra;v=v1;g=meta.k8s.io,application/json",
+            Some((Media::Json, As::Itself)),
+        );
     }
 }

@@ -78,8 +78,12 @@ mod tests {
             forbidden(&attributes, "").message,
             r#"pods is forbidden: User "x" cannot list resource "pods" in API group "" in the namespace "default""#
         );
-        let info = RequestInfo { verb: "get".into(), path: "/metrics".into(), ..RequestInfo::default() };
+        let info =
+            RequestInfo { verb: "get".into(), path: "/metrics".into(), ..RequestInfo::default() };
         let attributes = Attributes { user: UserInfo::new("x", &[]), request: info };
-        assert_eq!(forbidden(&attributes, "").message, r#"forbidden: User "x" cannot get path "/metrics""#);
+        assert_eq!(
+            forbidden(&attributes, "").message,
+            r#"forbidden: User "x" cannot get path "/metrics""#
+        );
     }
 }

@@ -50,7 +50,11 @@ fn wanted(headers: &HeaderMap) -> Result<Option<UserInfo>, StatusError> {
         headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
     let texts = |name: &HeaderName| {
-        headers.get_all(name).iter().filter_map(|value| value.to_str().ok().map(str::to_owned)).collect()
+        headers
+            .get_all(name)
+            .iter()
+            .filter_map(|value| value.to_str().ok().map(str::to_owned))
+            .collect()
     };
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in headers.keys() {
@@ -148,7 +152,8 @@ fn complete(mut user: UserInfo) -> UserInfo {
     if let Some((namespace, _)) = service_account(&user.name)
         && user.groups.is_empty()
     {
-        user.groups = vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
+        user.groups =
+            vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
     }
     if user.name == ANONYMOUS {
         if !user.in_group(UNAUTHENTICATED) {
@@ -184,7 +189,19 @@ mod tests {
         headers.append("impersonate-extra-acme.io%2fx", "1".parse().expect("a value"));
         let wanted = wanted(&headers).expect("valid").expect("some");
         let demands = demands(&wanted);
-        let shown: Vec<_> = demands.iter().map(|d| (d.resource.as_str(), d.namespace.as_str(), d.name.as_str(), d.subresource.as_str())).collect();
-        assert_eq!(shown, [("serviceaccounts", "a", "b", ""), ("groups", "", "g", ""), ("userextras", "", "1", "acme.io/x")]);
+        let shown: Vec<_> = demands
+            .iter()
+            .map(|d| {
+                (d.resource.as_str(), d.namespace.as_str(), d.name.as_str(), d.subresource.as_str())
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("serviceaccounts", "a", "b", ""),
+                ("groups", "", "g", ""),
+                ("userextras", "", "1", "acme.io/x")
+            ]
+        );
     }
 }

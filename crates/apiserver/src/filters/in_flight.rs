@@ -32,7 +32,10 @@ pub fn is_read(info: &RequestInfo) -> bool {
 pub fn is_long_running(info: &RequestInfo) -> bool {
     const STREAMS: &[&str] = &["attach", "exec", "proxy", "log", "portforward"];
     let is_stream = info.is_resource && STREAMS.contains(&info.subresource.as_str());
-    info.verb == "watch" || info.verb == "proxy" || is_stream || info.path.starts_with("/debug/pprof/")
+    info.verb == "watch"
+        || info.verb == "proxy"
+        || is_stream
+        || info.path.starts_with("/debug/pprof/")
 }
 
 /// A place, kept until the answer is there. Long-running requests and health checks need none.
@@ -47,6 +50,8 @@ pub async fn enter(
     let places = if is_read(info) { &shared.in_flight.reads } else { &shared.in_flight.writes };
     match tokio::time::timeout(PATIENCE, places.clone().acquire_owned()).await {
         Ok(place) => Ok(Some(place.expect("the semaphore is never closed"))),
-        Err(_) => Err(StatusError::too_many_requests("Too many requests, please try again later.", 1)),
+        Err(_) => {
+            Err(StatusError::too_many_requests("Too many requests, please try again later.", 1))
+        }
     }
 }

@@ -126,8 +126,14 @@ mod tests {
         let request = Request::builder().method(method).uri(uri).body(()).expect("a request");
         let info = parse(&request);
         let got = [
-            &info.verb, &info.group, &info.version, &info.namespace, &info.resource,
-            &info.subresource, &info.name, &info.rest,
+            &info.verb,
+            &info.group,
+            &info.version,
+            &info.namespace,
+            &info.resource,
+            &info.subresource,
+            &info.name,
+            &info.rest,
         ];
         assert_eq!(got, expected.each_ref(), "{uri}");
         assert_eq!(info.is_resource, !info.resource.is_empty(), "{uri}");
@@ -140,15 +146,33 @@ mod tests {
         check("POST /healthz", ["post", "", "", "", "", "", "", ""]);
         check("GET /api/v1/pods", ["list", "", "v1", "", "pods", "", "", ""]);
         check("GET /api/v1/pods?watch=1", ["watch", "", "v1", "", "pods", "", "", ""]);
-        check("GET /api/v1/watch/namespaces/a/pods/x", ["watch", "", "v1", "a", "pods", "", "x", ""]);
+        check(
+            "GET /api/v1/watch/namespaces/a/pods/x",
+            ["watch", "", "v1", "a", "pods", "", "x", ""],
+        );
         check("GET /api/v1/namespaces", ["list", "", "v1", "", "namespaces", "", "", ""]);
         check("GET /api/v1/namespaces/a", ["get", "", "v1", "a", "namespaces", "", "a", ""]);
-        check("PUT /api/v1/namespaces/a/finalize", ["update", "", "v1", "a", "namespaces", "finalize", "a", ""]);
-        check("DELETE /apis/apps/v1/namespaces/a/deployments", ["deletecollection", "apps", "v1", "a", "deployments", "", "", ""]);
-        check("PATCH /apis/apps/v1/namespaces/a/deployments/d/scale", ["patch", "apps", "v1", "a", "deployments", "scale", "d", ""]);
-        check("GET /api/v1/namespaces/a/services/s:80/proxy/x/y/", ["get", "", "v1", "a", "services", "proxy", "s:80", "/x/y/"]);
+        check(
+            "PUT /api/v1/namespaces/a/finalize",
+            ["update", "", "v1", "a", "namespaces", "finalize", "a", ""],
+        );
+        check(
+            "DELETE /apis/apps/v1/namespaces/a/deployments",
+            ["deletecollection", "apps", "v1", "a", "deployments", "", "", ""],
+        );
+        check(
+            "PATCH /apis/apps/v1/namespaces/a/deployments/d/scale",
+            ["patch", "apps", "v1", "a", "deployments", "scale", "d", ""],
+        );
+        check(
+            "GET /api/v1/namespaces/a/services/s:80/proxy/x/y/",
+            ["get", "", "v1", "a", "services", "proxy", "s:80", "/x/y/"],
+        );
         check("GET /api/v1/nodes/n/proxy", ["get", "", "v1", "", "nodes", "proxy", "n", ""]);
         check("GET /api/v1/nodes/n/proxy/", ["get", "", "v1", "", "nodes", "proxy", "n", "/"]);
-        check("GET /api/v1/secrets?fieldSelector=metadata.name%3Dx&watch=true", ["watch", "", "v1", "", "secrets", "", "x", ""]);
+        check(
+            "GET /api/v1/secrets?fieldSelector=metadata.name%3Dx&watch=true",
+            ["watch", "", "v1", "", "secrets", "", "x", ""],
+        );
     }
 }

@@ -4,14 +4,14 @@
 //! layer has a file. Layers before `authentication` may not trust anything the client says about
 //! itself.
 
+mod audit_id;
 pub(crate) mod authentication;
 pub(crate) mod authorization;
-mod audit_id;
 pub mod body;
 mod gzip;
 pub(crate) mod impersonation;
-pub(crate) mod info;
 pub(crate) mod in_flight;
+pub(crate) mod info;
 mod observe;
 mod panics;
 mod timeout;

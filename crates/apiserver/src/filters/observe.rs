@@ -48,9 +48,23 @@ impl Observed {
         let slow = seconds > SLOW_SECONDS && !is_long;
         let Self { info, user_agent, .. } = &self;
         if slow {
-            tracing::info!(verb = info.verb, path = info.path, code, seconds, user_agent, "slow request");
+            tracing::info!(
+                verb = info.verb,
+                path = info.path,
+                code,
+                seconds,
+                user_agent,
+                "slow request"
+            );
         } else {
-            tracing::debug!(verb = info.verb, path = info.path, code, seconds, user_agent, "request");
+            tracing::debug!(
+                verb = info.verb,
+                path = info.path,
+                code,
+                seconds,
+                user_agent,
+                "request"
+            );
         }
         if !is_long {
             return response;

@@ -55,7 +55,9 @@ pub fn v3(table: &ResourceTable, path: &str, schemas: &dyn SchemaSource) -> Opti
         match path.split('/').collect::<Vec<_>>()[..] {
             ["api"] => builder.overview("/api/", "get available API versions", "APIVersions"),
             ["apis"] => builder.overview("/apis/", "get available API versions", "APIGroupList"),
-            ["version"] => builder.overview("/version/", "get the version information for this server", ""),
+            ["version"] => {
+                builder.overview("/version/", "get the version information for this server", "")
+            }
             ["apis", group] if table.iter().any(|row| row.group == group) => {
                 builder.overview(&format!("/{path}/"), "get information of a group", "APIGroup");
             }
@@ -119,7 +121,8 @@ impl<'a> Builder<'a> {
     /// A document about the API itself.
     fn overview(&mut self, path: &str, description: &str, kind: &str) {
         let name = format!("{META}.{kind}");
-        let schema = if kind.is_empty() { json!({ "type": "object" }) } else { self.reference(&name) };
+        let schema =
+            if kind.is_empty() { json!({ "type": "object" }) } else { self.reference(&name) };
         let get = json!({
             "description": description,
             "responses": {
@@ -144,7 +147,9 @@ impl<'a> Builder<'a> {
         let name = self.schemas.definition_name(text("group"), text("version"), text("kind"));
         match shape {
             Shape::Object => self.reference(&name.unwrap_or_else(|| row.definition.clone())),
-            Shape::List => self.reference(&format!("{}List", name.unwrap_or_else(|| row.definition.clone()))),
+            Shape::List => {
+                self.reference(&format!("{}List", name.unwrap_or_else(|| row.definition.clone())))
+            }
             Shape::Patch => self.reference(&format!("{META}.Patch")),
             Shape::DeleteOptions => self.reference(&format!("{META}.DeleteOptions")),
             Shape::Status => self.reference(&format!("{META}.Status")),
@@ -164,8 +169,11 @@ impl<'a> Builder<'a> {
             "x-kubernetes-action": operation.action,
             "x-kubernetes-group-version-kind": kind,
         });
-        let mut parameters: Vec<Value> =
-            operation.query.iter().map(|name| write_parameter(self.dialect, name, "query")).collect();
+        let mut parameters: Vec<Value> = operation
+            .query
+            .iter()
+            .map(|name| write_parameter(self.dialect, name, "query"))
+            .collect();
         let is_patch = operation.body == Some(Shape::Patch);
         let patch_types = if row.custom { &PATCH_TYPES[..3] } else { PATCH_TYPES };
         let mut response = json!({ "description": "OK" });
@@ -251,8 +259,10 @@ fn content(types: &[&str], schema: &Value) -> Value {
 }
 
 fn path_parameters(dialect: Dialect, path: &str) -> Value {
-    let mut names: Vec<&str> =
-        ["name", "namespace"].into_iter().filter(|name| path.contains(&format!("{{{name}}}"))).collect();
+    let mut names: Vec<&str> = ["name", "namespace"]
+        .into_iter()
+        .filter(|name| path.contains(&format!("{{{name}}}")))
+        .collect();
     names.push("pretty");
     let place = |name: &str| if name == "pretty" { "query" } else { "path" };
     names.into_iter().map(|name| write_parameter(dialect, name, place(name))).collect()

@@ -35,16 +35,34 @@ pub enum Shape {
 }
 
 const LIST_QUERY: &[&str] = &[
-    "allowWatchBookmarks", "continue", "fieldSelector", "labelSelector", "limit", "resourceVersion",
-    "resourceVersionMatch", "sendInitialEvents", "timeoutSeconds", "watch",
+    "allowWatchBookmarks",
+    "continue",
+    "fieldSelector",
+    "labelSelector",
+    "limit",
+    "resourceVersion",
+    "resourceVersionMatch",
+    "sendInitialEvents",
+    "timeoutSeconds",
+    "watch",
 ];
 const WRITE_QUERY: &[&str] = &["dryRun", "fieldManager", "fieldValidation"];
 const PATCH_QUERY: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "force"];
-const DELETE_QUERY: &[&str] = &["dryRun", "gracePeriodSeconds", "orphanDependents", "propagationPolicy"];
+const DELETE_QUERY: &[&str] =
+    &["dryRun", "gracePeriodSeconds", "orphanDependents", "propagationPolicy"];
 const DELETE_COLLECTION_QUERY: &[&str] = &[
-    "continue", "dryRun", "fieldSelector", "gracePeriodSeconds", "labelSelector", "limit",
-    "orphanDependents", "propagationPolicy", "resourceVersion", "resourceVersionMatch",
-    "sendInitialEvents", "timeoutSeconds",
+    "continue",
+    "dryRun",
+    "fieldSelector",
+    "gracePeriodSeconds",
+    "labelSelector",
+    "limit",
+    "orphanDependents",
+    "propagationPolicy",
+    "resourceVersion",
+    "resourceVersionMatch",
+    "sendInitialEvents",
+    "timeoutSeconds",
 ];
 
 /// A verb's route on an object or a collection.
@@ -61,16 +79,79 @@ struct Form {
 }
 
 const COLLECTION: &[Form] = &[
-    Form { verb: "list", method: "get", action: "list", word: "list", text: "list or watch objects of kind", query: LIST_QUERY, body: None, answer: Shape::List },
-    Form { verb: "create", method: "post", action: "post", word: "create", text: "create a", query: WRITE_QUERY, body: Some(Shape::Object), answer: Shape::Object },
-    Form { verb: "deletecollection", method: "delete", action: "deletecollection", word: "delete", text: "delete collection of", query: DELETE_COLLECTION_QUERY, body: Some(Shape::DeleteOptions), answer: Shape::Status },
+    Form {
+        verb: "list",
+        method: "get",
+        action: "list",
+        word: "list",
+        text: "list or watch objects of kind",
+        query: LIST_QUERY,
+        body: None,
+        answer: Shape::List,
+    },
+    Form {
+        verb: "create",
+        method: "post",
+        action: "post",
+        word: "create",
+        text: "create a",
+        query: WRITE_QUERY,
+        body: Some(Shape::Object),
+        answer: Shape::Object,
+    },
+    Form {
+        verb: "deletecollection",
+        method: "delete",
+        action: "deletecollection",
+        word: "delete",
+        text: "delete collection of",
+        query: DELETE_COLLECTION_QUERY,
+        body: Some(Shape::DeleteOptions),
+        answer: Shape::Status,
+    },
 ];
 
 const OBJECT: &[Form] = &[
-    Form { verb: "get", method: "get", action: "get", word: "read", text: "read the specified", query: &[], body: None, answer: Shape::Object },
-    Form { verb: "update", method: "put", action: "put", word: "replace", text: "replace the specified", query: WRITE_QUERY, body: Some(Shape::Object), answer: Shape::Object },
-    Form { verb: "patch", method: "patch", action: "patch", word: "patch", text: "partially update the specified", query: PATCH_QUERY, body: Some(Shape::Patch), answer: Shape::Object },
-    Form { verb: "delete", method: "delete", action: "delete", word: "delete", text: "delete a", query: DELETE_QUERY, body: Some(Shape::DeleteOptions), answer: Shape::Status },
+    Form {
+        verb: "get",
+        method: "get",
+        action: "get",
+        word: "read",
+        text: "read the specified",
+        query: &[],
+        body: None,
+        answer: Shape::Object,
+    },
+    Form {
+        verb: "update",
+        method: "put",
+        action: "put",
+        word: "replace",
+        text: "replace the specified",
+        query: WRITE_QUERY,
+        body: Some(Shape::Object),
+        answer: Shape::Object,
+    },
+    Form {
+        verb: "patch",
+        method: "patch",
+        action: "patch",
+        word: "patch",
+        text: "partially update the specified",
+        query: PATCH_QUERY,
+        body: Some(Shape::Patch),
+        answer: Shape::Object,
+    },
+    Form {
+        verb: "delete",
+        method: "delete",
+        action: "delete",
+        word: "delete",
+        text: "delete a",
+        query: DELETE_QUERY,
+        body: Some(Shape::DeleteOptions),
+        answer: Shape::Status,
+    },
 ];
 
 /// The operations of a row and its subresources.
@@ -138,7 +219,10 @@ fn watches(row: &Resource, base: &str, scoped: &str, scope: &str) -> Vec<Operati
         method: "get",
         action,
         id: format!("watch{}{subject}", prefix(row)),
-        description: format!("watch changes to an object of kind {}. deprecated: use the 'watch' parameter with a list operation instead.", row.kind),
+        description: format!(
+            "watch changes to an object of kind {}. deprecated: use the 'watch' parameter with a list operation instead.",
+            row.kind
+        ),
         tag: tag(row),
         group_version_kind: kind(&row.group, &row.version, &row.kind),
         query: LIST_QUERY.to_vec(),
@@ -148,7 +232,12 @@ fn watches(row: &Resource, base: &str, scoped: &str, scope: &str) -> Vec<Operati
     places.into_iter().map(one).collect()
 }
 
-fn subresource_operations(row: &Resource, subresource: &Subresource, named: &str, scope: &str) -> Vec<Operation> {
+fn subresource_operations(
+    row: &Resource,
+    subresource: &Subresource,
+    named: &str,
+    scope: &str,
+) -> Vec<Operation> {
     let path = format!("{named}/{}", subresource.name);
     let shown = match subresource.kind {
         Some(own) => kind(own.group, own.version, own.kind),
@@ -158,11 +247,18 @@ fn subresource_operations(row: &Resource, subresource: &Subresource, named: &str
     let is_stream = matches!(subresource.behaviour, Behaviour::Connect(_));
     let mut all = vec![];
     for form in OBJECT.iter().chain(COLLECTION) {
-        if !subresource.verbs.contains(&form.verb) || matches!(form.verb, "list" | "deletecollection") {
+        if !subresource.verbs.contains(&form.verb)
+            || matches!(form.verb, "list" | "deletecollection")
+        {
             continue;
         }
         let mut one = operation(row, form, path.clone(), &subject);
-        one.description = format!("{} {} of the specified {}", form.text.trim_end_matches(" the specified"), subresource.name, row.kind);
+        one.description = format!(
+            "{} {} of the specified {}",
+            form.text.trim_end_matches(" the specified"),
+            subresource.name,
+            row.kind
+        );
         one.group_version_kind = shown.clone();
         if is_stream {
             one.action = "connect";
@@ -199,12 +295,18 @@ fn capital(word: &str) -> String {
 /// Type and description of a parameter.
 pub fn parameter(name: &str) -> (&'static str, &'static str) {
     match name {
-        "allowWatchBookmarks" => ("boolean", "Whether the server may send events of type BOOKMARK, which tell how far the watch is."),
+        "allowWatchBookmarks" => (
+            "boolean",
+            "Whether the server may send events of type BOOKMARK, which tell how far the watch is.",
+        ),
         "continue" => ("string", "The token of the previous page of this list."),
         "dryRun" => ("string", "`All`: do everything but keep the change."),
         "fieldManager" => ("string", "The name of who changes fields."),
         "fieldSelector" => ("string", "Restricts the list to objects whose fields match."),
-        "fieldValidation" => ("string", "What to do about unknown and duplicate fields: `Ignore`, `Warn` or `Strict`."),
+        "fieldValidation" => (
+            "string",
+            "What to do about unknown and duplicate fields: `Ignore`, `Warn` or `Strict`.",
+        ),
         "force" => ("boolean", "Take fields from other managers; for apply only."),
         "gracePeriodSeconds" => ("integer", "How long the object may take to go; 0 means now."),
         "labelSelector" => ("string", "Restricts the list to objects whose labels match."),
@@ -213,9 +315,13 @@ pub fn parameter(name: &str) -> (&'static str, &'static str) {
         "namespace" => ("string", "The namespace that the object is in."),
         "orphanDependents" => ("boolean", "Superseded by propagationPolicy."),
         "pretty" => ("string", "`true`: indent the answer."),
-        "propagationPolicy" => ("string", "What happens to dependents: `Orphan`, `Background` or `Foreground`."),
+        "propagationPolicy" => {
+            ("string", "What happens to dependents: `Orphan`, `Background` or `Foreground`.")
+        }
         "resourceVersion" => ("string", "The state to read or to watch from."),
-        "resourceVersionMatch" => ("string", "How resourceVersion counts: `Exact` or `NotOlderThan`."),
+        "resourceVersionMatch" => {
+            ("string", "How resourceVersion counts: `Exact` or `NotOlderThan`.")
+        }
         "sendInitialEvents" => ("boolean", "Begin the watch with the present state."),
         "timeoutSeconds" => ("integer", "The longest that the call takes."),
         "watch" => ("boolean", "Answer with a stream of changes."),

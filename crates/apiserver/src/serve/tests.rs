@@ -76,9 +76,11 @@ impl Answer {
 impl Bench {
     fn new() -> Self {
         let tasks = Tasks::new("test");
-        let registry = Registry::new(store::Sim::open(), testing::table(), Chain::default(), tasks.clone());
+        let registry =
+            Registry::new(store::Sim::open(), testing::table(), Chain::default(), tasks.clone());
         let options = Options { advertised: "192.0.2.1:6443".into(), ..Options::default() };
-        let server = Server::new(registry, vec![Box::new(ByHeader)], vec![Box::new(AdminOnly)], options);
+        let server =
+            Server::new(registry, vec![Box::new(ByHeader)], vec![Box::new(AdminOnly)], options);
         Self { server, tasks }
     }
 
@@ -92,7 +94,8 @@ impl Bench {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.body(Full::new(bytes::Bytes::from(body.to_owned()))).expect("a request");
+        let request =
+            request.body(Full::new(bytes::Bytes::from(body.to_owned()))).expect("a request");
         self.server.service().oneshot(request).await.expect("infallible")
     }
 
@@ -104,12 +107,17 @@ impl Bench {
 
     async fn ask(&self, line: &str, body: Value) -> Answer {
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let content_type = if line.starts_with("PATCH") { "application/merge-patch+json" } else { "application/json" };
+        let content_type = if line.starts_with("PATCH") {
+            "application/merge-patch+json"
+        } else {
+            "application/json"
+        };
         self.ask_with(line, &[("content-type", content_type)], &body).await
     }
 
     async fn create_config_map(&self, name: &str) -> Value {
-        let body = json!({ "metadata": { "name": name, "labels": { "k": "v" } }, "data": { "a": "b" } });
+        let body =
+            json!({ "metadata": { "name": name, "labels": { "k": "v" } }, "data": { "a": "b" } });
         let answer = self.ask("POST /api/v1/namespaces/default/configmaps", body).await;
         assert_eq!(answer.code, 201, "{}", answer.message());
         answer.json()
@@ -162,46 +170,77 @@ async fn an_object_lives_its_life() {
     bench.end().await;
 }
 
+const NO_ROUTE: &str = "the server could not find the requested resource";
+const NO_METHOD: &str = "the server does not allow this method on the requested resource";
+
 #[tokio::test]
-async fn refusals_are_upstreams() {
+async fn routes_that_are_not_there_are_refused() {
     let bench = Bench::new();
     let deployments = "/apis/apps/v1/namespaces/default/deployments";
-    let wrong_name = json!({ "metadata": { "name": "y" } });
-    for (line, body, code, message) in [
-        ("GET /apis/apps/v1/nope".to_owned(), Value::Null, 404, "the server could not find the requested resource"),
-        (format!("GET {MAPS}/none/status"), Value::Null, 404, "the server could not find the requested resource"),
-        (format!("POST {MAPS}/none"), json!({}), 405, "the server does not allow this method on the requested resource"),
-        (format!("PUT {MAPS}"), json!({}), 405, "the server does not allow this method on the requested resource"),
-        ("POST /api/v1/configmaps".into(), json!({}), 405, "the server does not allow this method on the requested resource"),
-        (format!("OPTIONS {MAPS}"), Value::Null, 405, "the server does not allow this method on the requested resource"),
-        (format!("POST {deployments}/none/status"), json!({}), 405, "the server does not allow this method on the requested resource"),
-        ("POST /api".into(), json!({}), 405, "the server does not allow this method on the requested resource"),
-        (format!("PUT {MAPS}/x"), wrong_name, 400, "the name of the object (y) does not match the name on the URL (x)"),
-        (format!("PUT {MAPS}/x"), json!({}), 400, "the name of the object (x based on URL) was undeterminable: name must be provided"),
-        (format!("POST {MAPS}"), json!({ "metadata": { "name": "a", "namespace": "b" } }), 400, "the namespace of the provided object does not match the namespace sent on the request"),
-        (format!("POST {MAPS}?dryRun="), json!({ "metadata": { "name": "a" } }), 422, r#"CreateOptions.meta.k8s.io "" is invalid: dryRun: Unsupported value: [""]: supported values: "All""#),
-        (format!("GET {MAPS}?fieldSelector=spec.bogus%3Dx"), Value::Null, 400, r#""spec.bogus" is not a known field selector: only "metadata.name", "metadata.namespace""#),
-        (format!("GET {MAPS}/x?export=true"), Value::Null, 400, "the export parameter, deprecated since v1.14, is no longer supported"),
-        (format!("POST {MAPS}?fieldValidation=Strict"), json!({ "metadata": { "name": "a" }, "zz": 1 }), 400, r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "zz""#),
+    for (line, code, message) in [
+        ("GET /apis/apps/v1/nope".to_owned(), 404, NO_ROUTE),
+        (format!("GET {MAPS}/none/status"), 404, NO_ROUTE),
+        (format!("POST {MAPS}/none"), 405, NO_METHOD),
+        (format!("PUT {MAPS}"), 405, NO_METHOD),
+        ("POST /api/v1/configmaps".into(), 405, NO_METHOD),
+        (format!("OPTIONS {MAPS}"), 405, NO_METHOD),
+        (format!("POST {deployments}/none/status"), 405, NO_METHOD),
+        ("POST /api".into(), 405, NO_METHOD),
     ] {
-        let answer = bench.ask(&line, body).await;
+        let answer = bench.ask(&line, json!({})).await;
         assert_eq!((answer.code, answer.message().as_str()), (code, message), "{line}");
     }
     let text = bench.ask("GET /apis/zz/v1/foos", Value::Null).await;
     assert_eq!((text.code, &text.body[..]), (404, &b"404 page not found\n"[..]));
-    let form = bench.ask_with(&format!("POST {MAPS}"), &[("content-type", "text/plain")], "{}").await;
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn wrong_requests_are_refused_in_upstreams_words() {
+    let bench = Bench::new();
+    let named = |name: &str| json!({ "metadata": { "name": name } });
+    let elsewhere = json!({ "metadata": { "name": "a", "namespace": "b" } });
+    let unknown = json!({ "metadata": { "name": "a" }, "zz": 1 });
+    #[rustfmt::skip]
+    let cases = [
+        (format!("PUT {MAPS}/x"), named("y"), 400, "the name of the object (y) does not match the name on the URL (x)"),
+        (format!("PUT {MAPS}/x"), json!({}), 400, "the name of the object (x based on URL) was undeterminable: name must be provided"),
+        (format!("POST {MAPS}"), elsewhere, 400, "the namespace of the provided object does not match the namespace sent on the request"),
+        (format!("POST {MAPS}?dryRun="), named("a"), 422, r#"CreateOptions.meta.k8s.io "" is invalid: dryRun: Unsupported value: [""]: supported values: "All""#),
+        (format!("GET {MAPS}?fieldSelector=spec.bogus%3Dx"), Value::Null, 400, r#""spec.bogus" is not a known field selector: only "metadata.name", "metadata.namespace""#),
+        (format!("GET {MAPS}/x?export=true"), Value::Null, 400, "the export parameter, deprecated since v1.14, is no longer supported"),
+        (format!("POST {MAPS}?fieldValidation=Strict"), unknown, 400, r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "zz""#),
+    ];
+    for (line, body, code, message) in cases {
+        let answer = bench.ask(&line, body).await;
+        assert_eq!((answer.code, answer.message().as_str()), (code, message), "{line}");
+    }
+    let plain = [("content-type", "text/plain")];
+    let form = bench.ask_with(&format!("POST {MAPS}"), &plain, "{}").await;
     assert_eq!((form.code, form.json().get("details")), (415, None));
-    let patch = bench.ask_with(&format!("PATCH {MAPS}/x"), &[("content-type", "text/plain")], "{}").await;
+    let patch = bench.ask_with(&format!("PATCH {MAPS}/x"), &plain, "{}").await;
     assert_eq!((patch.code, patch.message().as_str()), (415, "415: Unsupported Media Type"));
     let huge = bench.ask_with(&format!("POST {MAPS}"), &[], &"x".repeat(4 << 20)).await;
-    assert_eq!((huge.code, huge.message().as_str()), (413, "Request entity too large: limit is 3145728"));
+    let limit = "Request entity too large: limit is 3145728";
+    assert_eq!((huge.code, huge.message().as_str()), (413, limit));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn dry_runs_leave_no_trace() {
+    let bench = Bench::new();
+    let body = json!({ "metadata": { "name": "a" } });
+    let made = bench.ask(&format!("POST {MAPS}?dryRun=All"), body).await;
+    assert_eq!((made.code, made.json()["metadata"].get("resourceVersion")), (201, None));
+    assert_eq!(bench.ask(&format!("GET {MAPS}/a"), Value::Null).await.code, 404);
     bench.end().await;
 }
 
 #[tokio::test]
 async fn warnings_travel_in_headers() {
     let bench = Bench::new();
-    let answer = bench.ask(&format!("POST {MAPS}"), json!({ "metadata": { "name": "a" }, "zz": 1 })).await;
+    let answer =
+        bench.ask(&format!("POST {MAPS}"), json!({ "metadata": { "name": "a" }, "zz": 1 })).await;
     assert_eq!((answer.code, answer.header("warning")), (201, r#"299 - "unknown field \"zz\"""#));
     bench.end().await;
 }
@@ -210,13 +249,43 @@ async fn warnings_travel_in_headers() {
 async fn identities_are_found_impersonated_and_authorized() {
     let bench = Bench::new();
     for (headers, line, code, message) in [
-        (vec![("nobody", "")], "GET /api/v1/namespaces/default/configmaps/a", 403, r#"configmaps "a" is forbidden: User "system:anonymous" cannot get resource "configmaps" in API group "" in the namespace "default""#),
+        (
+            vec![("nobody", "")],
+            "GET /api/v1/namespaces/default/configmaps/a",
+            403,
+            r#"configmaps "a" is forbidden: User "system:anonymous" cannot get resource "configmaps" in API group "" in the namespace "default""#,
+        ),
         (vec![("user", "garbage")], "GET /api/v1/configmaps", 401, "Unauthorized"),
-        (vec![("user", "reader")], "GET /api/v1/namespaces/default/configmaps/a", 404, r#"configmaps "a" not found"#),
-        (vec![("user", "reader")], "GET /api/v1/configmaps", 403, r#"configmaps is forbidden: User "reader" cannot list resource "configmaps" in API group "" at the cluster scope"#),
-        (vec![("user", "admin"), ("impersonate-user", "reader")], "DELETE /apis/apps/v1/namespaces/a/deployments", 403, r#"deployments.apps is forbidden: User "reader" cannot deletecollection resource "deployments" in API group "apps" in the namespace "a""#),
-        (vec![("user", "reader"), ("impersonate-user", "root")], "GET /api", 403, r#"forbidden: User "reader" cannot impersonate-on:user-info:get path "/api""#),
-        (vec![("user", "admin"), ("impersonate-group", "g")], "GET /api", 400, r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"g"}, Extra:map[string][]string(nil)} without impersonating a user name"#),
+        (
+            vec![("user", "reader")],
+            "GET /api/v1/namespaces/default/configmaps/a",
+            404,
+            r#"configmaps "a" not found"#,
+        ),
+        (
+            vec![("user", "reader")],
+            "GET /api/v1/configmaps",
+            403,
+            r#"configmaps is forbidden: User "reader" cannot list resource "configmaps" in API group "" at the cluster scope"#,
+        ),
+        (
+            vec![("user", "admin"), ("impersonate-user", "reader")],
+            "DELETE /apis/apps/v1/namespaces/a/deployments",
+            403,
+            r#"deployments.apps is forbidden: User "reader" cannot deletecollection resource "deployments" in API group "apps" in the namespace "a""#,
+        ),
+        (
+            vec![("user", "reader"), ("impersonate-user", "root")],
+            "GET /api",
+            403,
+            r#"forbidden: User "reader" cannot impersonate-on:user-info:get path "/api""#,
+        ),
+        (
+            vec![("user", "admin"), ("impersonate-group", "g")],
+            "GET /api",
+            400,
+            r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"g"}, Extra:map[string][]string(nil)} without impersonating a user name"#,
+        ),
     ] {
         let answer = bench.ask_with(line, &headers, "").await;
         assert_eq!((answer.code, answer.message().as_str()), (code, message), "{line}");
@@ -237,21 +306,28 @@ async fn watches_frame_every_change() {
     assert_eq!(response.status(), 200);
     let mut body = response.into_body();
     let mut next = async || {
-        let frame = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+        let frame =
+            tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
         let data = frame.expect("a frame").expect("no error").into_data().expect("data");
         assert!(data.ends_with(b"\n"));
         let json: Value = serde_json::from_slice(&data).expect("JSON");
         json
     };
     let first = next().await;
-    assert_eq!((&first["type"], &first["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("a")));
+    assert_eq!(
+        (&first["type"], &first["object"]["metadata"]["name"]),
+        (&json!("ADDED"), &json!("a"))
+    );
     let bookmark = next().await;
     assert_eq!(bookmark["type"], "BOOKMARK");
     assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
     assert_eq!(bookmark["object"]["kind"], "ConfigMap");
     bench.ask(&format!("PATCH {MAPS}/a"), json!({ "data": { "z": "1" } })).await;
     let changed = next().await;
-    assert_eq!((&changed["type"], &changed["object"]["data"]["z"]), (&json!("MODIFIED"), &json!("1")));
+    assert_eq!(
+        (&changed["type"], &changed["object"]["data"]["z"]),
+        (&json!("MODIFIED"), &json!("1"))
+    );
     bench.ask(&format!("DELETE {MAPS}/a"), Value::Null).await;
     assert_eq!(next().await["type"], "DELETED");
     bench.server.begin_shutdown();
@@ -266,7 +342,10 @@ async fn forms_are_negotiated() {
     bench.create_config_map("x").await;
     let table = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")];
     let answer = bench.ask_with(&format!("GET {MAPS}"), &table, "").await.json();
-    assert_eq!((&answer["kind"], &answer["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
+    assert_eq!(
+        (&answer["kind"], &answer["apiVersion"]),
+        (&json!("Table"), &json!("meta.k8s.io/v1"))
+    );
     assert_eq!(answer["rows"][0]["cells"][0], "x");
     assert_eq!(answer["rows"][0]["object"]["kind"], "PartialObjectMetadata");
     assert_eq!(answer["columnDefinitions"][0]["name"], "Name");
@@ -276,19 +355,30 @@ async fn forms_are_negotiated() {
     assert_eq!(answer["items"][0]["metadata"]["name"], "x");
     assert!(answer["items"][0].get("data").is_none());
 
-    let yaml = bench.ask_with(&format!("GET {MAPS}/x"), &[("accept", "application/yaml")], "").await;
+    let yaml =
+        bench.ask_with(&format!("GET {MAPS}/x"), &[("accept", "application/yaml")], "").await;
     assert_eq!(yaml.header("content-type"), "application/yaml");
     assert!(yaml.body.starts_with(b"apiVersion: v1\n"), "{}", String::from_utf8_lossy(&yaml.body));
 
     let pretty = bench.ask(&format!("GET {MAPS}/x?pretty=true"), Value::Null).await;
-    assert!(pretty.body.starts_with(b"{\n  \"apiVersion\": \"v1\""), "{}", String::from_utf8_lossy(&pretty.body));
+    assert!(
+        pretty.body.starts_with(b"{\n  \"apiVersion\": \"v1\""),
+        "{}",
+        String::from_utf8_lossy(&pretty.body)
+    );
 
     let html = bench.ask_with(&format!("GET {MAPS}/x"), &[("accept", "text/html")], "").await;
     assert_eq!(html.code, 406);
     assert!(html.message().starts_with("406: Not Acceptable\n\nAvailable representations: "));
 
     let apply = [("content-type", "application/yaml")];
-    let created = bench.ask_with(&format!("POST {MAPS}"), &apply, "kind: ConfigMap\napiVersion: v1\nmetadata:\n  name: yy\n").await;
+    let created = bench
+        .ask_with(
+            &format!("POST {MAPS}"),
+            &apply,
+            "kind: ConfigMap\napiVersion: v1\nmetadata:\n  name: yy\n",
+        )
+        .await;
     assert_eq!(created.code, 201, "{}", created.message());
     bench.end().await;
 }
@@ -310,9 +400,11 @@ async fn long_lists_come_in_pieces_and_compressed() {
     let page = bench.ask(&format!("GET {MAPS}?limit=15"), Value::Null).await.json();
     assert_eq!(page["metadata"]["remainingItemCount"], 25);
     let token = page["metadata"]["continue"].as_str().expect("a token");
-    let page = bench.ask(&format!("GET {MAPS}?limit=15&continue={token}"), Value::Null).await.json();
+    let page =
+        bench.ask(&format!("GET {MAPS}?limit=15&continue={token}"), Value::Null).await.json();
     assert_eq!(page["items"][0]["metadata"]["name"], "m15");
-    let page = bench.ask(&format!("GET {MAPS}?continue={token}&resourceVersion=1"), Value::Null).await;
+    let page =
+        bench.ask(&format!("GET {MAPS}?continue={token}&resourceVersion=1"), Value::Null).await;
     assert_eq!(page.message(), "specifying resource version is not allowed when using continue");
     bench.end().await;
 }
@@ -322,20 +414,37 @@ async fn views_show_and_change_their_parent() {
     let bench = Bench::new();
     let base = "/apis/apps/v1/namespaces/default/deployments";
     let spec = json!({ "replicas": 1, "selector": {}, "template": {} });
-    let made = bench.ask(&format!("POST {base}"), json!({ "metadata": { "name": "d" }, "spec": spec })).await;
+    let made = bench
+        .ask(&format!("POST {base}"), json!({ "metadata": { "name": "d" }, "spec": spec }))
+        .await;
     assert_eq!(made.code, 201, "{}", made.message());
     let scale = bench.ask(&format!("GET {base}/d/scale"), Value::Null).await.json();
     assert_eq!((&scale["kind"], &scale["spec"]["replicas"]), (&json!("Scale"), &json!(1)));
     let put = json!({ "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": { "name": "d" }, "spec": { "replicas": 3 } });
     let answer = bench.ask(&format!("PUT {base}/d/scale"), put).await;
-    assert_eq!((answer.code, &answer.json()["spec"]["replicas"]), (200, &json!(3)), "{}", answer.message());
-    let answer = bench.ask(&format!("PATCH {base}/d/scale"), json!({ "spec": { "replicas": 5 } })).await;
-    assert_eq!((answer.code, &answer.json()["spec"]["replicas"]), (200, &json!(5)), "{}", answer.message());
+    assert_eq!(
+        (answer.code, &answer.json()["spec"]["replicas"]),
+        (200, &json!(3)),
+        "{}",
+        answer.message()
+    );
+    let answer =
+        bench.ask(&format!("PATCH {base}/d/scale"), json!({ "spec": { "replicas": 5 } })).await;
+    assert_eq!(
+        (answer.code, &answer.json()["spec"]["replicas"]),
+        (200, &json!(5)),
+        "{}",
+        answer.message()
+    );
     let parent = bench.ask(&format!("GET {base}/d"), Value::Null).await.json();
     assert_eq!(parent["spec"]["replicas"], 5);
-    let wrong = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "d" } });
+    let wrong =
+        json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "d" } });
     let answer = bench.ask(&format!("PUT {base}/d/scale"), wrong).await;
-    assert_eq!(answer.message(), r#"Deployment in version "v1" cannot be handled as a Scale: converting (v1.Deployment) to (autoscaling.Scale): unknown conversion"#);
+    assert_eq!(
+        answer.message(),
+        r#"Deployment in version "v1" cannot be handled as a Scale: converting (v1.Deployment) to (autoscaling.Scale): unknown conversion"#
+    );
     bench.end().await;
 }
 
@@ -345,25 +454,40 @@ async fn paths_beside_resources_answer() {
     let api = bench.ask("GET /api/", Value::Null).await.json();
     assert_eq!(api["versions"], json!(["v1"]));
     assert_eq!(api["serverAddressByClientCIDRs"][0]["serverAddress"], "192.0.2.1:6443");
-    let accept = [("accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json")];
+    let accept = [(
+        "accept",
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json",
+    )];
     let all = bench.ask_with("GET /apis", &accept, "").await;
-    assert_eq!(all.header("content-type"), "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList");
+    assert_eq!(
+        all.header("content-type"),
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    );
     assert_eq!(all.json()["items"][0]["metadata"]["name"], "apps");
     let known = [accept[0], ("if-none-match", all.header("etag"))];
     assert_eq!(bench.ask_with("GET /apis", &known, "").await.code, 304);
-    let old = [("accept", "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList")];
+    let old =
+        [("accept", "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList")];
     assert_eq!(bench.ask_with("GET /api", &old, "").await.code, 406);
     assert_eq!(bench.ask("GET /version", Value::Null).await.json()["minor"], "36");
     assert_eq!(&bench.ask("GET /readyz", Value::Null).await.body[..], b"ok");
     let metrics = bench.ask("GET /metrics", Value::Null).await;
-    assert!(String::from_utf8_lossy(&metrics.body).contains("apiserver_request_total{code=\"200\""));
+    assert!(
+        String::from_utf8_lossy(&metrics.body).contains("apiserver_request_total{code=\"200\"")
+    );
     assert_eq!(bench.ask("GET /nope", Value::Null).await.code, 404);
     let index = bench.ask("GET /openapi/v3", Value::Null).await;
     assert_eq!(index.header("content-type"), "text/plain; charset=utf-8");
-    let url = index.json()["paths"]["apis/apps/v1"]["serverRelativeURL"].as_str().expect("a URL").to_owned();
+    let url = index.json()["paths"]["apis/apps/v1"]["serverRelativeURL"]
+        .as_str()
+        .expect("a URL")
+        .to_owned();
     let document = bench.ask(&format!("GET {url}"), Value::Null).await.json();
-    let patch = &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
+    let patch =
+        &document["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
     assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Deployment");
-    assert!(patch["requestBody"]["content"].get("application/strategic-merge-patch+json").is_some());
+    assert!(
+        patch["requestBody"]["content"].get("application/strategic-merge-patch+json").is_some()
+    );
     bench.end().await;
 }

@@ -8,10 +8,10 @@ use machinery::status::Reason;
 use machinery::{Object, StatusError};
 
 use super::query::Query;
+use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
 use crate::codec::negotiate::{Offer, negotiate};
 use crate::codec::table::TableOptions;
-use crate::codec::Accept;
 use crate::registry::Registry;
 use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
 use crate::resource::{Resource, ResourceTable};
@@ -39,10 +39,15 @@ impl Call {
     ) -> Result<Self, StatusError> {
         let query = Query::of(&parts.uri);
         let is_list = matches!(info.verb.as_str(), "list" | "watch" | "deletecollection");
-        let is_stream = matches!(info.subresource.as_str(), "log" | "proxy" | "exec" | "attach" | "portforward");
-        let offer = if is_list && info.verb != "deletecollection" { Offer::List } else { Offer::Object };
+        let is_stream = matches!(
+            info.subresource.as_str(),
+            "log" | "proxy" | "exec" | "attach" | "portforward"
+        );
+        let offer =
+            if is_list && info.verb != "deletecollection" { Offer::List } else { Offer::Object };
         // Streams answer in forms of their own.
-        let accept = if is_stream { Accept::JSON } else { negotiate(&parts.headers, &query, offer)? };
+        let accept =
+            if is_stream { Accept::JSON } else { negotiate(&parts.headers, &query, offer)? };
         let mut ctx = RequestContext::new(user, row.clone(), &info.subresource);
         ctx.field_manager = agent_name(&parts);
         let (shared, info) = (shared.clone(), info.clone());
@@ -72,9 +77,11 @@ impl Call {
     }
 
     pub fn body_format(&self) -> Result<BodyFormat, StatusError> {
-        body_format(self.content_type()).ok_or_else(|| unsupported_media_type(
-            "application/json, application/yaml, application/vnd.kubernetes.protobuf",
-        ))
+        body_format(self.content_type()).ok_or_else(|| {
+            unsupported_media_type(
+                "application/json, application/yaml, application/vnd.kubernetes.protobuf",
+            )
+        })
     }
 
     /// The resource's own kind.
@@ -118,15 +125,17 @@ impl Call {
 }
 
 pub(crate) fn unsupported_media_type(accepted: &str) -> StatusError {
-    let message =
-        format!("the body of the request was in an unknown format - accepted media types include: {accepted}");
+    let message = format!(
+        "the body of the request was in an unknown format - accepted media types include: {accepted}"
+    );
     StatusError::new(Reason::UnsupportedMediaType, message).without_details()
 }
 
 /// The first part of the User-Agent: who changes fields, when the query names nobody.
 fn agent_name(parts: &Parts) -> String {
     const LONGEST: usize = 128;
-    let agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    let agent =
+        parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
     let name = agent.split('/').next().unwrap_or_default();
     let name: String = name.chars().filter(|c| !c.is_control()).take(LONGEST).collect();
     if name.is_empty() { "unknown".into() } else { name }

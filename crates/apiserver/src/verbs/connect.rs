@@ -6,7 +6,11 @@ use machinery::StatusError;
 use super::Call;
 use crate::resource::{Body, Connect};
 
-pub async fn connect(call: Call, handler: &dyn Connect, body: Body) -> Result<Response<Body>, StatusError> {
+pub async fn connect(
+    call: Call,
+    handler: &dyn Connect,
+    body: Body,
+) -> Result<Response<Body>, StatusError> {
     let key = call.key();
     // Reading a log is a read; the others open a way into the pod, which admission may refuse.
     if call.info.subresource != "log" {

@@ -53,7 +53,8 @@ pub async fn delete_collection(mut call: Call, body: Body) -> Result<Response<Bo
     let list_options = list_options::read(&call, list_options::For::List)?;
     let options = read(&mut call, body).await?;
     let registry = call.registry();
-    let list = registry.delete_collection(&call.ctx, call.namespace(), &list_options, &options).await?;
+    let list =
+        registry.delete_collection(&call.ctx, call.namespace(), &list_options, &options).await?;
     codec::list::list(&call.accept, &call.row, list, &table_options)
 }
 
@@ -85,10 +86,18 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     let policy_path = Path::new("propagationPolicy");
     if let Some(policy) = given.propagation_policy.as_deref() {
         if given.orphan_dependents.is_some() {
-            errors.invalid(&policy_path, policy, "orphanDependents and deletionPropagation cannot be both set");
+            errors.invalid(
+                &policy_path,
+                policy,
+                "orphanDependents and deletionPropagation cannot be both set",
+            );
         }
         if !matches!(policy, "Foreground" | "Background" | "Orphan") {
-            errors.not_supported(&policy_path, policy, &["Foreground", "Background", "Orphan", "nil"]);
+            errors.not_supported(
+                &policy_path,
+                policy,
+                &["Foreground", "Background", "Orphan", "nil"],
+            );
         }
     }
     check_dry_run(&dry_run.iter().map(String::as_str).collect::<Vec<_>>(), &mut errors);

@@ -50,7 +50,9 @@ pub fn parse(query: &Query) -> Result<ListOptions, StatusError> {
         fields,
         resource_version: text("resourceVersion").map(str::to_owned),
         resource_version_match: text("resourceVersionMatch").map(str::to_owned),
-        limit: number(text("limit"))?.and_then(|limit| usize::try_from(limit).ok()).unwrap_or_default(),
+        limit: number(text("limit"))?
+            .and_then(|limit| usize::try_from(limit).ok())
+            .unwrap_or_default(),
         continue_token: text("continue").map(str::to_owned),
         timeout: timeout.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs),
         allow_bookmarks: query.flag("allowWatchBookmarks"),
@@ -60,7 +62,8 @@ pub fn parse(query: &Query) -> Result<ListOptions, StatusError> {
 
 fn label_error(why: &str) -> String {
     const HEAD: &str = "unable to parse requirement: ";
-    let why = why.strip_prefix("key: ").map_or_else(|| why.to_owned(), |rest| format!("<nil>: {rest}"));
+    let why =
+        why.strip_prefix("key: ").map_or_else(|| why.to_owned(), |rest| format!("<nil>: {rest}"));
     if why.starts_with(HEAD) { why } else { format!("{HEAD}{why}") }
 }
 
@@ -81,16 +84,25 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
             if let Some(text) = version_match {
                 let version = options.resource_version.as_deref();
                 if version.is_none() {
-                    errors.forbidden(&path, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+                    errors.forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden unless resourceVersion is provided",
+                    );
                 }
                 if has_continue {
-                    errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+                    errors.forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden when continue is provided",
+                    );
                 }
                 if !matches!(text, "Exact" | "NotOlderThan") {
                     errors.not_supported(&path, text, &["Exact", "NotOlderThan", ""]);
                 }
                 if text == "Exact" && version == Some("0") {
-                    errors.forbidden(&path, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+                    errors.forbidden(
+                        &path,
+                        "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+                    );
                 }
             }
             if options.send_initial_events.is_some() {
@@ -100,7 +112,10 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
         }
         For::Watch => {
             if options.send_initial_events.is_some() && version_match != Some("NotOlderThan") {
-                errors.forbidden(&path, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+                errors.forbidden(
+                    &path,
+                    "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+                );
             }
             if let Some(text) = version_match {
                 if options.send_initial_events.is_none() {
@@ -110,7 +125,10 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
                     errors.not_supported(&path, text, &["NotOlderThan"]);
                 }
                 if has_continue {
-                    errors.forbidden(&path, "resourceVersionMatch is forbidden when continue is provided");
+                    errors.forbidden(
+                        &path,
+                        "resourceVersionMatch is forbidden when continue is provided",
+                    );
                 }
             }
         }
@@ -127,7 +145,9 @@ fn check_fields(row: &Resource, fields: &Selector) -> Result<(), StatusError> {
             continue;
         }
         return Err(StatusError::bad_request(if known.is_empty() {
-            format!("{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+            format!(
+                "{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+            )
         } else {
             format!("field label not supported: {name}")
         }));
@@ -144,7 +164,9 @@ fn check_version(options: &ListOptions, purpose: For) -> Result<(), StatusError>
             .decode(token.trim_end_matches('='))
             .is_ok_and(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).is_ok());
         return match is_readable && version != "0" {
-            true => Err(StatusError::bad_request("specifying resource version is not allowed when using continue")),
+            true => Err(StatusError::bad_request(
+                "specifying resource version is not allowed when using continue",
+            )),
             false => Ok(()),
         };
     }
@@ -165,8 +187,9 @@ mod tests {
     use super::*;
 
     fn refusal(query: &str, purpose: For) -> Option<(u16, String)> {
-        let outcome = parse(&Query::parse(query))
-            .and_then(|options| check(&options, purpose).and_then(|()| check_version(&options, purpose)));
+        let outcome = parse(&Query::parse(query)).and_then(|options| {
+            check(&options, purpose).and_then(|()| check_version(&options, purpose))
+        });
         outcome.err().map(|error| (error.code, error.message.clone()))
     }
 
@@ -175,17 +198,50 @@ mod tests {
         use For::{List, Watch};
         for (query, purpose, code, message) in [
             ("limit=abc", List, 400, r#"strconv.ParseInt: parsing "abc": invalid syntax"#),
-            ("labelSelector=a%3D%3D%3Db", List, 400, "unable to parse requirement: found '=', expected: identifier"),
+            (
+                "labelSelector=a%3D%3D%3Db",
+                List,
+                400,
+                "unable to parse requirement: found '=', expected: identifier",
+            ),
             ("fieldSelector=abc", List, 400, "invalid selector: 'abc'; can't understand 'abc'"),
-            ("resourceVersionMatch=Exact", List, 422, r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"#),
-            ("resourceVersionMatch=X&resourceVersion=1", List, 422, r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Unsupported value: "X": supported values: "Exact", "NotOlderThan", """#),
-            ("sendInitialEvents=true", List, 422, r#"ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"#),
-            ("resourceVersion=-1", List, 400, r#"invalid resource version: resourceVersion: Invalid value: "-1": strconv.ParseUint: parsing "-1": invalid syntax"#),
-            ("resourceVersion=abc", Watch, 500, r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#),
+            (
+                "resourceVersionMatch=Exact",
+                List,
+                422,
+                r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"#,
+            ),
+            (
+                "resourceVersionMatch=X&resourceVersion=1",
+                List,
+                422,
+                r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Unsupported value: "X": supported values: "Exact", "NotOlderThan", """#,
+            ),
+            (
+                "sendInitialEvents=true",
+                List,
+                422,
+                r#"ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"#,
+            ),
+            (
+                "resourceVersion=-1",
+                List,
+                400,
+                r#"invalid resource version: resourceVersion: Invalid value: "-1": strconv.ParseUint: parsing "-1": invalid syntax"#,
+            ),
+            (
+                "resourceVersion=abc",
+                Watch,
+                500,
+                r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#,
+            ),
         ] {
             assert_eq!(refusal(query, purpose), Some((code, message.to_owned())), "{query}");
         }
-        assert_eq!(refusal("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", Watch), None);
+        assert_eq!(
+            refusal("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", Watch),
+            None
+        );
         assert_eq!(refusal("resourceVersion=0&limit=500", List), None);
     }
 }

@@ -60,7 +60,8 @@ pub(crate) async fn dispatch(
     }
     let table = shared.registry.resources();
     let Some(row) = table.get(&info.group, &info.version, &info.resource).cloned() else {
-        let is_served = table.iter().any(|row| row.group == info.group && row.version == info.version);
+        let is_served =
+            table.iter().any(|row| row.group == info.group && row.version == info.version);
         return if is_served { Err(no_route()) } else { Ok(codec::page_not_found()) };
     };
     let handler = route(&row, info, &parts.method)?;
@@ -93,11 +94,14 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
         let subresource = row.subresource(&info.subresource).ok_or_else(no_route)?;
         let is_method = !matches!(*method, Method::HEAD | Method::OPTIONS);
         return match by_verb {
-            Some((verb, _)) if is_method && subresource.verbs.contains(verb) => Ok(Route::Subresource),
+            Some((verb, _)) if is_method && subresource.verbs.contains(verb) => {
+                Ok(Route::Subresource)
+            }
             _ => Err(no_method()),
         };
     }
-    let on_collection = matches!(info.verb.as_str(), "list" | "watch" | "create" | "deletecollection");
+    let on_collection =
+        matches!(info.verb.as_str(), "list" | "watch" | "create" | "deletecollection");
     let everywhere = row.namespaced && info.namespace.is_empty();
     if everywhere && !on_collection && !info.name.is_empty() {
         return Err(no_route());

@@ -28,9 +28,15 @@ impl OptionsKind {
 }
 
 /// Puts the options into the context; true if `force` is set.
-pub fn read(kind: OptionsKind, query: &Query, ctx: &mut RequestContext) -> Result<bool, StatusError> {
+pub fn read(
+    kind: OptionsKind,
+    query: &Query,
+    ctx: &mut RequestContext,
+) -> Result<bool, StatusError> {
     let mut errors = FieldErrors::default();
-    let force = query.optional_flag("force").filter(|_| matches!(kind, OptionsKind::Patch | OptionsKind::Apply));
+    let force = query
+        .optional_flag("force")
+        .filter(|_| matches!(kind, OptionsKind::Patch | OptionsKind::Apply));
     let manager = query.first("fieldManager").unwrap_or_default();
     if kind == OptionsKind::Apply && manager.is_empty() {
         errors.required(&Path::new("fieldManager"), "is required for apply patch");
@@ -86,5 +92,9 @@ pub fn check_dry_run(values: &[&str], errors: &mut FieldErrors) {
 }
 
 pub fn finish(kind: &str, errors: FieldErrors) -> Result<(), StatusError> {
-    if errors.is_empty() { Ok(()) } else { Err(StatusError::invalid("meta.k8s.io", kind, "", errors)) }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(StatusError::invalid("meta.k8s.io", kind, "", errors))
+    }
 }

@@ -28,7 +28,11 @@ pub async fn serve(
     }
     if let Some(page) = shared.options.pages.iter().find(|page| page.path == path) {
         only_get(&parts)?;
-        return Ok(codec::respond(StatusCode::OK, page.content_type, codec::full(page.body.clone())));
+        return Ok(codec::respond(
+            StatusCode::OK,
+            page.content_type,
+            codec::full(page.body.clone()),
+        ));
     }
     if path.starts_with("/openapi/") {
         return Ok(shared.openapi.serve(&shared.registry, path, &parts.headers));
@@ -49,7 +53,11 @@ pub async fn serve(
             response.headers_mut().insert(CONTENT_TYPE, kind);
             Ok(response)
         }
-        path if path == "/api" || path == "/apis" || path.starts_with("/api/") || path.starts_with("/apis/") => {
+        path if path == "/api"
+            || path == "/apis"
+            || path.starts_with("/api/")
+            || path.starts_with("/apis/") =>
+        {
             only_get(&parts)?;
             let accept = negotiate(&parts.headers, &query, Offer::Object);
             Ok(shared.discovery.serve(shared, path, &parts.headers, accept))

@@ -27,7 +27,8 @@ impl Query {
     /// Absent, empty and unreadable are all no. Upstream: `Convert_Slice_string_To_bool`, for which
     /// anything but `false` and `0` (also nothing, as in `?watch`) is yes.
     pub fn flag(&self, name: &str) -> bool {
-        self.first(name).is_some_and(|text| !matches!(text.to_ascii_lowercase().as_str(), "false" | "0"))
+        self.first(name)
+            .is_some_and(|text| !matches!(text.to_ascii_lowercase().as_str(), "false" | "0"))
     }
 
     pub fn optional_flag(&self, name: &str) -> Option<bool> {

@@ -36,7 +36,11 @@ fn of<'a>(row: &'a Arc<Resource>, call: &Call) -> Result<&'a Subresource, Status
 }
 
 /// The kind that a subresource shows: its own, or the parent's.
-fn wanted<'a>(call: &'a Call, subresource: &'a Subresource, codec: &'a dyn machinery::object::Codec) -> Wanted<'a> {
+fn wanted<'a>(
+    call: &'a Call,
+    subresource: &'a Subresource,
+    codec: &'a dyn machinery::object::Codec,
+) -> Wanted<'a> {
     let mut wanted = Wanted { codec, ..call.wanted() };
     if let Some(kind) = subresource.kind {
         (wanted.group, wanted.version, wanted.kind) = (kind.group, kind.version, kind.kind);
@@ -92,9 +96,11 @@ async fn create(
     let bytes = body::read(body).await?;
     let Call { query, ctx, .. } = &mut call;
     options::read(OptionsKind::Create, query, ctx)?;
-    let mut object = decode(&bytes, format, &wanted(&call, subresource, handler.codec()), &call.ctx)?;
+    let mut object =
+        decode(&bytes, format, &wanted(&call, subresource, handler.codec()), &call.ctx)?;
     call.place(&mut *object)?;
-    let created = call.registry().create_subresource(&call.ctx, &call.key(), handler, object).await?;
+    let created =
+        call.registry().create_subresource(&call.ctx, &call.key(), handler, object).await?;
     let json = match created {
         Created::Object(object) => object.encode(),
         Created::Success => {

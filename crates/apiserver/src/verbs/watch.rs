@@ -25,7 +25,8 @@ pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
     }
     let table_options = call.table_options()?;
     let mut options = list_options::read(&call, list_options::For::Watch)?;
-    options.timeout = Some(options.timeout.unwrap_or_else(|| default_timeout(call.shared.options.min_watch)));
+    options.timeout =
+        Some(options.timeout.unwrap_or_else(|| default_timeout(call.shared.options.min_watch)));
     let events = call.registry().watch(&call.row, call.namespace(), &options).await?;
     let mut framer = Framer::new(call.row.clone(), &call.accept, table_options);
     let frames = events
