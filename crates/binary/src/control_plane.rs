@@ -85,6 +85,7 @@ pub async fn start(
         pages: pages(&keys, address, port),
         group_order: api::GROUP_ORDER,
         schemas: Some(Arc::new(resources::schemas::BuiltIn)),
+        protobuf: Some(api::protobuf::descriptors),
         ..apiserver::serve::Options::default()
     };
     let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];

@@ -86,7 +86,7 @@ pub struct Server {
 }
 
 /// What concerns the node that this process is.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub struct Node {
     /// [default: the host's name]
     #[arg(long)]

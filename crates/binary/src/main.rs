@@ -1,5 +1,6 @@
 //! Decapod: parses the command line and wires the components. Nothing else happens here.
 
+mod components;
 mod control_plane;
 mod dns;
 mod flags;
@@ -26,6 +27,14 @@ struct Arguments {
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
     Server(Box<flags::Server>),
+    /// The controllers alone
+    KubeControllerManager(components::ControllerManager),
+    /// The scheduler alone
+    KubeScheduler(components::Scheduler),
+    /// The Services' proxy alone
+    KubeProxy(components::Proxy),
+    /// A node's kubelet alone
+    Kubelet(components::Kubelet),
     /// Answer the cluster's names; every node runs this by itself
     Dns(dns::Dns),
 }
@@ -60,6 +69,10 @@ fn start() -> anyhow::Result<()> {
     runtime.block_on(async {
         match arguments.command {
             Command::Server(flags) => server::run(*flags, arguments.common).await,
+            Command::KubeControllerManager(flags) => components::controller_manager(flags).await,
+            Command::KubeScheduler(flags) => components::scheduler(flags).await,
+            Command::KubeProxy(flags) => components::proxy(flags).await,
+            Command::Kubelet(flags) => components::kubelet(flags, &arguments.common.data_dir).await,
             Command::Dns(flags) => dns::run(flags).await,
         }
     })

@@ -26,8 +26,11 @@ pub struct Node {
     pub proxy: Option<Client>,
     /// Kubeconfig of the DNS server's identity; `None`: no DNS on this node.
     pub dns_kubeconfig: Option<PathBuf>,
-    pub serving: ServerTls,
-    pub client_ca_pem: String,
+    /// Without it the kubelet has no server: no logs, no exec.
+    pub serving: Option<ServerTls>,
+    /// Where the kubelet's server listens; its usual port on all addresses by default.
+    pub bind: Option<SocketAddr>,
+    pub client_ca_pem: Option<String>,
     pub cluster_cidrs: Vec<IpNet>,
     pub service_cidrs: Vec<IpNet>,
     pub cluster_dns: Vec<IpAddr>,
@@ -110,10 +113,11 @@ fn start_kubelet(
     config.cluster_dns = node.cluster_dns.clone();
     config.cluster_domain = node.cluster_domain.clone();
     config.pod_manifest_path = flags.pod_manifest_path.clone();
-    config.server_tls = Some(node.serving.clone());
+    config.server_tls = node.serving.clone();
+    config.bind_address = node.bind.unwrap_or(config.bind_address);
     let ca = node.client_ca_pem.clone();
     config.server_auth = kubelet::ServerAuth {
-        client_ca: Some(Arc::new(move || Some(ca.clone()))),
+        client_ca: Some(Arc::new(move || ca.clone())),
         webhook_tokens: true,
         anonymous: false,
         webhook_authorization: true,

@@ -159,7 +159,7 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
 }
 
 /// Until Ctrl-C, SIGTERM, or the end of a task that must not end.
-async fn wait_for_signal(tasks: &Tasks) -> anyhow::Result<()> {
+pub async fn wait_for_signal(tasks: &Tasks) -> anyhow::Result<()> {
     let broken = tasks.stop_signal();
     tokio::select! {
         signal = termination() => Ok(signal?),
@@ -208,8 +208,9 @@ async fn start_node(
         addresses,
         data_dir: data_dir.to_owned(),
         dns_kubeconfig,
-        serving: transport::tls::server_tls(&identity, &ClientCerts::Request)?,
-        client_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
+        serving: Some(transport::tls::server_tls(&identity, &ClientCerts::Request)?),
+        bind: None,
+        client_ca_pem: Some(pki.cluster_ca.cert_pem().to_owned()),
         cluster_cidrs: flags.cluster_cidr.clone(),
         service_cidrs: flags.service_cidr.clone(),
         cluster_dns: flags.cluster_dns.clone(),
