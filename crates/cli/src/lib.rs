@@ -10,5 +10,7 @@
 pub mod cluster;
 mod duration;
 pub mod failure;
+pub mod images;
 pub mod kubectl;
 pub mod token;
+pub mod uninstall;

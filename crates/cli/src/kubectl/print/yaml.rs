@@ -497,9 +497,9 @@ spec:
 
     #[test]
     fn long_lines_are_folded() {
-        let text = format!("{} end", ["word"; 17].join(" "));
+        let text = format!("{} end", ["word"; 16].join(" "));
         let got = to_yaml(&json!({ "m": text }));
-        let expected = format!("m: {}\n  end\n", ["word"; 17].join(" "));
+        let expected = format!("m: {}\n  end\n", ["word"; 16].join(" "));
         assert_eq!(got, expected);
     }
 

@@ -1,0 +1,163 @@
+//! `decapod uninstall`: stops what runs and removes every trace of one cluster.
+//!
+//! In: a data directory, perhaps with half of what belongs to it gone. Out: nothing of it left:
+//! processes, containers, mounts, network, cgroups, files; and a line for each thing removed.
+//!
+//! ```text
+//!  processes ─► containers (runtime) ─► network ─► mounts ─► cgroups ─► files
+//! ```
+//!
+//! Invariant: only what leads back to the data directory is touched: processes that were started
+//! with it, mounts below it, cgroups of its pods. What clusters of one host share (the nftables
+//! tables of kube-proxy, `kubepods`) stays while another one's process is alive here.
+
+mod leftovers;
+mod processes;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::processes::Process;
+
+/// One of these is in every data directory of ours.
+const MARKS: &[&str] = &["decapod.pid", "pki", "runtime", "kubelet", "kubeconfig", "dns.pid"];
+
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Uninstall {}
+
+impl Uninstall {
+    pub async fn run(self, data_dir: &Path) -> Result<ExitCode> {
+        ensure!(nix::unistd::geteuid().is_root(), "uninstall needs root");
+        let place = Place::find(data_dir)?;
+        let said = place.clean().await?;
+        if said == 0 {
+            println!("nothing of a cluster at {} was left", place.data_dir.display());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// What belongs to one data directory.
+struct Place {
+    data_dir: PathBuf,
+    runtime_dir: PathBuf,
+    /// Below `/run/decapod`.
+    run_dir: PathBuf,
+}
+
+impl Place {
+    fn find(data_dir: &Path) -> Result<Self> {
+        let data_dir = std::path::absolute(data_dir)?;
+        let data_dir = data_dir.canonicalize().unwrap_or(data_dir);
+        check(&data_dir)?;
+        let runtime_dir = data_dir.join("runtime");
+        let run_dir = runtime::layout::run_dir(&runtime_dir);
+        Ok(Self { data_dir, runtime_dir, run_dir })
+    }
+
+    /// How many things there were to say.
+    async fn clean(&self) -> Result<usize> {
+        let mut said = 0;
+        let mut say = |text: String| {
+            println!("{text}");
+            said += 1;
+        };
+        let all = processes::all();
+        let ours = processes::of_data_dir(&all, &self.data_dir);
+        let dns = self.dns_addresses(&ours);
+        for process in &ours {
+            process.stop().await?;
+            say(format!("stopped {} (pid {})", process.name(), process.pid));
+        }
+        let is_alone = !processes::others(&all, &ours);
+        let had_node = self.runtime_dir.exists() || self.run_dir.exists();
+        if had_node {
+            let containers = leftovers::entries(&self.runtime_dir.join("containers"));
+            let pods = leftovers::entries(&self.runtime_dir.join("sandboxes"));
+            runtime::destroy_all(&self.runtime_dir, &self.run_dir)
+                .await
+                .context("cannot remove the containers")?;
+            say(format!("removed {containers} containers, {pods} pod sandboxes and the pod network"));
+        }
+        if had_node && is_alone {
+            leftovers::remove_tables()?;
+            say("removed the nftables tables of kube-proxy".into());
+        }
+        for address in leftovers::remove_addresses(&dns, had_node && is_alone).await? {
+            say(format!("removed the DNS address {address}"));
+        }
+        for mount in leftovers::unmount_below(&[&self.data_dir, &self.run_dir])? {
+            say(format!("unmounted {}", mount.display()));
+        }
+        let pods = self.data_dir.join("kubelet/pods");
+        let cgroups = leftovers::remove_cgroups(&pods, is_alone);
+        if cgroups > 0 {
+            say(format!("removed {cgroups} cgroups"));
+        }
+        for directory in [&self.run_dir, &self.data_dir] {
+            if remove_tree(directory)? {
+                say(format!("removed {}", directory.display()));
+            }
+        }
+        // Shared with other clusters: it goes with the last one.
+        let _ = std::fs::remove_dir("/run/decapod");
+        Ok(said)
+    }
+
+    /// What the node has on its loopback: as the DNS process was told, or as pods were.
+    fn dns_addresses(&self, ours: &[Process]) -> Vec<std::net::IpAddr> {
+        let told = ours.iter().flat_map(|process| process.flag("--address"));
+        let mut found: Vec<_> =
+            told.flat_map(|list| list.split(',')).filter_map(|text| text.parse().ok()).collect();
+        found.extend(leftovers::nameservers(&self.runtime_dir.join("sandboxes")));
+        found.sort();
+        found.dedup();
+        found
+    }
+}
+
+/// Removing the wrong directory cannot be undone.
+fn check(data_dir: &Path) -> Result<()> {
+    if !data_dir.exists() {
+        return Ok(());
+    }
+    if data_dir.parent().is_none() || data_dir.components().count() < 3 {
+        bail!("{} is no data directory; nothing was removed", data_dir.display());
+    }
+    let is_empty = leftovers::entries(data_dir) == 0;
+    if !is_empty && !MARKS.iter().any(|mark| data_dir.join(mark).exists()) {
+        bail!("{} does not look like a data directory of decapod; nothing was removed", data_dir.display());
+    }
+    Ok(())
+}
+
+/// False when there was none.
+fn remove_tree(directory: &Path) -> Result<bool> {
+    match std::fs::remove_dir_all(directory) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot remove {}", directory.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_directories_are_left_alone() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let foreign = root.path().join("home");
+        std::fs::create_dir(&foreign).expect("creates");
+        assert!(check(&foreign).is_ok(), "an empty one can go");
+        std::fs::write(foreign.join("letter"), "dear").expect("writes");
+        assert!(check(&foreign).is_err());
+        std::fs::create_dir(foreign.join("pki")).expect("creates");
+        assert!(check(&foreign).is_ok());
+        assert!(check(Path::new("/")).is_err());
+        assert!(check(Path::new("/usr")).is_err());
+        assert!(check(Path::new("/nowhere/at/all")).is_ok());
+    }
+}

@@ -1,0 +1,214 @@
+//! Which processes belong to a data directory, and their end.
+//!
+//! A process is ours when it runs one of our commands, lives in our mount namespace (elsewhere the
+//! same path is another directory), and its command line leads to the data directory. The pid file
+//! alone proves nothing: numbers are given out again.
+
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::cluster::DEFAULT_DATA_DIR;
+
+/// Commands of the binary that go on until they are stopped.
+const COMMANDS: &[&str] = &[
+    "server",
+    "agent",
+    "dns",
+    "kubelet",
+    "kube-proxy",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+/// Those that have pods or rules in the kernel.
+const NODE_COMMANDS: &[&str] = &["server", "agent", "kubelet", "kube-proxy"];
+/// A server commits and drains first.
+const GRACE: Duration = Duration::from_secs(20);
+const KILLED: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub pid: i32,
+    pub words: Vec<String>,
+    /// To resolve relative paths.
+    pub directory: PathBuf,
+}
+
+/// Our commands' processes in this mount namespace, this one excepted.
+pub fn all() -> Vec<Process> {
+    let own = fs::read_link("/proc/self/ns/mnt").ok();
+    let read = |entry: fs::DirEntry| -> Option<Process> {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        let process = Process {
+            pid,
+            words: words.filter(|word| !word.is_empty()).collect(),
+            directory: fs::read_link(entry.path().join("cwd")).unwrap_or_default(),
+        };
+        let is_near = fs::read_link(entry.path().join("ns/mnt")).ok() == own;
+        let is_self = u32::try_from(pid).is_ok_and(|pid| pid == std::process::id());
+        (is_near && !is_self && process.command().is_some()).then_some(process)
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(read).collect()
+}
+
+/// Supervisors first, so that nobody is started again.
+pub fn of_data_dir(all: &[Process], data_dir: &Path) -> Vec<Process> {
+    let mut ours: Vec<Process> =
+        all.iter().filter(|process| process.belongs_to(data_dir)).cloned().collect();
+    ours.sort_by_key(|process| COMMANDS.iter().position(|one| process.command() == Some(one)));
+    ours
+}
+
+/// Whether another cluster has a node on this host.
+pub fn others(all: &[Process], ours: &[Process]) -> bool {
+    let is_node = |process: &&Process| process.command().is_some_and(|one| NODE_COMMANDS.contains(&one));
+    all.iter().filter(is_node).any(|process| !ours.contains(process))
+}
+
+impl Process {
+    /// The name it is to be called by.
+    pub fn name(&self) -> &str {
+        self.command().unwrap_or("a process")
+    }
+
+    /// `decapod [flags] server …`: the first word that is a command of ours.
+    fn command(&self) -> Option<&str> {
+        let program = Path::new(self.words.first()?).file_name()?;
+        if program != "decapod" {
+            return None;
+        }
+        let found = self.words[1..].iter().find(|word| COMMANDS.contains(&word.as_str()))?;
+        Some(found)
+    }
+
+    /// The values of a flag, in both forms.
+    pub fn flag<'p>(&'p self, name: &str) -> Vec<&'p str> {
+        let mut found = vec![];
+        for (index, word) in self.words.iter().enumerate() {
+            match word.strip_prefix(name) {
+                Some("") => found.extend(self.words.get(index + 1).map(String::as_str)),
+                Some(rest) => found.extend(rest.strip_prefix('=')),
+                None => {}
+            }
+        }
+        found
+    }
+
+    fn belongs_to(&self, data_dir: &Path) -> bool {
+        let resolved = |text: &str| {
+            let path = self.directory.join(text);
+            path.canonicalize().unwrap_or(path)
+        };
+        let mut given = self.flag("--data-dir");
+        given.extend(self.flag("-d"));
+        // `-d/path` is one word.
+        given.extend(self.words.iter().filter_map(|word| word.strip_prefix("-d").filter(|rest| rest.starts_with('/'))));
+        let kubeconfigs = self.flag("--kubeconfig");
+        if kubeconfigs.iter().any(|text| resolved(text).starts_with(data_dir)) {
+            return true;
+        }
+        match given.last() {
+            Some(text) => resolved(text) == data_dir,
+            None if !kubeconfigs.is_empty() => false,
+            // A file of flags may name another directory; then the pid file decides.
+            None if !self.flag("--config").is_empty() => {
+                let noted = fs::read_to_string(data_dir.join("decapod.pid"));
+                noted.is_ok_and(|text| text.trim() == self.pid.to_string())
+            }
+            None => data_dir == Path::new(DEFAULT_DATA_DIR),
+        }
+    }
+
+    /// Asks it to end, and ends it.
+    pub async fn stop(&self) -> Result<()> {
+        let Ok(descriptor) = open(self.pid) else { return Ok(()) };
+        // The number may have been given to another process since we looked.
+        let line = self.words.iter().map(|word| format!("{word}\0")).collect::<String>();
+        let now = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        if std::ffi::OsStr::from_bytes(&now) != line.as_str() {
+            return Ok(());
+        }
+        let ended = AsyncFd::with_interest(descriptor, Interest::READABLE)?;
+        for (signal, patience) in [(Signal::SIGTERM, GRACE), (Signal::SIGKILL, KILLED)] {
+            if kill(Pid::from_raw(self.pid), signal).is_err() {
+                return Ok(());
+            }
+            if let Ok(outcome) = tokio::time::timeout(patience, ended.readable()).await {
+                outcome.with_context(|| format!("cannot wait for {}", ended.as_raw_fd()))?.retain_ready();
+                return Ok(());
+            }
+        }
+        bail!("{} (pid {}) does not end", self.name(), self.pid)
+    }
+}
+
+/// A descriptor that is readable when the process has ended.
+fn open(pid: i32) -> std::io::Result<OwnedFd> {
+    // SAFETY: the call takes two integers and returns a new descriptor or -1.
+    let descriptor = unsafe { nix::libc::syscall(nix::libc::SYS_pidfd_open, pid, 0) };
+    if descriptor < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let descriptor = i32::try_from(descriptor).map_err(std::io::Error::other)?;
+    // SAFETY: the descriptor was just made, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(line: &str) -> Process {
+        let words = line.split(' ').map(Into::into).collect();
+        Process { pid: 1, words, directory: "/work".into() }
+    }
+
+    #[test]
+    fn command_lines_lead_to_data_directories() {
+        let check = |line: &str, data_dir: &str, expected: bool| {
+            let all: Vec<Process> = vec![process(line)].into_iter().filter(|p| p.command().is_some()).collect();
+            let got = !of_data_dir(&all, Path::new(data_dir)).is_empty();
+            assert_eq!(got, expected, "{line}");
+        };
+        check("decapod server", DEFAULT_DATA_DIR, true);
+        check("decapod server", "/data/x", false);
+        check("/usr/bin/decapod server --data-dir /data/x", "/data/x", true);
+        check("decapod --data-dir=/data/x agent", "/data/x", true);
+        check("decapod server -d /data/x", "/data/x", true);
+        check("decapod server -d/data/x", "/data/x", true);
+        check("decapod server --data-dir relative", "/work/relative", true);
+        check("decapod dns --kubeconfig=/data/x/dns.kubeconfig --address=10.43.0.10", "/data/x", true);
+        check("decapod dns --kubeconfig=/data/xy/dns.kubeconfig", "/data/x", false);
+        check("decapod server --data-dir=/data/xy", "/data/x", false);
+        check("nginx server --data-dir=/data/x", "/data/x", false);
+        check("decapod uninstall --data-dir=/data/x", "/data/x", false);
+    }
+
+    #[test]
+    fn flags_have_two_forms() {
+        let dns = process("decapod dns --address=10.43.0.10,::1 --address 1.2.3.4");
+        assert_eq!(dns.flag("--address"), ["10.43.0.10,::1", "1.2.3.4"]);
+        assert_eq!(dns.name(), "dns");
+    }
+
+    #[test]
+    fn other_clusters_are_seen() {
+        let all = [process("decapod server"), process("decapod agent -d /data/x"), process("decapod dns")];
+        let ours = of_data_dir(&all, Path::new("/data/x"));
+        assert_eq!(ours.len(), 1);
+        assert!(others(&all, &ours));
+        assert!(!others(&all[1..], &ours), "a DNS process has nothing in the kernel");
+    }
+}
