@@ -226,10 +226,13 @@ impl Cache {
     }
 }
 
-/// Recently decoded objects, by key, valid for one resourceVersion.
+/// A typed object, and the resourceVersion that it was decoded from.
+type Versioned = (String, Arc<dyn Any + Send + Sync>);
+
+/// Recently decoded objects.
 pub(crate) struct Decoded(
     /// Guards the LRU order; held for a lookup or an insert, never while decoding.
-    Mutex<LruCache<ObjectKey, (String, Arc<dyn Any + Send + Sync>)>>,
+    Mutex<LruCache<ObjectKey, Versioned>>,
 );
 
 impl Decoded {

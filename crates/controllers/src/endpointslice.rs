@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(empty.create.len(), 1, "a placeholder");
         assert_eq!(empty.create[0].ports, None);
         let placeholder = named(empty.create[0].clone(), "web-1");
-        let again = plan(&service, endpoints_of(&service, &[], zone), &[placeholder.clone()]);
+        let again = plan(&service, endpoints_of(&service, &[], zone), std::slice::from_ref(&placeholder));
         assert!(again.create.is_empty() && again.update.is_empty(), "nothing to do: {again:?}");
 
         let pods = [pod("a", true), pod("bb", false)];
@@ -477,9 +477,9 @@ mod tests {
         assert_eq!(slice.metadata.labels.clone().unwrap()[SERVICE_NAME], "web");
 
         let slice = named(slice, "web-2");
-        let same = plan(&service, endpoints_of(&service, &pods, zone), &[slice.clone()]);
+        let same = plan(&service, endpoints_of(&service, &pods, zone), std::slice::from_ref(&slice));
         assert!(same.create.is_empty() && same.update.is_empty() && same.delete.is_empty());
-        let fewer = plan(&service, endpoints_of(&service, &pods[..1], zone), &[slice.clone()]);
+        let fewer = plan(&service, endpoints_of(&service, &pods[..1], zone), std::slice::from_ref(&slice));
         assert_eq!(fewer.update[0].endpoints.as_ref().unwrap().len(), 1);
         let none = plan(&service, endpoints_of(&service, &[], zone), &[slice]);
         assert_eq!((none.update.len(), none.delete.len()), (1, 0), "{none:?}");

@@ -368,8 +368,8 @@ mod tests {
         let tainted = node("t", "x", json!([{"key": "k", "effect": "NoSchedule"}]));
         let silent = node("s", "x", json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]));
         check(&[a.clone(), other.clone(), tainted.clone(), silent], &[], &["a", "s"], &[]);
-        check(&[a.clone()], &[pod("a", "1", "new", "Running")], &[], &[]);
-        check(&[a.clone()], &[pod("a", "1", "new", "Failed")], &[], &["1"]);
+        check(std::slice::from_ref(&a), &[pod("a", "1", "new", "Running")], &[], &[]);
+        check(std::slice::from_ref(&a), &[pod("a", "1", "new", "Failed")], &[], &["1"]);
         check(&[other], &[pod("o", "1", "new", "Running")], &[], &["1"]);
         check(&[tainted], &[pod("t", "1", "new", "Running")], &[], &[]);
         // One at a time is updated.

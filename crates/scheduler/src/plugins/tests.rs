@@ -87,7 +87,7 @@ async fn a_pod_goes_where_it_fits_best() {
     let port = json!({"spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}]}});
     let taken = [(pod("x", port.clone()), "a")];
     check("host ports", pod("p", port.clone()), &two, &taken, "b");
-    check("host ports", pod("p", port), &[a.clone()], &taken, "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.");
+    check("host ports", pod("p", port), std::slice::from_ref(&a), &taken, "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.");
     let image = node("b", json!({"status": {"images": [{"names": ["i:latest"], "sizeBytes": 900_000_000_i64}]}}));
     check("images", plain(), &[a, image], &[], "b");
 }
