@@ -133,14 +133,6 @@ impl Cgroups {
         }
     }
 
-    /// Burstable pods together weigh what they request.
-    pub fn set_burstable_shares(&self, shares: i64) {
-        if self.enabled {
-            let path = format!("{}/kubepods/burstable", self.root);
-            self.warn("set", self.set_shares(&path, shares));
-        }
-    }
-
     fn warn(&self, what: &str, done: io::Result<()>) {
         if let Err(error) = done {
             tracing::debug!(%error, what, "a cgroup is not as it should be");

@@ -24,6 +24,9 @@ pub struct ImageError {
     pub retry_in: Option<Duration>,
 }
 
+/// How long `ErrImagePull` is shown before `ImagePullBackOff` takes its place.
+const SHOWN: Duration = Duration::from_secs(1);
+
 pub struct Images {
     runtime: Arc<dyn Runtime>,
     permits: Semaphore,
@@ -116,29 +119,8 @@ impl Images {
         tell(EventType::Normal, "Pulling", format!("Pulling image {named:?}"));
         let permit = self.permits.acquire().await;
         let begun = base::clock::now();
-        let auth = credentials(secrets, &spec.image);
-        let mut tries =
-            if auth.is_empty() { vec![None] } else { auth.into_iter().map(Some).collect() };
-        let mut outcome = Err(cri::Error::Internal("no attempt".into()));
-        for auth in tries.drain(..) {
-            outcome = self.runtime.pull_image(spec, auth, Some(sandbox)).await;
-            if outcome.is_ok() {
-                break;
-            }
-        }
+        let image = self.fetch(spec, secrets, sandbox).await;
         drop(permit);
-        let image = match outcome {
-            Ok(reference) => {
-                let by_id = ImageSpec::named(reference);
-                match self.runtime.image_status(&by_id).await {
-                    Ok(Some(image)) => Ok(image),
-                    _ => self.runtime.image_status(spec).await.and_then(|image| {
-                        image.ok_or_else(|| cri::Error::NotFound("the pulled image is gone".into()))
-                    }),
-                }
-            }
-            Err(error) => Err(error),
-        };
         match image {
             Ok(image) => {
                 let now = base::clock::now();
@@ -160,14 +142,39 @@ impl Images {
                 let text = format!("Failed to pull image {named:?}: {described}");
                 tell(EventType::Warning, "Failed", text);
                 tell(EventType::Warning, "Failed", "Error: ErrImagePull".into());
-                let retry = self.failed(&key, &described);
-                Err(ImageError {
-                    reason: "ErrImagePull",
-                    message: described,
-                    retry_in: Some(retry),
-                })
+                self.failed(&key, &described);
+                // Soon again: not to pull, but to say that it waits.
+                let retry_in = Some(SHOWN);
+                Err(ImageError { reason: "ErrImagePull", message: described, retry_in })
             }
         }
+    }
+
+    /// Pulls with each of the credentials that fit, until one works.
+    async fn fetch(
+        &self,
+        spec: &ImageSpec,
+        secrets: &[Arc<Secret>],
+        sandbox: &cri::PodSandboxConfig,
+    ) -> cri::Result<Image> {
+        let mut tries: Vec<Option<AuthConfig>> =
+            credentials(secrets, &spec.image).into_iter().map(Some).collect();
+        if tries.is_empty() {
+            tries.push(None);
+        }
+        let mut outcome = Err(cri::Error::Internal("no attempt".into()));
+        for auth in tries {
+            outcome = self.runtime.pull_image(spec, auth, Some(sandbox)).await;
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        let by_id = ImageSpec::named(outcome?);
+        if let Ok(Some(image)) = self.runtime.image_status(&by_id).await {
+            return Ok(image);
+        }
+        let named = self.runtime.image_status(spec).await?;
+        named.ok_or_else(|| cri::Error::NotFound("the pulled image is gone".into()))
     }
 
     fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
@@ -182,12 +189,11 @@ impl Images {
         Some((left, error.clone()))
     }
 
-    fn failed(&self, key: &str, error: &str) -> Duration {
+    fn failed(&self, key: &str, error: &str) {
         let mut failures = self.failures();
         let now = base::clock::now();
         failures.last.insert(key.to_string(), (now, error.to_string()));
         failures.delays.step(key, now, now);
-        failures.delays.delay(key)
     }
 
     fn forget(&self, key: &str) {

@@ -27,10 +27,12 @@ mod container;
 mod context;
 mod downward;
 mod env;
+mod eviction;
 mod expand;
 mod handler;
 mod hosts;
 mod images;
+mod log_rotation;
 mod machine;
 mod mirrors;
 mod names;
@@ -239,6 +241,8 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
     let tasks = &context.tasks;
     let signals = set.signals.clone();
     tasks.spawn("pods", set.clone().run());
+    tasks.spawn("eviction", eviction::keep(context.clone(), set.clone()));
+    tasks.spawn("log-rotation", log_rotation::keep(context.clone(), set.clone()));
     tasks.spawn("mirrors", mirrors::keep(context.clone(), set.clone()));
     tasks.spawn("runtime-events", follow_runtime(context.clone(), set.clone()));
     if let Some(path) = context.config.pod_manifest_path.clone() {

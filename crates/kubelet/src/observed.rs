@@ -42,10 +42,6 @@ pub struct ObservedContainer {
 }
 
 impl ObservedContainer {
-    pub fn failed(&self) -> bool {
-        (self.state == State::Exited && self.exit_code != 0) || self.state == State::Unknown
-    }
-
     pub fn succeeded(&self) -> bool {
         self.state == State::Exited && self.exit_code == 0
     }

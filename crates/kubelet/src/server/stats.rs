@@ -181,108 +181,102 @@ pub fn metrics(pods: &PodSet) -> Response<Body> {
     prometheus(out)
 }
 
-/// CPU and memory per container, pod and node: what metrics-server scrapes.
-pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body> {
-    let stats = by_id(context).await;
-    let (mut cpu_lines, mut memory_lines, mut start_lines) =
-        (String::new(), String::new(), String::new());
-    let (mut pod_cpu, mut pod_memory) = (String::new(), String::new());
-    for view in pods.views() {
-        let Some(pod) = &view.pod else { continue };
-        let (name, namespace) = (names::name(pod), names::namespace(pod));
-        let (mut total_cpu, mut total_memory, mut at) = (0.0, 0, 0);
+/// The families of `/metrics/resource`: name, type, help.
+const FAMILIES: [(&str, &str, &str); 8] = [
+    (
+        "container_cpu_usage_seconds_total",
+        "counter",
+        "Cumulative cpu time consumed by the container in core-seconds",
+    ),
+    (
+        "container_memory_working_set_bytes",
+        "gauge",
+        "Current working set of the container in bytes",
+    ),
+    (
+        "container_start_time_seconds",
+        "gauge",
+        "Start time of the container since unix epoch in seconds",
+    ),
+    (
+        "node_cpu_usage_seconds_total",
+        "counter",
+        "Cumulative cpu time consumed by the node in core-seconds",
+    ),
+    ("node_memory_working_set_bytes", "gauge", "Current working set of the node in bytes"),
+    (
+        "pod_cpu_usage_seconds_total",
+        "counter",
+        "Cumulative cpu time consumed by the pod in core-seconds",
+    ),
+    ("pod_memory_working_set_bytes", "gauge", "Current working set of the pod in bytes"),
+    (
+        "resource_scrape_error",
+        "gauge",
+        "1 if there was an error while getting container metrics, 0 otherwise",
+    ),
+];
+
+/// Samples by family.
+#[derive(Default)]
+struct Samples(HashMap<&'static str, String>);
+
+impl Samples {
+    /// `at` in milliseconds since 1970; 0 for none.
+    fn add(&mut self, family: &'static str, labels: &str, value: f64, at: i64) {
+        let lines = self.0.entry(family).or_default();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let at = if at == 0 { String::new() } else { format!(" {at}") };
+        let _ = writeln!(lines, "{family}{labels} {value}{at}");
+    }
+
+    fn pod(&mut self, view: &View, stats: &HashMap<String, ContainerStats>) {
+        let Some(pod) = &view.pod else { return };
+        let home = format!("namespace={:?},pod={:?}", names::namespace(pod), names::name(pod));
+        let (mut cpu_seconds, mut memory_bytes, mut at) = (0.0, 0.0, 0);
         for container in view.observed.containers.iter().filter(|c| c.state == State::Running) {
             let Some(stats) = stats.get(&container.id) else { continue };
-            let labels =
-                format!("container={:?},namespace={namespace:?},pod={name:?}", container.name);
+            let labels = format!("container={:?},{home}", container.name);
             if let Some(cpu) = &stats.cpu {
-                let seconds =
-                    cpu.usage_core_nano_seconds.as_ref().map_or(0, |v| v.value) as f64 / 1e9;
-                let time = cpu.timestamp / 1_000_000;
-                let _ = writeln!(
-                    cpu_lines,
-                    "container_cpu_usage_seconds_total{{{labels}}} {seconds} {time}"
-                );
-                total_cpu += seconds;
-                at = time;
+                let used = cpu.usage_core_nano_seconds.as_ref().map_or(0, |v| v.value);
+                let seconds = used as f64 / 1e9;
+                at = cpu.timestamp / 1_000_000;
+                self.add("container_cpu_usage_seconds_total", &labels, seconds, at);
+                cpu_seconds += seconds;
             }
             if let Some(memory) = &stats.memory {
-                let bytes = memory.working_set_bytes.as_ref().map_or(0, |v| v.value);
-                let time = memory.timestamp / 1_000_000;
-                let _ = writeln!(
-                    memory_lines,
-                    "container_memory_working_set_bytes{{{labels}}} {bytes} {time}"
-                );
-                total_memory += bytes;
+                let bytes = memory.working_set_bytes.as_ref().map_or(0, |v| v.value) as f64;
+                let at = memory.timestamp / 1_000_000;
+                self.add("container_memory_working_set_bytes", &labels, bytes, at);
+                memory_bytes += bytes;
             }
             if let Some(start) = container.started_at {
                 let seconds = start.as_millisecond() as f64 / 1e3;
-                let _ = writeln!(start_lines, "container_start_time_seconds{{{labels}}} {seconds}");
+                self.add("container_start_time_seconds", &labels, seconds, 0);
             }
         }
-        let labels = format!("namespace={namespace:?},pod={name:?}");
-        let _ = writeln!(pod_cpu, "pod_cpu_usage_seconds_total{{{labels}}} {total_cpu} {at}");
-        let _ =
-            writeln!(pod_memory, "pod_memory_working_set_bytes{{{labels}}} {total_memory} {at}");
+        self.add("pod_cpu_usage_seconds_total", &home, cpu_seconds, at);
+        self.add("pod_memory_working_set_bytes", &home, memory_bytes, at);
+    }
+}
+
+/// CPU and memory per container, pod and node: what metrics-server scrapes.
+pub async fn resource_metrics(context: &Context, pods: &PodSet) -> Response<Body> {
+    let stats = by_id(context).await;
+    let mut samples = Samples::default();
+    for view in pods.views() {
+        samples.pod(&view, &stats);
     }
     let used = (context.machine.memory.max(0) as u64).saturating_sub(available_memory());
     let now = base::clock::now().as_millisecond();
-    let node_cpu =
-        format!("node_cpu_usage_seconds_total {} {now}\n", node_cpu_nanoseconds() as f64 / 1e9);
-    let node_memory = format!("node_memory_working_set_bytes {used} {now}\n");
+    let seconds = node_cpu_nanoseconds() as f64 / 1e9;
+    samples.add("node_cpu_usage_seconds_total", "", seconds, now);
+    samples.add("node_memory_working_set_bytes", "", used as f64, now);
+    samples.add("resource_scrape_error", "", 0.0, 0);
     let mut out = String::new();
-    for (name, kind, help, lines) in [
-        (
-            "container_cpu_usage_seconds_total",
-            "counter",
-            "Cumulative cpu time consumed by the container in core-seconds",
-            cpu_lines,
-        ),
-        (
-            "container_memory_working_set_bytes",
-            "gauge",
-            "Current working set of the container in bytes",
-            memory_lines,
-        ),
-        (
-            "container_start_time_seconds",
-            "gauge",
-            "Start time of the container since unix epoch in seconds",
-            start_lines,
-        ),
-        (
-            "node_cpu_usage_seconds_total",
-            "counter",
-            "Cumulative cpu time consumed by the node in core-seconds",
-            node_cpu,
-        ),
-        (
-            "node_memory_working_set_bytes",
-            "gauge",
-            "Current working set of the node in bytes",
-            node_memory,
-        ),
-        (
-            "pod_cpu_usage_seconds_total",
-            "counter",
-            "Cumulative cpu time consumed by the pod in core-seconds",
-            pod_cpu,
-        ),
-        (
-            "pod_memory_working_set_bytes",
-            "gauge",
-            "Current working set of the pod in bytes",
-            pod_memory,
-        ),
-        (
-            "resource_scrape_error",
-            "gauge",
-            "1 if there was an error while getting container metrics, 0 otherwise",
-            "resource_scrape_error 0\n".into(),
-        ),
-    ] {
+    for (name, kind, help) in FAMILIES {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        out.push_str(&lines);
+        out.push_str(samples.0.get(name).map(String::as_str).unwrap_or_default());
     }
     prometheus(out)
 }
