@@ -112,7 +112,7 @@ pub fn shim_main() -> ! {
 }
 
 fn run_container(config: &Path) -> i32 {
-    match prepare(config).and_then(|config| container::start(config)) {
+    match prepare(config).and_then(container::start) {
         Ok((running, started)) => {
             report(&Report { error: None, started: Some(started) });
             match running.run() {

@@ -167,3 +167,36 @@ fn shim_sizes(directory: &std::path::Path) -> Vec<u64> {
     }
     found
 }
+
+#[test]
+fn many_pods_start_at_once() {
+    const PODS: usize = 20;
+    in_world(|world| async move {
+        let before = tokio::time::Instant::now();
+        let starting = (0..PODS).map(|n| {
+            let world = &world;
+            async move { world.run(&format!("many{n}"), container("c", "sleep 600")).await }
+        });
+        let pods = futures::future::join_all(starting).await;
+        println!("{PODS} pods with a container each: {:?}", before.elapsed());
+        let mut addresses = std::collections::BTreeSet::new();
+        for (sandbox, id) in &pods {
+            let status = world.runtime.container_status(id).await.expect("known");
+            assert_eq!(status.state(), ContainerState::Running);
+            let pod = world.runtime.pod_sandbox_status(sandbox).await.expect("known");
+            addresses.insert(pod.network.expect("a network").ip);
+        }
+        assert_eq!(addresses.len(), PODS);
+        let (_, first) = &pods[0];
+        let other = addresses.iter().last().expect("there").clone();
+        let (code, text) = world.exec(first, &format!("ping -c 1 -W 5 {other}")).await;
+        assert_eq!(code, 0, "{text}");
+        println!("private dirty memory of each shim: {:?} KiB", shim_sizes(&world.directory));
+        let before = tokio::time::Instant::now();
+        let ending = pods.iter().map(|(sandbox, _)| world.runtime.remove_pod_sandbox(sandbox));
+        for removed in futures::future::join_all(ending).await {
+            removed.expect("removed");
+        }
+        println!("and gone: {:?}", before.elapsed());
+    });
+}

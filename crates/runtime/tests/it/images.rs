@@ -62,7 +62,8 @@ fn archives_of_every_kind_become_the_same_image() {
         let store = world.runtime.images();
         let path = |name: &str| world.directory.join(name);
         let both = [("arm64", &image()), ("amd64", &image())];
-        let writers: [(&str, &dyn Fn(&Path)); 4] = [
+        type Writer<'a> = (&'a str, &'a dyn Fn(&Path));
+        let writers: [Writer<'_>; 4] = [
             ("plain.tar", &|p| write_oci_layout(p, &both[1..], Compression::Plain).expect("made")),
             ("gzip.tar", &|p| write_oci_layout(p, &both, Compression::Gzip).expect("made")),
             ("zstd.tar", &|p| write_oci_layout(p, &both, Compression::Zstd).expect("made")),
