@@ -27,6 +27,14 @@ struct Arguments {
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
     Server(Box<flags::Server>),
+    /// Talk to the cluster as kubectl does
+    Kubectl(Box<cli::kubectl::Kubectl>),
+    /// Import, list, pull and remove images of this node
+    Images(cli::images::Images),
+    /// Create and list the tokens that nodes join with
+    Token(cli::token::Token),
+    /// Stop what runs and remove every trace of it
+    Uninstall(cli::uninstall::Uninstall),
     /// The controllers alone
     KubeControllerManager(components::ControllerManager),
     /// The scheduler alone
@@ -45,7 +53,7 @@ fn main() -> ExitCode {
         runtime::shim::shim_main();
     }
     match start() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("decapod: {error:#}");
             ExitCode::FAILURE
@@ -53,27 +61,44 @@ fn main() -> ExitCode {
     }
 }
 
-fn start() -> anyhow::Result<()> {
+fn start() -> anyhow::Result<ExitCode> {
     let arguments = flags::with_config_file(std::env::args().collect())?;
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version are no failures; anything else is, with exit code 1.
-            let code = i32::from(error.use_stderr());
             error.print()?;
-            std::process::exit(code);
+            // Help and version are no failures; anything else is.
+            return Ok(if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
     };
-    base::telemetry::init(arguments.common.log_format, "info");
+    base::telemetry::init(arguments.common.log_format, arguments.command.log_filter());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
-    runtime.block_on(async {
-        match arguments.command {
-            Command::Server(flags) => server::run(*flags, arguments.common).await,
-            Command::KubeControllerManager(flags) => components::controller_manager(flags).await,
-            Command::KubeScheduler(flags) => components::scheduler(flags).await,
-            Command::KubeProxy(flags) => components::proxy(flags).await,
-            Command::Kubelet(flags) => components::kubelet(flags, &arguments.common.data_dir).await,
-            Command::Dns(flags) => dns::run(flags).await,
+    runtime.block_on(run(arguments))
+}
+
+impl Command {
+    /// People who type a command want its output, not its log.
+    fn log_filter(&self) -> &'static str {
+        match self {
+            Self::Kubectl(_) | Self::Images(_) | Self::Token(_) | Self::Uninstall(_) => "warn",
+            _ => "info",
         }
-    })
+    }
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let data_dir = arguments.common.data_dir.clone();
+    match arguments.command {
+        Command::Kubectl(command) => return command.run(&data_dir).await,
+        Command::Images(command) => return command.run(&data_dir).await,
+        Command::Token(command) => return command.run(&data_dir).await,
+        Command::Uninstall(command) => return command.run(&data_dir).await,
+        Command::Server(flags) => server::run(*flags, arguments.common).await?,
+        Command::KubeControllerManager(flags) => components::controller_manager(flags).await?,
+        Command::KubeScheduler(flags) => components::scheduler(flags).await?,
+        Command::KubeProxy(flags) => components::proxy(flags).await?,
+        Command::Kubelet(flags) => components::kubelet(flags, &data_dir).await?,
+        Command::Dns(flags) => dns::run(flags).await?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
