@@ -6,6 +6,7 @@
 //! directory and the cache directory is left behind.
 
 mod facts;
+mod facts_protobuf;
 mod foreign;
 mod measure;
 mod packages;
@@ -26,6 +27,7 @@ usage: cargo xtask COMMAND
   tidy         check the house rules that the compiler does not know
   kubectl      build the foreign kubectl that the tests use, once, and print its path
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
+  facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
   measure      print the figures of docs/performance.md";
 
 fn main() -> ExitCode {
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         "tidy" => tidy::run(),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "facts" => facts::run(&rest),
+        "facts-protobuf" => facts_protobuf::run(&rest),
         "measure" => measure::run(&rest),
         _ => Err(USAGE.to_owned()),
     };

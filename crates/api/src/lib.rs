@@ -5,6 +5,7 @@
 //! nothing here is generated at build time.
 
 pub mod facts;
+pub mod protobuf;
 pub mod schema;
 
 pub use k8s_openapi;

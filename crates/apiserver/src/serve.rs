@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
+use machinery::protobuf::Descriptors;
 use tokio::sync::watch;
 use tower::Service;
 use transport::ConnectionInfo;
@@ -77,6 +78,8 @@ pub struct Options {
     pub pages: Vec<Page>,
     /// Where the schemas of kinds come from; without it OpenAPI has paths only.
     pub schemas: Option<Arc<dyn SchemaSource>>,
+    /// Messages of the built-in kinds, asked for when the first client speaks protobuf.
+    pub protobuf: Option<fn() -> &'static Descriptors>,
 }
 
 impl Default for Options {
@@ -92,6 +95,7 @@ impl Default for Options {
             group_order: &[],
             pages: vec![],
             schemas: None,
+            protobuf: None,
         }
     }
 }

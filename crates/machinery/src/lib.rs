@@ -7,6 +7,7 @@ pub mod field;
 pub mod names;
 pub mod object;
 pub mod patch;
+pub mod protobuf;
 pub mod quantity;
 pub mod selector;
 pub mod status;

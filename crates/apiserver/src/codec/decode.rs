@@ -10,12 +10,14 @@
 use std::borrow::Cow;
 
 use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
+use machinery::protobuf::Envelope;
 use machinery::{Object, StatusError};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::explain::explain;
 use super::gojson;
+use super::protobuf::{self, Protobuf};
 use crate::openapi::SchemaSource;
 use crate::request::{FieldValidation, RequestContext};
 use crate::resource::ResourceTable;
@@ -24,14 +26,16 @@ use crate::resource::ResourceTable;
 pub enum BodyFormat {
     Json,
     Yaml,
+    Protobuf(Protobuf),
 }
 
 /// The format that a Content-Type names; none given means JSON. `None`: one that is not accepted.
-pub fn body_format(content_type: Option<&str>) -> Option<BodyFormat> {
+pub fn body_format(content_type: Option<&str>, protobuf: Option<Protobuf>) -> Option<BodyFormat> {
     let Some(text) = content_type else { return Some(BodyFormat::Json) };
     match text.split(';').next().unwrap_or_default().trim() {
         "" | "application/json" | "*/*" => Some(BodyFormat::Json),
         "application/yaml" => Some(BodyFormat::Yaml),
+        protobuf::MEDIA_TYPE => protobuf.map(BodyFormat::Protobuf),
         _ => None,
     }
 }
@@ -84,6 +88,7 @@ pub fn decode(
             strict.extend(note);
             Cow::Owned(value.to_string().into_bytes())
         }
+        BodyFormat::Protobuf(protobuf) => Cow::Owned(from_protobuf(body, protobuf, wanted)?),
     };
     if json.trim_ascii() == b"null" {
         return Ok(wanted.codec.empty());
@@ -115,6 +120,16 @@ fn misfit(json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
     let definition = wanted.schemas.definition_name(wanted.group, wanted.version, wanted.kind);
     let explained = definition.and_then(|name| explain(json, &name, wanted.schemas));
     explained.unwrap_or_else(|| error.to_string())
+}
+
+/// A protobuf body as the JSON that the client would have sent.
+fn from_protobuf(body: &[u8], protobuf: Protobuf, wanted: &Wanted<'_>) -> Result<Vec<u8>, StatusError> {
+    let envelope =
+        Envelope::open(body).map_err(|error| unrecognized(wanted.kind, &error.to_string(), body))?;
+    protobuf.body(&envelope, &wanted.api_version(), wanted.kind).map_err(|error| {
+        let types = TypeMeta { api_version: Some(envelope.api_version), kind: Some(envelope.kind) };
+        cannot_be_handled(&types, wanted, &error.to_string())
+    })
 }
 
 /// Is it the wanted kind in the wanted version?

@@ -1,4 +1,5 @@
-//! Watch frames: `{"type":…,"object":…}` lines, the object in the form that the client asked for.
+//! Watch frames: `{"type":…,"object":…}` lines, the object in the form that the client asked for;
+//! in protobuf, messages with their length in front.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use machinery::StatusError;
 use store::Revision;
 
 use super::table::{self, TableOptions};
-use super::{Accept, As, partial};
+use super::{Accept, As, Media, partial};
 use crate::registry::{Stored, WatchEvent};
 use crate::resource::Resource;
 
@@ -16,13 +17,14 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// Makes the frames of one watch.
 pub struct Framer {
     row: Arc<Resource>,
+    media: Media,
     shown_as: As,
     options: TableOptions,
 }
 
 impl Framer {
     pub fn new(row: Arc<Resource>, accept: &Accept, options: TableOptions) -> Self {
-        Self { row, shown_as: accept.shown_as, options }
+        Self { row, media: accept.media, shown_as: accept.shown_as, options }
     }
 
     pub fn frame(&mut self, event: &WatchEvent) -> Bytes {
@@ -33,25 +35,43 @@ impl Framer {
             WatchEvent::Bookmark { revision, initial_events_end } => {
                 self.bookmark(*revision, *initial_events_end)
             }
-            WatchEvent::Error(error) => Ok(error_frame(error)),
+            WatchEvent::Error(error) => Ok(self.error(error)),
         };
-        framed.unwrap_or_else(|error| error_frame(&error)).into()
+        framed.unwrap_or_else(|error| self.error(&error)).into()
+    }
+
+    /// A frame around the object that `write` appends.
+    fn wrap(&self, kind: &str, write: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<u8>, StatusError> {
+        if let Media::Protobuf(protobuf) = self.media {
+            let mut json = vec![];
+            write(&mut json);
+            return protobuf.watch_frame(kind, &json);
+        }
+        let mut out = open(kind);
+        write(&mut out);
+        Ok(close(out))
+    }
+
+    fn error(&self, error: &StatusError) -> Vec<u8> {
+        let json = error.to_json().to_string();
+        let framed = self.wrap("ERROR", |out| out.extend_from_slice(json.as_bytes()));
+        // Without a message for errors there is no protobuf at all, and no such frame.
+        framed.unwrap_or_default()
     }
 
     fn object(&mut self, kind: &str, stored: &Stored) -> Result<Vec<u8>, StatusError> {
-        let mut out = open(kind);
         match self.shown_as {
-            As::Itself => stored.write_to(&mut out),
+            As::Itself => self.wrap(kind, |out| stored.write_to(out)),
             As::Table(version) => {
-                out.extend_from_slice(&table::one(version, stored, &self.options)?);
+                let table = table::one(version, stored, &self.options)?;
                 // Once the headers are sent, they are not sent again.
                 self.options.no_headers = true;
+                self.wrap(kind, |out| out.extend_from_slice(&table))
             }
             As::PartialObjectMetadata(version) | As::PartialObjectMetadataList(version) => {
-                partial::write_object(&mut out, version, &stored.json());
+                self.wrap(kind, |out| partial::write_object(out, version, &stored.json()))
             }
         }
-        Ok(close(out))
     }
 
     /// An empty object of the kind, at a revision.
@@ -73,21 +93,13 @@ impl Framer {
         }
         meta.resource_version = Some(revision.to_string());
         let json = object.encode();
-        let mut out = open("BOOKMARK");
-        match self.shown_as {
+        self.wrap("BOOKMARK", |out| match self.shown_as {
             As::PartialObjectMetadata(version) | As::PartialObjectMetadataList(version) => {
-                partial::write_object(&mut out, version, &json);
+                partial::write_object(out, version, &json);
             }
             _ => out.extend_from_slice(&json),
-        }
-        Ok(close(out))
+        })
     }
-}
-
-pub fn error_frame(error: &StatusError) -> Vec<u8> {
-    let mut out = open("ERROR");
-    out.extend_from_slice(error.to_json().to_string().as_bytes());
-    close(out)
 }
 
 fn open(kind: &str) -> Vec<u8> {

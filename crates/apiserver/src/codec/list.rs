@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::decode::group_version;
 use super::table::{self, TableOptions};
-use super::{Accept, As, Media, not_acceptable, partial, respond};
+use super::{Accept, As, Media, full, not_acceptable, partial, respond};
 use crate::registry::{List, Stored};
 use crate::resource::{Body, Resource};
 
@@ -28,7 +28,15 @@ pub fn list(
 ) -> Result<Response<Body>, StatusError> {
     let metadata = metadata(&list);
     match accept.shown_as {
-        As::Itself => Ok(items(accept, row, list, &metadata)),
+        As::Itself => match accept.media {
+            Media::Protobuf(protobuf) => {
+                let bytes = protobuf.list(row, list, &metadata)?;
+                let mut response = respond(StatusCode::OK, accept.media.content_type(), full(bytes));
+                response.extensions_mut().insert(Large);
+                Ok(response)
+            }
+            _ => Ok(items(accept, row, list, &metadata)),
+        },
         As::Table(version) => {
             let bytes = table::whole(version, row, &list.items, &metadata, options)?;
             Ok(super::json(accept, StatusCode::OK, bytes.into()))

@@ -13,6 +13,7 @@ pub mod indent;
 pub mod list;
 pub mod negotiate;
 pub mod partial;
+pub mod protobuf;
 pub mod table;
 
 use bytes::Bytes;
@@ -53,12 +54,16 @@ pub fn page_not_found() -> Response<Body> {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// JSON in the form that the client asked for.
+/// JSON in the form that the client asked for: kinds without a protobuf message are refused.
 pub fn json(accept: &Accept, status: StatusCode, json: Bytes) -> Response<Body> {
     let body = match (accept.media, accept.pretty) {
         (Media::Json, false) => full(json),
         (Media::Json, true) => full(indent::indent(&json)),
         (Media::Yaml, _) => full(to_yaml(&json)),
+        (Media::Protobuf(protobuf), _) => match protobuf.object(&json) {
+            Ok(bytes) => full(bytes),
+            Err(refusal) => return error(&Accept::JSON, &refusal),
+        },
     };
     respond(status, accept.media.content_type(), body)
 }

@@ -8,12 +8,14 @@ use http::header::{ACCEPT, USER_AGENT};
 use machinery::StatusError;
 use machinery::status::Reason;
 
+use super::protobuf::{self, Protobuf};
 use crate::verbs::query::Query;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Media {
     Json,
     Yaml,
+    Protobuf(Protobuf),
 }
 
 impl Media {
@@ -21,6 +23,7 @@ impl Media {
         match self {
             Self::Json => "application/json",
             Self::Yaml => "application/yaml",
+            Self::Protobuf(_) => protobuf::MEDIA_TYPE,
         }
     }
 }
@@ -93,18 +96,48 @@ fn parse_clause(text: &str) -> Option<Clause<'_>> {
     Some(clause)
 }
 
-pub fn negotiate(headers: &HeaderMap, query: &Query, offer: Offer) -> Result<Accept, StatusError> {
+/// What speaks protobuf: nothing, everything, or just the metadata of objects without messages.
+#[derive(Clone, Copy)]
+pub enum Speaks {
+    NoProtobuf,
+    Protobuf(Protobuf),
+    ProtobufOfMetadata(Protobuf),
+}
+
+impl Speaks {
+    /// Tables have no messages at all.
+    fn protobuf(self, shown_as: As) -> Option<Media> {
+        match (self, shown_as) {
+            (Self::NoProtobuf, _) | (_, As::Table(_)) | (Self::ProtobufOfMetadata(_), As::Itself) => None,
+            (Self::Protobuf(protobuf) | Self::ProtobufOfMetadata(protobuf), _) => {
+                Some(Media::Protobuf(protobuf))
+            }
+        }
+    }
+}
+
+pub fn negotiate(
+    headers: &HeaderMap,
+    query: &Query,
+    offer: Offer,
+    speaks: Speaks,
+) -> Result<Accept, StatusError> {
     let clauses = clauses(headers);
-    let media_of = |clause: &Clause<'_>| match clause.media {
+    let media_of = |clause: &Clause<'_>, shown_as| match clause.media {
         "*/*" | "application/json" => Some(Media::Json),
         "application/yaml" => Some(Media::Yaml),
+        protobuf::MEDIA_TYPE => speaks.protobuf(shown_as),
         _ => None,
     };
-    if !clauses.iter().any(|clause| media_of(clause).is_some() || is_routed(clause)) {
+    let is_routed = |clause: &Clause<'_>| {
+        clause.media == protobuf::MEDIA_TYPE || media_of(clause, As::Itself).is_some()
+    };
+    if !clauses.iter().any(is_routed) {
         return Err(not_routed(offer));
     }
     for clause in &clauses {
-        let (Some(media), Some(shown_as)) = (media_of(clause), shown_as(clause)) else { continue };
+        let Some(shown_as) = shown_as(clause) else { continue };
+        let Some(media) = media_of(clause, shown_as) else { continue };
         let pretty = match clause.param("pretty") {
             Some(value) => value == "1" || value == "true",
             None => wants_pretty(headers, query),
@@ -115,11 +148,6 @@ pub fn negotiate(headers: &HeaderMap, query: &Query, offer: Offer) -> Result<Acc
         Reason::NotAcceptable,
         "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
     ).without_details())
-}
-
-/// Media types that the routes name but that cannot be served yet: refused one step later.
-fn is_routed(clause: &Clause<'_>) -> bool {
-    clause.media == "application/vnd.kubernetes.protobuf"
 }
 
 fn not_routed(offer: Offer) -> StatusError {
@@ -167,7 +195,7 @@ mod tests {
     fn check(accept: &str, expected: Option<(Media, As)>) {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accept.parse().expect("a header value"));
-        let got = negotiate(&headers, &Query::parse(""), Offer::Object).ok();
+        let got = negotiate(&headers, &Query::parse(""), Offer::Object, Speaks::NoProtobuf).ok();
         assert_eq!(got.map(|accept| (accept.media, accept.shown_as)), expected, "{accept}");
     }
 

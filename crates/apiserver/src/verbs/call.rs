@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
+use machinery::protobuf::Descriptors;
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
 
 use super::query::Query;
+use crate::codec::protobuf::Protobuf;
 use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
-use crate::codec::negotiate::{Offer, negotiate};
+use crate::codec::negotiate::{Offer, Speaks, negotiate};
 use crate::codec::table::TableOptions;
 use crate::registry::Registry;
 use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
@@ -45,9 +47,14 @@ impl Call {
         );
         let offer =
             if is_list && info.verb != "deletecollection" { Offer::List } else { Offer::Object };
+        let speaks = match shared.options.protobuf.map(Protobuf) {
+            None => Speaks::NoProtobuf,
+            Some(protobuf) if row.custom => Speaks::ProtobufOfMetadata(protobuf),
+            Some(protobuf) => Speaks::Protobuf(protobuf),
+        };
         // Streams answer in forms of their own.
         let accept =
-            if is_stream { Accept::JSON } else { negotiate(&parts.headers, &query, offer)? };
+            if is_stream { Accept::JSON } else { negotiate(&parts.headers, &query, offer, speaks)? };
         let mut ctx = RequestContext::new(user, row.clone(), &info.subresource);
         ctx.field_manager = agent_name(&parts);
         let (shared, info) = (shared.clone(), info.clone());
@@ -77,7 +84,17 @@ impl Call {
     }
 
     pub fn body_format(&self) -> Result<BodyFormat, StatusError> {
-        body_format(self.content_type()).ok_or_else(|| {
+        let protobuf = self.shared.options.protobuf.filter(|_| !self.row.custom);
+        self.format(protobuf)
+    }
+
+    /// The format of a body of options, which custom resources have too.
+    pub fn options_format(&self) -> Result<BodyFormat, StatusError> {
+        self.format(self.shared.options.protobuf)
+    }
+
+    fn format(&self, protobuf: Option<fn() -> &'static Descriptors>) -> Result<BodyFormat, StatusError> {
+        body_format(self.content_type(), protobuf.map(Protobuf)).ok_or_else(|| {
             unsupported_media_type(
                 "application/json, application/yaml, application/vnd.kubernetes.protobuf",
             )

@@ -79,7 +79,7 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     let given = if bytes.is_empty() {
         from_query(&call.query)?
     } else {
-        from_body(&bytes, call.body_format()?)?
+        from_body(&bytes, call.options_format()?)?
     };
     let dry_run = given.dry_run.unwrap_or_default();
     let mut errors = FieldErrors::default();
@@ -120,6 +120,7 @@ fn from_body(bytes: &[u8], format: BodyFormat) -> Result<Given, StatusError> {
             let (tree, _) = decode::yaml(bytes).map_err(StatusError::bad_request)?;
             tree.to_string().into_bytes().into()
         }
+        BodyFormat::Protobuf(protobuf) => protobuf.options(bytes)?.into(),
     };
     let given: Option<Given> = serde_json::from_slice(&json).map_err(|error| {
         StatusError::bad_request(format!(

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::no_method;
 use super::query::Query;
-use crate::codec::negotiate::{Offer, negotiate};
+use crate::codec::negotiate::{Offer, Speaks, negotiate};
 use crate::codec::{self, Accept};
 use crate::request::RequestInfo;
 use crate::resource::Body;
@@ -59,7 +59,7 @@ pub async fn serve(
             || path.starts_with("/apis/") =>
         {
             only_get(&parts)?;
-            let accept = negotiate(&parts.headers, &query, Offer::Object);
+            let accept = negotiate(&parts.headers, &query, Offer::Object, Speaks::NoProtobuf);
             Ok(shared.discovery.serve(shared, path, &parts.headers, accept))
         }
         _ => Ok(codec::page_not_found()),
@@ -88,7 +88,7 @@ fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
         "platform": concat!("linux/", "amd64"),
     })
     .to_string();
-    let accept = negotiate(&parts.headers, query, Offer::Object).unwrap_or(Accept::JSON);
+    let accept = negotiate(&parts.headers, query, Offer::Object, Speaks::NoProtobuf).unwrap_or(Accept::JSON);
     // Upstream indents this one for everybody.
     codec::json(&Accept { pretty: true, ..accept }, StatusCode::OK, text.into())
 }

@@ -16,13 +16,17 @@ use crate::resource::Body;
 
 pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
     get::refuse_export(&call)?;
-    if call.accept.media != Media::Json {
+    if call.accept.media == Media::Yaml {
         return Err(StatusError::new(
             Reason::NotAcceptable,
             "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
         )
         .without_details());
     }
+    let content_type = match call.accept.media {
+        Media::Protobuf(_) => "application/vnd.kubernetes.protobuf;stream=watch",
+        _ => "application/json",
+    };
     let table_options = call.table_options()?;
     let mut options = list_options::read(&call, list_options::For::Watch)?;
     options.timeout =
@@ -33,7 +37,7 @@ pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
         .map(move |event| Ok(Frame::data(framer.frame(&event))))
         .take_until(call.shared.shutdown());
     let body = StreamBody::new(frames).boxed_unsync();
-    Ok(codec::respond(StatusCode::OK, "application/json", body))
+    Ok(codec::respond(StatusCode::OK, content_type, body))
 }
 
 /// Watches end at different times, so that their clients do not come back all at once.
