@@ -150,7 +150,8 @@ fn open_pid(pid: i32) -> std::io::Result<OwnedFd> {
 /// A pidfd is readable when its process has ended; no polling, child or not.
 async fn wait_for_end(pid: i32) -> anyhow::Result<()> {
     let Ok(descriptor) = open_pid(pid) else { return Ok(()) };
-    let ended = AsyncFd::register_with_interest(descriptor, Interest::READABLE)?;
+    // SAFETY: the descriptor is owned by `ended` and stays open as long as it.
+    let ended = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
     ended.readable().await?.retain_ready();
     // Our own child must be reaped; an adopted one is not ours to reap.
     let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), Some(nix::sys::wait::WaitPidFlag::WNOHANG));
