@@ -5,6 +5,7 @@
 //! <data>/images/blobs/sha256/<hex>      content, named by its hash
 //!        images/layers/<hex16>/         one unpacked layer, by diff id
 //!        images/index.json              names → images
+//!        images/leases/<container>      the layers that a container uses
 //!        sandboxes/<id>/                config.pb state.json resolv.conf hostname shm/
 //!        containers/<id>/               config.pb state.json exit.json config.json upper/ work/ rootfs/
 //!        ipam/<address>                 the sandbox that holds it

@@ -75,6 +75,16 @@ pub(crate) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
         })
 }
 
+pub(crate) fn refuse_user_namespaces(options: Option<&NamespaceOption>) -> cri::Result<()> {
+    let users = options.and_then(|options| options.userns_options.as_ref());
+    match users.map(cri::UserNamespace::mode) {
+        Some(NamespaceMode::Pod) => {
+            Err(cri::Error::Unimplemented("user namespaces are not supported".into()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The paths of one sandbox.
 pub(crate) struct Places {
     pub data: PathBuf,

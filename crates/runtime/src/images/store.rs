@@ -61,7 +61,7 @@ pub struct Ingest(#[expect(dead_code, reason = "held for its drop")] Flock<File>
 impl ImageStore {
     pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
-        for directory in ["blobs/sha256", "layers"] {
+        for directory in ["blobs/sha256", "layers", "leases"] {
             fs::create_dir_all(root.join(directory))
                 .during(|| format!("create {}", root.display()))?;
         }
@@ -110,6 +110,39 @@ impl ImageStore {
 
     pub fn ingest(&self) -> Result<Ingest> {
         Ok(Ingest(self.lock("content.lock", FlockArg::LockShared)?))
+    }
+
+    /// Keeps an image's layers for as long as a container uses them, whatever happens to the image.
+    pub fn lease(&self, container: &str, reference: &str) -> Result<Option<ImageRecord>> {
+        // Nothing is collected between the look and the note.
+        let _ingest = self.ingest()?;
+        let Some(record) = self.find(reference)? else { return Ok(None) };
+        let path = self.root.join("leases").join(container);
+        files::write_json(&path, &record.layers).during(|| format!("write {}", path.display()))?;
+        Ok(Some(record))
+    }
+
+    /// Ends [`ImageStore::lease`]; may have ended before.
+    pub fn release(&self, container: &str) -> Result<()> {
+        let path = self.root.join("leases").join(container);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).during(|| format!("remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn leased(&self) -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        let directory = self.root.join("leases");
+        for entry in fs::read_dir(&directory).during(|| format!("list {}", directory.display()))? {
+            let path = entry.during(|| format!("list {}", directory.display()))?.path();
+            let layers: Option<Vec<String>> =
+                files::read_json(&path).during(|| format!("read {}", path.display()))?;
+            all.extend(layers.unwrap_or_default());
+        }
+        Ok(all)
     }
 
     pub fn blob(&self, digest: &str) -> PathBuf {
@@ -259,11 +292,12 @@ impl ImageStore {
         })
     }
 
-    /// Removes blobs and layers that no image names. Does nothing while content comes in.
+    /// Removes blobs and layers that no image names and no container uses. Does nothing while content comes in.
     pub fn collect(&self) -> Result<()> {
         let Some(_alone) = self.try_lock("content.lock")? else { return Ok(()) };
         let index = self.read_index()?;
-        let mut keep = BTreeSet::new();
+        let mut keep: BTreeSet<PathBuf> =
+            self.leased()?.iter().map(|diff_id| self.layer(diff_id)).collect();
         for record in index.images.values() {
             keep.insert(self.blob(&record.id));
             keep.insert(self.blob(&record.manifest));

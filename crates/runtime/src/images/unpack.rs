@@ -132,12 +132,18 @@ fn real_parent(relative: &Path, into: &Path) -> Result<PathBuf> {
 
 fn make_node<R: Read>(entry: &Entry<'_, R>, target: &Path) -> io::Result<()> {
     let header = entry.header();
-    let kind = match header.entry_type() {
-        EntryType::Char => SFlag::S_IFCHR,
-        EntryType::Block => SFlag::S_IFBLK,
-        _ => SFlag::S_IFIFO,
+    let numbers = || {
+        Ok::<_, io::Error>((
+            header.device_major()?.unwrap_or(0),
+            header.device_minor()?.unwrap_or(0),
+        ))
     };
-    let (major, minor) = (header.device_major()?.unwrap_or(0), header.device_minor()?.unwrap_or(0));
+    let (kind, (major, minor)) = match header.entry_type() {
+        EntryType::Char => (SFlag::S_IFCHR, numbers()?),
+        EntryType::Block => (SFlag::S_IFBLK, numbers()?),
+        // Its numbers may be anything.
+        _ => (SFlag::S_IFIFO, (0, 0)),
+    };
     let mode = header.mode()? & 0o7777;
     let _ = fs::remove_file(target);
     mknod(target, kind, Mode::from_bits_truncate(mode), libc::makedev(major, minor))?;

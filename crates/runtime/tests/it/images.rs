@@ -84,8 +84,12 @@ fn archives_of_every_kind_become_the_same_image() {
             let (_, text) =
                 world.exec(&id, "ls /data /data/old; stat -c '%h %a' /data/stays").await;
             assert_eq!(text, "/data:\nlinked\nold\nstays\n\n/data/old:\nnew\n2 640\n", "{name}");
-            world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
+            // The image goes, its layers stay for as long as a container uses them.
             world.runtime.remove_image(&spec).await.expect("removed");
+            let (_, text) = world.exec(&id, "cat /data/old/new").await;
+            assert_eq!(text, "2", "{name}");
+            world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
+            store.collect().expect("collected");
             assert_eq!(world.runtime.image_status(&spec).await.expect("asked"), None);
         }
         // What is left is busybox, whole, and nothing of the others.

@@ -25,6 +25,9 @@ impl Embedded {
         }
         let known: Vec<String> = self.table().sandboxes.keys().cloned().collect();
         self.0.ipam.keep_only(|sandbox| known.iter().any(|id| id == sandbox))?;
+        // Layers that a container kept, and downloads that were cut short.
+        let images = self.0.images.clone();
+        super::blocking(move || images.collect()).await??;
         Ok(())
     }
 

@@ -94,17 +94,17 @@ impl ContainerEntry {
 
 impl Embedded {
     pub(super) async fn create(
-        &self,
-        sandbox_id: &str,
+        self,
+        sandbox_id: String,
         config: ContainerConfig,
-        sandbox_config: &PodSandboxConfig,
+        sandbox_config: PodSandboxConfig,
     ) -> Result<String> {
-        let sandbox = self.sandbox(sandbox_id)?;
+        let sandbox = self.sandbox(&sandbox_id)?;
         if config.metadata.is_none() {
             return Err(Error::InvalidArgument("container config must include metadata".into()));
         }
         let id = new_id();
-        let made = self.make_container(&id, &sandbox, config, sandbox_config).await;
+        let made = self.make_container(&id, &sandbox, config, &sandbox_config).await;
         match made {
             Ok(entry) => {
                 let sandbox = entry.record.sandbox.clone();
@@ -128,8 +128,11 @@ impl Embedded {
         config: ContainerConfig,
         sandbox_config: &PodSandboxConfig,
     ) -> Result<ContainerEntry> {
+        refuse_unsupported(&config)?;
         let wanted = config.image.clone().unwrap_or_default();
-        let image = self.find_image(&wanted.image)?;
+        let image = self.0.images.lease(id, &wanted.image)?;
+        let image =
+            image.ok_or_else(|| Error::NotFound(format!("image {:?} not found", wanted.image)))?;
         let directory = self.0.layout.container(id);
         std::fs::create_dir_all(&directory)?;
         // Nobody but root looks into containers' files.
@@ -214,8 +217,8 @@ impl Embedded {
         })
     }
 
-    pub(super) async fn start(&self, id: &str) -> Result<()> {
-        let entry = self.container(id)?;
+    pub(super) async fn start(self, id: String) -> Result<()> {
+        let entry = self.container(&id)?;
         let _busy = entry.busy.lock().await;
         if *entry.phase.borrow() != Phase::Created {
             return Err(Error::FailedPrecondition(format!(
@@ -412,7 +415,8 @@ impl Embedded {
             files::remove_tree(&directory)?;
             Ok::<_, Error>(())
         })
-        .await?
+        .await??;
+        Ok(self.0.images.release(id)?)
     }
 
     pub(super) fn containers_of(&self, sandbox: &str) -> Vec<Arc<ContainerEntry>> {
@@ -529,6 +533,21 @@ impl From<crate::shim::ClientError> for Error {
             other => Self::Internal(other.to_string()),
         }
     }
+}
+
+/// What would otherwise be left out in silence.
+fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let apparmor = security.and_then(|security| security.apparmor.as_ref());
+    if apparmor.is_some_and(|profile| profile.profile_type() == ProfileType::Localhost) {
+        return Err(Error::InvalidArgument("apparmor is not supported".into()));
+    }
+    let options = security.and_then(|security| security.namespace_options.as_ref());
+    crate::sandbox::refuse_user_namespaces(options)?;
+    if !config.cdi_devices.is_empty() {
+        return Err(Error::Unimplemented("CDI devices are not supported".into()));
+    }
+    Ok(())
 }
 
 /// Upstream: containerd's reasons.

@@ -20,6 +20,7 @@ mod stats;
 mod streaming;
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -28,7 +29,7 @@ use async_trait::async_trait;
 use base::task::Tasks;
 use cri::*;
 use ipnet::IpNet;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::cgroups::Hierarchies;
 use crate::images::pull::Puller;
@@ -191,9 +192,18 @@ impl Embedded {
         });
     }
 
-    fn find_image(&self, reference: &str) -> Result<ImageRecord> {
-        let found = self.0.images.find(reference)?;
-        found.ok_or_else(|| Error::NotFound(format!("image {reference:?} not found")))
+    /// Goes on when the caller loses interest: half a start would be nobody's.
+    async fn uninterrupted<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.tasks.spawn(name, async move {
+            // The caller may be gone.
+            let _ = sender.send(work.await);
+        });
+        receiver.await.unwrap_or_else(|_| Err(Error::Unavailable("the runtime is stopping".into())))
     }
 }
 
@@ -310,7 +320,8 @@ impl RuntimeService for Embedded {
     }
 
     async fn run_pod_sandbox(&self, config: PodSandboxConfig, handler: &str) -> Result<String> {
-        self.run_sandbox(config, handler).await
+        let work = self.clone().run_sandbox(config, handler.to_owned());
+        self.uninterrupted("sandbox", work).await
     }
 
     async fn stop_pod_sandbox(&self, id: &str) -> Result<()> {
@@ -335,11 +346,12 @@ impl RuntimeService for Embedded {
         config: ContainerConfig,
         sandbox_config: &PodSandboxConfig,
     ) -> Result<String> {
-        self.create(sandbox_id, config, sandbox_config).await
+        let work = self.clone().create(sandbox_id.to_owned(), config, sandbox_config.clone());
+        self.uninterrupted("create", work).await
     }
 
     async fn start_container(&self, id: &str) -> Result<()> {
-        self.start(id).await
+        self.uninterrupted("start", self.clone().start(id.to_owned())).await
     }
 
     async fn stop_container(&self, id: &str, timeout: Duration) -> Result<()> {

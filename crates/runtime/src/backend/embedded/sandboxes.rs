@@ -45,19 +45,21 @@ impl SandboxEntry {
 
 impl Embedded {
     pub(super) async fn run_sandbox(
-        &self,
+        self,
         config: PodSandboxConfig,
-        handler: &str,
+        handler: String,
     ) -> Result<String> {
         if !handler.is_empty() {
-            return Err(Error::NotFound(format!("no runtime for {handler:?} is configured")));
+            return Err(Error::NotFound(format!(
+                "failed to get sandbox runtime: no runtime for {handler:?} is configured"
+            )));
         }
+        sandbox::refuse_user_namespaces(Some(&sandbox::namespace_options(&config)))?;
         if config.metadata.is_none() {
             return Err(Error::InvalidArgument("sandbox config must include metadata".into()));
         }
         let id = new_id();
-        let state =
-            SandboxState { created_at: now_nanos(), handler: handler.into(), ..Default::default() };
+        let state = SandboxState { created_at: now_nanos(), handler, ..Default::default() };
         let entry = Arc::new(SandboxEntry::new(id.clone(), config, state));
         let _busy = entry.busy.lock().await;
         let made = self.make_sandbox(&entry).await;
