@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base64::Engine as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
@@ -160,23 +161,26 @@ pub struct ApiClient {
 }
 
 impl ApiClient {
-    /// Reads the first cluster and user of a kubeconfig, as our server writes it: one value a line.
+    /// The first cluster and the first user of a kubeconfig.
     pub fn from_kubeconfig(text: &str) -> Result<Self> {
-        let value = |key: &str| {
-            let line = text
-                .lines()
-                .find_map(|line| line.trim().trim_start_matches("- ").strip_prefix(key));
-            line.map(|rest| rest.trim().trim_matches('"'))
-                .with_context(|| format!("no {key} in the kubeconfig"))
-        };
-        let pem = |key: &str| -> Result<String> {
-            use base64::Engine as _;
-            let bytes = base64::engine::general_purpose::STANDARD.decode(value(key)?)?;
+        let config: serde_json::Value = serde_saphyr::from_str(text)?;
+        let cluster = &config["clusters"][0]["cluster"];
+        let user = &config["users"][0]["user"];
+        let pem = |section: &serde_json::Value, key: &str| -> Result<String> {
+            let value =
+                section[key].as_str().with_context(|| format!("no {key} in the kubeconfig"))?;
+            let bytes = base64::engine::general_purpose::STANDARD.decode(value.trim())?;
             Ok(String::from_utf8(bytes)?)
         };
-        let address = value("server:")?.trim_start_matches("https://").trim_end_matches('/');
-        let authority = pem("certificate-authority-data:")?;
-        Self::new(address, &authority, &pem("client-certificate-data:")?, &pem("client-key-data:")?)
+        let server = cluster["server"].as_str().context("no server in the kubeconfig")?;
+        let address = server.trim_start_matches("https://").trim_end_matches('/');
+        let authority = pem(cluster, "certificate-authority-data")?;
+        Self::new(
+            address,
+            &authority,
+            &pem(user, "client-certificate-data")?,
+            &pem(user, "client-key-data")?,
+        )
     }
 
     /// `authority`, `certificate` and `key` are PEM texts; `address` is an IP address and a port.

@@ -103,8 +103,7 @@ Pod Template:
 Conditions:
 Type Status Reason
 ---- ------ ------
-Available True MinimumReplicasAvailable
-Progressing True NewReplicaSetAvailable
+...
 OldReplicaSets: <none>
 NewReplicaSet: web-* (3/3 replicas created)
 Events:
@@ -151,6 +150,12 @@ const POD_EVENTS: &[&str] = &[
 
 pub fn describe(story: &mut Story) -> Result<()> {
     story.shows("describe deployment web", DEPLOYMENT)?;
+    // Which of the two stands first depends on which changed last.
+    for condition in
+        ["Available True MinimumReplicasAvailable", "Progressing True NewReplicaSetAvailable"]
+    {
+        story.shows("describe deployment web", &format!("...\n{condition}\n..."))?;
+    }
     story.shows("describe pod client", POD)?;
     for event in POD_EVENTS {
         story.shows("describe pod client", &format!("...\n{event}\n..."))?;
