@@ -24,7 +24,8 @@ impl Plugin for DefaultTolerationSeconds {
         if !attributes.is_resource("", "pods") {
             return Ok(());
         }
-        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>()) else {
+        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>())
+        else {
             return Ok(());
         };
         let tolerations = pod.spec.get_or_insert_default().tolerations.get_or_insert_default();

@@ -20,7 +20,9 @@ const PLUGINS: &[Entry] = &[
     ("ServiceAccount", true, || Box::new(service_account::ServiceAccounts)),
     ("TaintNodesByCondition", true, || Box::new(taint_nodes_by_condition::TaintNodesByCondition)),
     ("Priority", true, || Box::new(priority::Priority)),
-    ("DefaultTolerationSeconds", true, || Box::new(default_toleration_seconds::DefaultTolerationSeconds)),
+    ("DefaultTolerationSeconds", true, || {
+        Box::new(default_toleration_seconds::DefaultTolerationSeconds)
+    }),
 ];
 
 /// The chain with some plugins switched from their defaults. An unknown name is an error that lists
@@ -29,7 +31,10 @@ pub fn chain(enable: &[String], disable: &[String]) -> Result<Chain, String> {
     for name in enable.iter().chain(disable) {
         if !PLUGINS.iter().any(|(known, ..)| known == name) {
             let known: Vec<&str> = PLUGINS.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("unknown admission plugin {name:?}; known are {}", known.join(", ")));
+            return Err(format!(
+                "unknown admission plugin {name:?}; known are {}",
+                known.join(", ")
+            ));
         }
     }
     let says = |list: &[String], name: &str| list.iter().any(|one| one == name);
@@ -42,7 +47,8 @@ mod tests {
     #[test]
     fn plugins_are_switched_by_name() {
         let names = |enable: &[&str], disable: &[&str]| {
-            let owned = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+            let owned =
+                |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
             let chain = super::chain(&owned(enable), &owned(disable));
             chain.map(|chain| chain.0.iter().map(|plugin| plugin.name()).collect::<Vec<_>>())
         };

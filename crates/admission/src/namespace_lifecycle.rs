@@ -46,7 +46,9 @@ impl Plugin for NamespaceLifecycle {
         if phase != Some("Terminating") {
             return Ok(());
         }
-        let why = format!("unable to create new content in namespace {namespace} because it is being terminated");
+        let why = format!(
+            "unable to create new content in namespace {namespace} because it is being terminated"
+        );
         let detail = format!("namespace {namespace} is being terminated");
         Err(StatusError::forbidden(&row.group, &row.plural, &attributes.key.name, why).cause(
             "NamespaceTerminating",

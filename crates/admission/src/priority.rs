@@ -24,7 +24,8 @@ impl Plugin for Priority {
             return Ok(());
         }
         let registry = attributes.registry;
-        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>()) else {
+        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>())
+        else {
             return Ok(());
         };
         let name = pod.name().to_owned();
@@ -33,7 +34,14 @@ impl Plugin for Priority {
         let class = match &asked {
             Some(asked) => {
                 let found = registry.find::<PriorityClass>("", asked).await?;
-                let refused = || StatusError::forbidden("", "pods", &name, format!("no PriorityClass with name {asked} was found"));
+                let refused = || {
+                    StatusError::forbidden(
+                        "",
+                        "pods",
+                        &name,
+                        format!("no PriorityClass with name {asked} was found"),
+                    )
+                };
                 Some(found.ok_or_else(refused)?)
             }
             None => default_class(&registry.cached::<PriorityClass>("").await?),
@@ -42,13 +50,20 @@ impl Plugin for Priority {
         if spec.priority.is_some_and(|priority| priority != value) {
             let why = "the integer value of priority must not be provided in pod spec; priority admission controller computed ";
             let given = spec.priority.unwrap_or_default();
-            return Err(StatusError::forbidden("", "pods", &name, format!("{why}{value} from the given PriorityClass name {given}")));
+            return Err(StatusError::forbidden(
+                "",
+                "pods",
+                &name,
+                format!("{why}{value} from the given PriorityClass name {given}"),
+            ));
         }
         spec.priority = Some(value);
         if let Some(class) = &class {
             spec.priority_class_name = Some(class.name().to_owned());
         }
-        let policy = class.and_then(|class| class.preemption_policy).unwrap_or_else(|| "PreemptLowerPriority".into());
+        let policy = class
+            .and_then(|class| class.preemption_policy)
+            .unwrap_or_else(|| "PreemptLowerPriority".into());
         spec.preemption_policy.get_or_insert(policy);
         Ok(())
     }

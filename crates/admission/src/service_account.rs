@@ -6,8 +6,8 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, Container, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath,
-    ObjectFieldSelector, Pod, PodSpec, ProjectedVolumeSource, ServiceAccount, ServiceAccountTokenProjection,
-    Volume, VolumeMount, VolumeProjection,
+    ObjectFieldSelector, Pod, PodSpec, ProjectedVolumeSource, ServiceAccount,
+    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
 };
 use machinery::Object;
 
@@ -36,7 +36,8 @@ impl Plugin for ServiceAccounts {
         }
         let registry = attributes.registry;
         let namespace = attributes.key.namespace.clone();
-        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>()) else {
+        let Some(pod) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Pod>())
+        else {
             return Ok(());
         };
         // Mirror pods stand for what a node runs by itself: they have no account.
@@ -49,7 +50,9 @@ impl Plugin for ServiceAccounts {
         spec.service_account = Some(name.clone());
         let found = registry.find::<ServiceAccount>(&namespace, &name).await?;
         let missing = || {
-            let why = format!("error looking up service account {namespace}/{name}: serviceaccount {name:?} not found");
+            let why = format!(
+                "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
+            );
             StatusError::forbidden("", "pods", &pod_name, why)
         };
         let account = found.ok_or_else(missing)?;
@@ -70,7 +73,8 @@ fn automounts(spec: &PodSpec, account: &ServiceAccount) -> bool {
 
 fn mount_token(spec: &mut PodSpec) {
     let volumes = spec.volumes.iter().flatten();
-    let existing = volumes.map(|volume| volume.name.clone()).find(|name| name.starts_with("kube-api-access-"));
+    let existing =
+        volumes.map(|volume| volume.name.clone()).find(|name| name.starts_with("kube-api-access-"));
     let (name, fresh) = match existing {
         Some(name) => (name, false),
         None => (format!("kube-api-access-{}", base::rng::alphanumeric(5)), true),
@@ -112,7 +116,10 @@ fn token_volume(name: String) -> Volume {
     };
     let namespace = DownwardAPIVolumeFile {
         path: "namespace".into(),
-        field_ref: Some(ObjectFieldSelector { api_version: Some("v1".into()), field_path: "metadata.namespace".into() }),
+        field_ref: Some(ObjectFieldSelector {
+            api_version: Some("v1".into()),
+            field_path: "metadata.namespace".into(),
+        }),
         ..DownwardAPIVolumeFile::default()
     };
     let sources = vec![

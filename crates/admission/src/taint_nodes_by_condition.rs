@@ -23,12 +23,18 @@ impl Plugin for TaintNodesByCondition {
         if !attributes.is_resource("", "nodes") {
             return Ok(());
         }
-        let Some(node) = attributes.object.as_mut().and_then(|object| object.downcast_mut::<Node>()) else {
+        let Some(node) =
+            attributes.object.as_mut().and_then(|object| object.downcast_mut::<Node>())
+        else {
             return Ok(());
         };
         let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();
         if !taints.iter().any(|taint| taint.key == NOT_READY && taint.effect == "NoSchedule") {
-            taints.push(Taint { key: NOT_READY.into(), effect: "NoSchedule".into(), ..Taint::default() });
+            taints.push(Taint {
+                key: NOT_READY.into(),
+                effect: "NoSchedule".into(),
+                ..Taint::default()
+            });
         }
         Ok(())
     }

@@ -61,7 +61,11 @@ impl Tasks {
     /// Runs `work` as a task of this group. It is dropped at its next await when the group stops;
     /// work that must finish something selects on [`Tasks::stop_signal`] itself and uses
     /// [`Tasks::spawn_graceful`].
-    pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub fn spawn(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
         let stop = self.stop_signal();
         self.spawn_graceful(name, async move {
             stop.or(work).await;

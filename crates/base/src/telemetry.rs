@@ -12,7 +12,8 @@ pub enum LogFormat {
 
 /// Sends the process's events to standard error. Later calls in one process change nothing.
 pub fn init(format: LogFormat, default_filter: &str) {
-    let filter = EnvFilter::try_from_env("DECAPOD_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
+    let filter =
+        EnvFilter::try_from_env("DECAPOD_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // An error means that a subscriber is set already, as in tests with several servers.
     let _ = match format {

@@ -51,7 +51,8 @@ pub async fn controller_manager(flags: ControllerManager) -> anyhow::Result<()> 
     let client = crate::kubeconfig::client(&flags.kubeconfig, "kube-controller-manager")?;
     let own = client.clone();
     until_signal("kube-controller-manager", async move |stop: Stop| {
-        let work = || controllers::run(|_| client.clone(), &flags.controllers, options, stop.clone());
+        let work =
+            || controllers::run(|_| client.clone(), &flags.controllers, options, stop.clone());
         lead(own, "kube-controller-manager", flags.leader_elect, stop.clone(), work).await
     })
     .await
@@ -98,10 +99,14 @@ pub struct Proxy {
 pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
     match flags.proxy_mode.as_str() {
         "nftables" => {}
-        "iptables" | "ipvs" => tracing::warn!(mode = flags.proxy_mode, "this proxy mode is not built in, using nftables"),
+        "iptables" | "ipvs" => tracing::warn!(
+            mode = flags.proxy_mode,
+            "this proxy mode is not built in, using nftables"
+        ),
         other => anyhow::bail!("--proxy-mode {other}: expected nftables, iptables or ipvs"),
     }
-    let named = crate::flags::Node { node_name: flags.hostname_override, ..crate::flags::Node::default() };
+    let named =
+        crate::flags::Node { node_name: flags.hostname_override, ..crate::flags::Node::default() };
     let config = proxy::Config {
         node_name: crate::node::name(&named)?,
         cluster_cidrs: flags.cluster_cidr,
@@ -160,13 +165,15 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         [] => crate::node::primary_address().await.into_iter().collect(),
         given => given.to_vec(),
     };
-    let serving = match (read(flags.tls_cert_file.as_deref())?, read(flags.tls_private_key_file.as_deref())?) {
-        (Some(cert), Some(key)) => {
-            let identity = transport::tls::Identity::from_pem(&cert, &key)?;
-            Some(transport::tls::server_tls(&identity, &transport::tls::ClientCerts::Request)?)
-        }
-        _ => None,
-    };
+    let serving =
+        match (read(flags.tls_cert_file.as_deref())?, read(flags.tls_private_key_file.as_deref())?)
+        {
+            (Some(cert), Some(key)) => {
+                let identity = transport::tls::Identity::from_pem(&cert, &key)?;
+                Some(transport::tls::server_tls(&identity, &transport::tls::ClientCerts::Request)?)
+            }
+            _ => None,
+        };
     let described = crate::node::Node {
         name: crate::node::name(&node)?,
         addresses,
@@ -191,7 +198,8 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
 }
 
 fn read(path: Option<&Path>) -> anyhow::Result<Option<String>> {
-    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| path.display().to_string());
+    let read =
+        |path: &Path| std::fs::read_to_string(path).with_context(|| path.display().to_string());
     path.map(read).transpose()
 }
 

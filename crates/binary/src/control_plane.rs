@@ -70,7 +70,8 @@ pub async fn start(
     })?;
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
     let store = open_store(flags, data_dir)?;
-    let keys = TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
+    let keys =
+        TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
     let registry = registry(flags, store, pki, &keys, tasks)?;
 
     let authorizers = authorizers(&registry, tasks).await;
@@ -89,8 +90,14 @@ pub async fn start(
         ..apiserver::serve::Options::default()
     };
     let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];
-    let server = apiserver::serve::Server::new(registry.clone(), vec![Box::new(authenticators)], boxed, options);
-    let hooks = ["rbac/bootstrap-roles", "bootstrap-controller"].map(|name| server.health().hook(name));
+    let server = apiserver::serve::Server::new(
+        registry.clone(),
+        vec![Box::new(authenticators)],
+        boxed,
+        options,
+    );
+    let hooks =
+        ["rbac/bootstrap-roles", "bootstrap-controller"].map(|name| server.health().hook(name));
 
     let tls = server_tls(flags, pki, address)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
@@ -98,8 +105,12 @@ pub async fn start(
         transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
     });
     let cluster = cluster_facts(flags, data_dir, pki, address, port)?;
-    resources::bootstrap::ensure(&registry, &cluster).await.context("cannot write the first objects")?;
-    auth::rbac::bootstrap::reconcile(&registry).await.context("cannot write the bootstrap roles")?;
+    resources::bootstrap::ensure(&registry, &cluster)
+        .await
+        .context("cannot write the first objects")?;
+    auth::rbac::bootstrap::reconcile(&registry)
+        .await
+        .context("cannot write the bootstrap roles")?;
     hooks.iter().for_each(apiserver::health::Hook::done);
     Ok(ControlPlane { server, port, address })
 }
@@ -140,7 +151,8 @@ fn registry(
 }
 
 async fn authorizers(registry: &apiserver::Registry, tasks: &Tasks) -> Authorizers {
-    let (node, rbac) = tokio::join!(node::NodeAuthorizer::start(registry, tasks), Rbac::start(registry, tasks));
+    let (node, rbac) =
+        tokio::join!(node::NodeAuthorizer::start(registry, tasks), Rbac::start(registry, tasks));
     Authorizers(vec![Arc::new(Masters), Arc::new(node), Arc::new(rbac)])
 }
 
@@ -166,12 +178,18 @@ impl apiserver::authn::Authenticator for SharedTokens {
 }
 
 /// Rows that ask the authorizers, which in turn read the registry: they come last.
-fn add_reviews(registry: &apiserver::Registry, authorizers: &Authorizers, tokens: &Arc<tokens::BearerTokens>) {
+fn add_reviews(
+    registry: &apiserver::Registry,
+    authorizers: &Authorizers,
+    tokens: &Arc<tokens::BearerTokens>,
+) {
     use auth::reviews;
     let ask: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
     let rows = [
         Row::new::<authorization::SubjectAccessReview>(reviews::SubjectAccess(ask.clone())),
-        Row::new::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(ask.clone())),
+        Row::new::<authorization::LocalSubjectAccessReview>(reviews::LocalSubjectAccess(
+            ask.clone(),
+        )),
         Row::new::<authorization::SelfSubjectAccessReview>(reviews::SelfSubjectAccess(ask.clone())),
         Row::new::<authorization::SelfSubjectRulesReview>(reviews::SelfSubjectRules(ask)),
         Row::new::<authentication::SelfSubjectReview>(reviews::SelfSubject),
@@ -193,7 +211,11 @@ fn pages(keys: &TokenKeys, address: IpAddr, port: u16) -> Vec<Page> {
         body: body.to_string().into(),
     };
     vec![
-        page("/.well-known/openid-configuration", "application/json", keys.openid_configuration(&jwks_uri)),
+        page(
+            "/.well-known/openid-configuration",
+            "application/json",
+            keys.openid_configuration(&jwks_uri),
+        ),
         page("/openid/v1/jwks", "application/jwk-set+json", keys.jwks()),
     ]
 }

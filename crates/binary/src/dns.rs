@@ -77,7 +77,8 @@ pub fn supervise(service: Service, tasks: &Tasks) {
 async fn run_once(service: &Service) -> anyhow::Result<()> {
     let pid_file = service.data_dir.join("dns.pid");
     let arguments = arguments(service)?;
-    let adopted = read_pid(&pid_file).filter(|pid| command_line(*pid).is_some_and(|line| is_dns(&line, &service.kubeconfig)));
+    let adopted = read_pid(&pid_file)
+        .filter(|pid| command_line(*pid).is_some_and(|line| is_dns(&line, &service.kubeconfig)));
     let pid = match adopted {
         Some(pid) if command_line(pid).is_some_and(|line| line.ends_with(&arguments)) => pid,
         stale => {
@@ -85,7 +86,8 @@ async fn run_once(service: &Service) -> anyhow::Result<()> {
                 end(pid).await?;
             }
             let pid = spawn(service, &arguments)?;
-            std::fs::write(&pid_file, pid.to_string()).with_context(|| pid_file.display().to_string())?;
+            std::fs::write(&pid_file, pid.to_string())
+                .with_context(|| pid_file.display().to_string())?;
             pid
         }
     };
@@ -94,7 +96,8 @@ async fn run_once(service: &Service) -> anyhow::Result<()> {
 
 fn arguments(service: &Service) -> anyhow::Result<Vec<String>> {
     use std::hash::{DefaultHasher, Hash, Hasher};
-    let kubeconfig = std::fs::read(&service.kubeconfig).with_context(|| service.kubeconfig.display().to_string())?;
+    let kubeconfig = std::fs::read(&service.kubeconfig)
+        .with_context(|| service.kubeconfig.display().to_string())?;
     let mut hasher = DefaultHasher::new();
     kubeconfig.hash(&mut hasher);
     let addresses: Vec<String> = service.addresses.iter().map(IpAddr::to_string).collect();
@@ -127,7 +130,12 @@ fn spawn(service: &Service, arguments: &[String]) -> anyhow::Result<i32> {
     let log = service.data_dir.join("dns.log");
     let output = std::fs::File::create(&log).with_context(|| log.display().to_string())?;
     let mut command = std::process::Command::new("/proc/self/exe");
-    command.arg0("decapod").args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    command
+        .arg0("decapod")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output);
     // SAFETY: setsid is async-signal-safe and touches nothing of ours. In a session of its own the
     // process outlives a Ctrl-C at the server's terminal.
     unsafe {
@@ -154,7 +162,10 @@ async fn wait_for_end(pid: i32) -> anyhow::Result<()> {
     let ended = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
     ended.readable().await?.retain_ready();
     // Our own child must be reaped; an adopted one is not ours to reap.
-    let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), Some(nix::sys::wait::WaitPidFlag::WNOHANG));
+    let _ = nix::sys::wait::waitpid(
+        nix::unistd::Pid::from_raw(pid),
+        Some(nix::sys::wait::WaitPidFlag::WNOHANG),
+    );
     tracing::debug!(pid, descriptor = ended.get_ref().as_raw_fd(), "the DNS process has ended");
     Ok(())
 }

@@ -127,8 +127,8 @@ pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
     use anyhow::Context;
     let Some(path) = config_path(&arguments) else { return Ok(arguments) };
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let settings: serde_json::Map<String, serde_json::Value> =
-        serde_saphyr::from_str(&text).with_context(|| format!("{path} is not a YAML map of flags"))?;
+    let settings: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text)
+        .with_context(|| format!("{path} is not a YAML map of flags"))?;
     let mut extra = vec![];
     for (key, value) in settings {
         push_setting(&mut extra, &key, value).with_context(|| format!("{path}: {key}"))?;
@@ -153,7 +153,11 @@ fn config_path(arguments: &[String]) -> Option<String> {
     None
 }
 
-fn push_setting(extra: &mut Vec<String>, key: &str, value: serde_json::Value) -> anyhow::Result<()> {
+fn push_setting(
+    extra: &mut Vec<String>,
+    key: &str,
+    value: serde_json::Value,
+) -> anyhow::Result<()> {
     use serde_json::Value;
     match value {
         Value::Null | Value::Bool(false) => {}
@@ -184,7 +188,10 @@ mod tests {
         ] {
             push_setting(&mut extra, key, value).expect("a flag");
         }
-        assert_eq!(extra, ["--tls-san=a", "--tls-san=b", "--disable-agent", "--https-listen-port=7443"]);
+        assert_eq!(
+            extra,
+            ["--tls-san=a", "--tls-san=b", "--disable-agent", "--https-listen-port=7443"]
+        );
     }
 
     #[test]

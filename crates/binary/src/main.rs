@@ -72,7 +72,8 @@ fn start() -> anyhow::Result<ExitCode> {
         }
     };
     base::telemetry::init(arguments.common.log_format, arguments.command.log_filter());
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
     runtime.block_on(run(arguments))
 }
 

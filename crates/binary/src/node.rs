@@ -50,7 +50,10 @@ pub async fn primary_address() -> Option<IpAddr> {
 pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
     let name = match &flags.node_name {
         Some(name) => name.clone(),
-        None => nix::unistd::gethostname().context("cannot read the host's name")?.to_string_lossy().to_lowercase(),
+        None => nix::unistd::gethostname()
+            .context("cannot read the host's name")?
+            .to_string_lossy()
+            .to_lowercase(),
     };
     if let Some(wrong) = machinery::names::dns1123_subdomain(&name).first() {
         bail!("the node name {name:?} cannot be used ({wrong}); choose another with --node-name");
@@ -70,19 +73,28 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
         for address in &node.cluster_dns {
             links.ensure_local_address(*address).await?;
         }
-        crate::dns::supervise(crate::dns::Service {
-            data_dir: node.data_dir.clone(),
-            kubeconfig: kubeconfig.clone(),
-            addresses: node.cluster_dns.clone(),
-            domain: node.cluster_domain.clone(),
-        }, tasks);
+        crate::dns::supervise(
+            crate::dns::Service {
+                data_dir: node.data_dir.clone(),
+                kubeconfig: kubeconfig.clone(),
+                addresses: node.cluster_dns.clone(),
+                domain: node.cluster_domain.clone(),
+            },
+            tasks,
+        );
     }
     Ok(())
 }
 
-async fn open_runtime(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<Arc<dyn cri::Runtime>> {
+async fn open_runtime(
+    node: &Node,
+    flags: &flags::Node,
+    tasks: &Tasks,
+) -> anyhow::Result<Arc<dyn cri::Runtime>> {
     if let Some(endpoint) = &flags.container_runtime_endpoint {
-        bail!("--container-runtime-endpoint {endpoint}: only the embedded runtime is built in so far");
+        bail!(
+            "--container-runtime-endpoint {endpoint}: only the embedded runtime is built in so far"
+        );
     }
     let own = node.data_dir.join("registries.yaml");
     let registries = if own.exists() { own } else { SHARED_REGISTRIES.into() };
@@ -91,7 +103,9 @@ async fn open_runtime(node: &Node, flags: &flags::Node, tasks: &Tasks) -> anyhow
         service_cidrs: node.service_cidrs.clone(),
         ..runtime::Config::new(runtime_dir(&node.data_dir))
     };
-    let runtime = runtime::Embedded::open(config, tasks.clone()).await.context("cannot open the container runtime")?;
+    let runtime = runtime::Embedded::open(config, tasks.clone())
+        .await
+        .context("cannot open the container runtime")?;
     Ok(Arc::new(runtime))
 }
 
@@ -109,7 +123,8 @@ fn start_kubelet(
     let mut config = kubelet::Config::new(&node.name, node.data_dir.clone());
     config.node_ips = node.addresses.clone();
     config.labels = labels(&flags.node_label)?;
-    config.taints = flags.node_taint.iter().map(|text| taint(text)).collect::<anyhow::Result<_>>()?;
+    config.taints =
+        flags.node_taint.iter().map(|text| taint(text)).collect::<anyhow::Result<_>>()?;
     config.cluster_dns = node.cluster_dns.clone();
     config.cluster_domain = node.cluster_domain.clone();
     config.pod_manifest_path = flags.pod_manifest_path.clone();
@@ -156,7 +171,9 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
 
 fn labels(texts: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
     let pair = |text: &String| {
-        let (key, value) = text.split_once('=').with_context(|| format!("--node-label {text}: expected KEY=VALUE"))?;
+        let (key, value) = text
+            .split_once('=')
+            .with_context(|| format!("--node-label {text}: expected KEY=VALUE"))?;
         Ok((key.to_owned(), value.to_owned()))
     };
     texts.iter().map(pair).collect()
@@ -165,12 +182,18 @@ fn labels(texts: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
 /// `KEY=VALUE:EFFECT` or `KEY:EFFECT`.
 fn taint(text: &str) -> anyhow::Result<Taint> {
     const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-    let expected = || format!("--node-taint {text}: expected KEY=VALUE:EFFECT, with EFFECT one of {}", EFFECTS.join(", "));
+    let expected = || {
+        format!(
+            "--node-taint {text}: expected KEY=VALUE:EFFECT, with EFFECT one of {}",
+            EFFECTS.join(", ")
+        )
+    };
     let (what, effect) = text.rsplit_once(':').with_context(expected)?;
     if what.is_empty() || !EFFECTS.contains(&effect) {
         bail!(expected());
     }
-    let (key, value) = what.split_once('=').map_or((what, None), |(key, value)| (key, Some(value.to_owned())));
+    let (key, value) =
+        what.split_once('=').map_or((what, None), |(key, value)| (key, Some(value.to_owned())));
     Ok(Taint { key: key.into(), value, effect: effect.into(), ..Taint::default() })
 }
 

@@ -23,7 +23,8 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let begun = Instant::now();
     check(&flags)?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
-    let pki = Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
+    let pki =
+        Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
     let address = advertised(&flags).await?;
     let tasks = Tasks::new("server");
     let control = control_plane::start(&flags, &data_dir, &pki, address, &tasks).await?;
@@ -60,7 +61,9 @@ fn check(flags: &Server) -> anyhow::Result<()> {
         }
     }
     if !flags.disable_agent && !nix::unistd::geteuid().is_root() {
-        bail!("running a node needs root; start as root, or with --disable-agent for the control plane alone");
+        bail!(
+            "running a node needs root; start as root, or with --disable-agent for the control plane alone"
+        );
     }
     Ok(())
 }
@@ -69,14 +72,13 @@ fn check(flags: &Server) -> anyhow::Result<()> {
 fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let display = wanted.display();
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(wanted)
-        .with_context(|| format!("cannot make the data directory {display}; choose another with --data-dir"))?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(wanted).with_context(|| {
+        format!("cannot make the data directory {display}; choose another with --data-dir")
+    })?;
     let path = wanted.canonicalize().with_context(|| format!("cannot read {display}"))?;
     let pid = std::process::id().to_string();
-    std::fs::write(path.join("decapod.pid"), pid).with_context(|| format!("cannot write to {display}"))?;
+    std::fs::write(path.join("decapod.pid"), pid)
+        .with_context(|| format!("cannot write to {display}"))?;
     Ok(path)
 }
 
@@ -104,7 +106,12 @@ fn write_kubeconfig(
     };
     let server = control_plane::url(local, control.port);
     let identity = Component::Admin.identity();
-    let config = pki::Kubeconfig::with_certificate(&server, pki.cluster_ca.cert_pem(), &identity.user, &admin);
+    let config = pki::Kubeconfig::with_certificate(
+        &server,
+        pki.cluster_ca.cert_pem(),
+        &identity.user,
+        &admin,
+    );
     // The one in the data directory is how the other commands find the cluster.
     let own = data_dir.join("kubeconfig");
     config.write(&own, 0o600)?;
@@ -193,7 +200,8 @@ async fn start_node(
     };
     let mut sans = vec![San::parse(&name)];
     sans.extend(addresses.iter().map(|address| San::parse(&address.to_string())));
-    let issued = pki.ensure("kubelet-server", &Profile::server(format!("system:node:{name}"), sans))?;
+    let issued =
+        pki.ensure("kubelet-server", &Profile::server(format!("system:node:{name}"), sans))?;
     let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
     let of_node = pki::Identity::node(&name);
     let groups: Vec<&str> = of_node.groups.iter().map(String::as_str).collect();
@@ -224,7 +232,12 @@ async fn start_node(
 fn dns_kubeconfig(data_dir: &Path, pki: &Pki, control: &ControlPlane) -> anyhow::Result<PathBuf> {
     let issued = pki.component(Component::Dns)?;
     let user = Component::Dns.identity().user;
-    let config = pki::Kubeconfig::with_certificate(&control.url(), pki.cluster_ca.cert_pem(), &user, &issued);
+    let config = pki::Kubeconfig::with_certificate(
+        &control.url(),
+        pki.cluster_ca.cert_pem(),
+        &user,
+        &issued,
+    );
     let path = data_dir.join("dns.kubeconfig");
     config.write(&path, 0o600)?;
     Ok(path)

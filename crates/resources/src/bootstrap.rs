@@ -12,10 +12,12 @@ use apiserver::registry::Intent;
 use apiserver::request::Key;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Namespace, Secret, Service,
-    ServicePort, ServiceSpec,
+    ConfigMap, EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Namespace, Secret,
+    Service, ServicePort, ServiceSpec,
 };
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{
+    Endpoint, EndpointConditions, EndpointPort as SlicePort, EndpointSlice,
+};
 use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -49,7 +51,8 @@ pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), Status
         create(registry, priority_class(name, value, description)).await?;
     }
     create(registry, kubernetes_service(cluster)).await?;
-    put(registry, kubernetes_endpoints(cluster), |new, old| old.subsets = new.subsets.clone()).await?;
+    put(registry, kubernetes_endpoints(cluster), |new, old| old.subsets = new.subsets.clone())
+        .await?;
     for slice in kubernetes_slices(cluster) {
         put(registry, slice, |new, old| {
             old.endpoints = new.endpoints.clone();
@@ -167,7 +170,8 @@ fn kubernetes_service(cluster: &Cluster) -> Service {
 }
 
 fn kubernetes_endpoints(cluster: &Cluster) -> Endpoints {
-    let address = |ip: &IpAddr| EndpointAddress { ip: ip.to_string(), ..EndpointAddress::default() };
+    let address =
+        |ip: &IpAddr| EndpointAddress { ip: ip.to_string(), ..EndpointAddress::default() };
     let port = EndpointPort {
         name: Some("https".into()),
         port: cluster.port.into(),
@@ -180,13 +184,17 @@ fn kubernetes_endpoints(cluster: &Cluster) -> Endpoints {
         ..EndpointSubset::default()
     };
     let labels = map([("endpointslice.kubernetes.io/skip-mirror", "true")]);
-    Endpoints { metadata: ObjectMeta { labels, ..named("default", "kubernetes") }, subsets: Some(vec![subset]) }
+    Endpoints {
+        metadata: ObjectMeta { labels, ..named("default", "kubernetes") },
+        subsets: Some(vec![subset]),
+    }
 }
 
 /// One slice per family of the server's addresses.
 fn kubernetes_slices(cluster: &Cluster) -> Vec<EndpointSlice> {
     let slice = |name: &str, family: &str, v4: bool| {
-        let addresses: Vec<&IpAddr> = cluster.addresses.iter().filter(|ip| ip.is_ipv4() == v4).collect();
+        let addresses: Vec<&IpAddr> =
+            cluster.addresses.iter().filter(|ip| ip.is_ipv4() == v4).collect();
         (!addresses.is_empty()).then(|| EndpointSlice {
             metadata: ObjectMeta {
                 labels: map([("kubernetes.io/service-name", "kubernetes")]),
@@ -202,7 +210,10 @@ fn kubernetes_slices(cluster: &Cluster) -> Vec<EndpointSlice> {
             }]),
         })
     };
-    [slice("kubernetes", "IPv4", true), slice("kubernetes-ipv6", "IPv6", false)].into_iter().flatten().collect()
+    [slice("kubernetes", "IPv4", true), slice("kubernetes-ipv6", "IPv6", false)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn endpoint(ip: &IpAddr) -> Endpoint {

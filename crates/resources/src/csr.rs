@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestStatus};
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestStatus,
+};
 use machinery::Object;
 use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
@@ -16,7 +18,9 @@ pub(crate) struct CsrStrategy;
 impl Strategy for CsrStrategy {
     fn default(&self, object: &mut dyn Object) {
         let csr = object.expect_mut::<CertificateSigningRequest>();
-        csr.spec.usages.get_or_insert_with(|| vec!["digital signature".into(), "key encipherment".into()]);
+        csr.spec
+            .usages
+            .get_or_insert_with(|| vec!["digital signature".into(), "key encipherment".into()]);
         csr.status.get_or_insert_default();
     }
 
@@ -59,7 +63,11 @@ impl Strategy for CsrStrategy {
             errors.required(&path.child("signerName"), "");
         }
         if csr.spec.request.0.is_empty() {
-            errors.invalid(&path.child("request"), "", "PEM block type must be CERTIFICATE REQUEST");
+            errors.invalid(
+                &path.child("request"),
+                "",
+                "PEM block type must be CERTIFICATE REQUEST",
+            );
         }
         errors
     }

@@ -61,7 +61,8 @@ impl Strategy for EventStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        let mut all = ["Last Seen", "Type", "Reason", "Object"].map(|name| column(name, "string")).to_vec();
+        let mut all =
+            ["Last Seen", "Type", "Reason", "Object"].map(|name| column(name, "string")).to_vec();
         all.extend(["Subobject", "Source"].map(|name| wide(name, "string")));
         all.push(column("Message", "string"));
         all.push(wide("First Seen", "string"));
@@ -78,7 +79,13 @@ impl Strategy for EventStrategy {
         let first = event.first_timestamp.clone().or(micro.clone());
         let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
         let last = series.map(|time| Time(time.0)).or(event.last_timestamp.clone()).or(micro);
-        let count = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1).max(1);
+        let count = event
+            .series
+            .as_ref()
+            .and_then(|series| series.count)
+            .or(event.count)
+            .unwrap_or(1)
+            .max(1);
         let source = event.source.clone().unwrap_or_default();
         let component = source.component.or(event.reporting_component.clone()).unwrap_or_default();
         let host = source.host.or(event.reporting_instance.clone()).filter(|host| !host.is_empty());
@@ -148,7 +155,10 @@ impl Conversion for Forms {
         let event = object.expect::<core::Event>().clone();
         let series = event.series.and_then(|series| {
             let last_observed_time = series.last_observed_time?;
-            Some(events::EventSeries { count: series.count.unwrap_or_default(), last_observed_time })
+            Some(events::EventSeries {
+                count: series.count.unwrap_or_default(),
+                last_observed_time,
+            })
         });
         Ok(Box::new(events::Event {
             metadata: event.metadata,

@@ -25,11 +25,16 @@ impl Strategy for JobStrategy {
             spec.completions = Some(1);
         }
         spec.parallelism.get_or_insert(1);
-        spec.backoff_limit.get_or_insert(if spec.backoff_limit_per_index.is_some() { i32::MAX } else { 6 });
+        spec.backoff_limit.get_or_insert(if spec.backoff_limit_per_index.is_some() {
+            i32::MAX
+        } else {
+            6
+        });
         spec.completion_mode.get_or_insert_with(|| "NonIndexed".into());
         spec.suspend.get_or_insert(false);
         spec.manual_selector.get_or_insert(false);
-        let replace = if spec.pod_failure_policy.is_some() { "Failed" } else { "TerminatingOrFailed" };
+        let replace =
+            if spec.pod_failure_policy.is_some() { "Failed" } else { "TerminatingOrFailed" };
         spec.pod_replacement_policy.get_or_insert_with(|| replace.into());
         podspec::default_template(&mut spec.template);
         job.status.get_or_insert_default();
@@ -89,7 +94,8 @@ impl Strategy for JobStrategy {
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
         let job = object.expect::<Job>();
         let spec = job.spec.clone().unwrap_or_default();
-        let (names, images) = containers(&spec.template.spec.clone().unwrap_or_default().containers);
+        let (names, images) =
+            containers(&spec.template.spec.clone().unwrap_or_default().containers);
         vec![
             object.name().into(),
             state(job).into(),
@@ -118,7 +124,9 @@ fn select_own_pods(spec: &mut JobSpec, name: &str, uid: &str) {
 
 fn state(job: &Job) -> &'static str {
     let status = job.status.clone().unwrap_or_default();
-    let has = |kind: &str| status.conditions.iter().flatten().any(|one| one.type_ == kind && one.status == "True");
+    let has = |kind: &str| {
+        status.conditions.iter().flatten().any(|one| one.type_ == kind && one.status == "True")
+    };
     match () {
         () if has("Complete") => "Complete",
         () if has("Failed") => "Failed",
@@ -131,7 +139,8 @@ fn state(job: &Job) -> &'static str {
 }
 
 fn completions(job: &Job) -> String {
-    let (spec, status) = (job.spec.clone().unwrap_or_default(), job.status.clone().unwrap_or_default());
+    let (spec, status) =
+        (job.spec.clone().unwrap_or_default(), job.status.clone().unwrap_or_default());
     let done = status.succeeded.unwrap_or_default();
     match (spec.completions, spec.parallelism.unwrap_or_default()) {
         (Some(wanted), _) => format!("{done}/{wanted}"),

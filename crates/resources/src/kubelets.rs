@@ -42,11 +42,18 @@ impl Kubelets {
         let addresses = status.addresses.unwrap_or_default();
         let of_kind = |kind: &String| addresses.iter().find(|address| address.type_ == *kind);
         let host = self.preferred.iter().find_map(of_kind).ok_or_else(|| {
-            StatusError::internal(format!("no preferred addresses found; known addresses: {addresses:?}"))
+            StatusError::internal(format!(
+                "no preferred addresses found; known addresses: {addresses:?}"
+            ))
         })?;
         let endpoint = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
-        let port = endpoint.map(|endpoint| endpoint.port).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
-        let host = if host.address.contains(':') { format!("[{}]", host.address) } else { host.address.clone() };
+        let port =
+            endpoint.map(|endpoint| endpoint.port).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
+        let host = if host.address.contains(':') {
+            format!("[{}]", host.address)
+        } else {
+            host.address.clone()
+        };
         Ok(format!("{host}:{port}"))
     }
 
@@ -82,7 +89,9 @@ impl Kubelets {
                             // Either side may hang up at any time: that is how streams end.
                             let _ = transport::forward(client, backend).await;
                         }
-                        Err(error) => tracing::debug!(%error, "the client left before its stream began"),
+                        Err(error) => {
+                            tracing::debug!(%error, "the client left before its stream began")
+                        }
                     }
                 });
                 Ok(Response::from_parts(parts, transport::empty()))
@@ -98,7 +107,9 @@ fn onward(
     upgrades: bool,
 ) -> Result<(Request<()>, Request<Body>), StatusError> {
     let mut headers = request.headers().clone();
-    for name in [header::HOST, header::AUTHORIZATION, header::CONTENT_LENGTH, header::ACCEPT_ENCODING] {
+    for name in
+        [header::HOST, header::AUTHORIZATION, header::CONTENT_LENGTH, header::ACCEPT_ENCODING]
+    {
         headers.remove(name);
     }
     let impersonation: Vec<_> =
@@ -110,7 +121,8 @@ fn onward(
         drop_connection_headers(&mut headers);
     }
     let method = if upgrades { request.method().clone() } else { onward_method(request.method()) };
-    let mut onward = Request::builder().method(method).uri(uri).body(()).map_err(StatusError::internal)?;
+    let mut onward =
+        Request::builder().method(method).uri(uri).body(()).map_err(StatusError::internal)?;
     *onward.headers_mut() = headers;
     Ok((onward, request))
 }
@@ -193,7 +205,10 @@ impl PodStream {
                 let answer = Response::builder().header(header::CONTENT_TYPE, "text/plain");
                 answer.body(transport::empty()).map_err(StatusError::internal)
             }
-            _ => Err(StatusError::bad_request(format!("pod {} does not have a host assigned", key.name))),
+            _ => Err(StatusError::bad_request(format!(
+                "pod {} does not have a host assigned",
+                key.name
+            ))),
         }
     }
 
@@ -214,8 +229,13 @@ impl PodStream {
             }
             if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) }
         };
-        const STREAMS: &[(&str, &str)] =
-            &[("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty"), ("command", "command")];
+        const STREAMS: &[(&str, &str)] = &[
+            ("stdin", "input"),
+            ("stdout", "output"),
+            ("stderr", "error"),
+            ("tty", "tty"),
+            ("command", "command"),
+        ];
         const LOG: &[(&str, &str)] = &[
             ("follow", "follow"),
             ("previous", "previous"),
@@ -238,16 +258,22 @@ impl PodStream {
 /// The container that is named, or the only one, or the one an annotation prefers.
 fn container_of(pod: &Pod, pairs: &[(String, String)]) -> Result<String, StatusError> {
     let spec = pod.spec.clone().unwrap_or_default();
-    let inits: Vec<String> = spec.init_containers.into_iter().flatten().map(|one| one.name).collect();
-    let ephemeral: Vec<String> = spec.ephemeral_containers.into_iter().flatten().map(|one| one.name).collect();
+    let inits: Vec<String> =
+        spec.init_containers.into_iter().flatten().map(|one| one.name).collect();
+    let ephemeral: Vec<String> =
+        spec.ephemeral_containers.into_iter().flatten().map(|one| one.name).collect();
     let main: Vec<String> = spec.containers.into_iter().map(|one| one.name).collect();
     let asked = pairs.iter().find(|(name, value)| name == "container" && !value.is_empty());
-    let known = |name: &String| main.contains(name) || inits.contains(name) || ephemeral.contains(name);
+    let known =
+        |name: &String| main.contains(name) || inits.contains(name) || ephemeral.contains(name);
     if let Some((_, name)) = asked {
         return if known(name) {
             Ok(name.clone())
         } else {
-            Err(StatusError::bad_request(format!("container {name} is not valid for pod {}", pod.name())))
+            Err(StatusError::bad_request(format!(
+                "container {name} is not valid for pod {}",
+                pod.name()
+            )))
         };
     }
     let preferred = pod.metadata.annotations.as_ref().and_then(|map| map.get(DEFAULT_CONTAINER));
@@ -256,7 +282,10 @@ fn container_of(pod: &Pod, pairs: &[(String, String)]) -> Result<String, StatusE
     }
     match main.as_slice() {
         [only] => Ok(only.clone()),
-        [] => Err(StatusError::bad_request(format!("a container name must be specified for pod {}", pod.name()))),
+        [] => Err(StatusError::bad_request(format!(
+            "a container name must be specified for pod {}",
+            pod.name()
+        ))),
         several => {
             let mut message = format!(
                 "a container name must be specified for pod {}, choose one of: [{}]",
@@ -347,8 +376,11 @@ mod tests {
 
     #[test]
     fn queries_survive_the_way_to_the_kubelet() {
-        let pairs = parse_query("command=sh&command=-c&command=echo%20a%2Bb&stdin=true&tty=false&stdout=true");
-        let http = HttpClient::new(&transport::ClientOptions { insecure: true, ..Default::default() });
+        let pairs = parse_query(
+            "command=sh&command=-c&command=echo%20a%2Bb&stdin=true&tty=false&stdout=true",
+        );
+        let http =
+            HttpClient::new(&transport::ClientOptions { insecure: true, ..Default::default() });
         let Ok(http) = http else { panic!("a client without server is valid") };
         let stream = PodStream { kubelets: Arc::new(Kubelets::new(http)), what: What::Exec };
         assert_eq!(

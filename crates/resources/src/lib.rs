@@ -60,7 +60,9 @@ mod tests {
 
     fn options() -> Options {
         let client = transport::ClientOptions { insecure: true, ..Default::default() };
-        let Ok(http) = transport::HttpClient::new(&client) else { panic!("a client without server is valid") };
+        let Ok(http) = transport::HttpClient::new(&client) else {
+            panic!("a client without server is valid")
+        };
         let kubelets = Arc::new(Kubelets::new(http));
         Options { schema: None, node_ports: 30000..=32767, kubelets, tokens: Arc::new(NoTokens) }
     }
@@ -70,7 +72,8 @@ mod tests {
     #[async_trait::async_trait]
     impl CreateHandler for NoTokens {
         fn codec(&self) -> &dyn machinery::object::Codec {
-            static CODEC: machinery::object::Typed<k8s_openapi::api::core::v1::Pod> = machinery::object::Typed::new();
+            static CODEC: machinery::object::Typed<k8s_openapi::api::core::v1::Pod> =
+                machinery::object::Typed::new();
             &CODEC
         }
 

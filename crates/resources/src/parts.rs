@@ -48,7 +48,12 @@ impl<T: Object> Parts<T> {
     }
 
     /// `status` changes the status alone, everything else all but the status.
-    pub(crate) fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+    pub(crate) fn prepare_update(
+        &self,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        old: &dyn Object,
+    ) {
         let (object, old) = (object.expect_mut::<T>(), old.expect::<T>());
         if ctx.subresource == "status" {
             (self.keep_spec)(object, old);
@@ -93,7 +98,11 @@ impl<T: Object> SpecStatus<T> {
         self
     }
 
-    pub(crate) fn table(mut self, columns: fn() -> Vec<Column>, cells: fn(&T) -> Vec<Value>) -> Self {
+    pub(crate) fn table(
+        mut self,
+        columns: fn() -> Vec<Column>,
+        cells: fn(&T) -> Vec<Value>,
+    ) -> Self {
         self.columns = columns;
         self.cells = cells;
         self

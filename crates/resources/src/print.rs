@@ -17,7 +17,10 @@ pub(crate) const fn wide(name: &'static str, kind: &'static str) -> Column {
 }
 
 /// Name, the given ones, Age last of the narrow ones.
-pub(crate) fn columns(narrow: &[(&'static str, &'static str)], wides: &[&'static str]) -> Vec<Column> {
+pub(crate) fn columns(
+    narrow: &[(&'static str, &'static str)],
+    wides: &[&'static str],
+) -> Vec<Column> {
     let mut all = vec![NAME_COLUMN];
     all.extend(narrow.iter().map(|(name, kind)| column(name, kind)));
     all.push(column("Age", "string"));
@@ -73,7 +76,8 @@ pub(crate) fn human_duration(seconds: i64) -> String {
 
 /// `a=b,c=d`, or `<none>`.
 pub(crate) fn labels(map: Option<&BTreeMap<String, String>>) -> String {
-    let pairs: Vec<String> = map.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+    let pairs: Vec<String> =
+        map.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
     or_none(pairs.join(","))
 }
 
@@ -91,7 +95,8 @@ pub(crate) fn or_none(text: String) -> String {
 /// The names and the images of containers, each comma separated.
 pub(crate) fn containers(containers: &[Container]) -> (String, String) {
     let names: Vec<&str> = containers.iter().map(|one| one.name.as_str()).collect();
-    let images: Vec<&str> = containers.iter().map(|one| one.image.as_deref().unwrap_or_default()).collect();
+    let images: Vec<&str> =
+        containers.iter().map(|one| one.image.as_deref().unwrap_or_default()).collect();
     (names.join(","), images.join(","))
 }
 
@@ -100,9 +105,19 @@ mod tests {
     #[test]
     fn durations_read_as_upstreams() {
         for (seconds, expected) in [
-            (0, "0s"), (119, "119s"), (120, "2m"), (125, "2m5s"), (601, "10m"), (10_800, "3h"),
-            (10_860, "3h1m"), (30_000, "8h"), (172_800, "2d"), (180_000, "2d2h"), (700_000, "8d"),
-            (63_072_000, "2y"), (-5, "<invalid>"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (125, "2m5s"),
+            (601, "10m"),
+            (10_800, "3h"),
+            (10_860, "3h1m"),
+            (30_000, "8h"),
+            (172_800, "2d"),
+            (180_000, "2d2h"),
+            (700_000, "8d"),
+            (63_072_000, "2y"),
+            (-5, "<invalid>"),
         ] {
             assert_eq!(super::human_duration(seconds), expected, "{seconds}");
         }

@@ -3,7 +3,9 @@
 use std::any::TypeId;
 use std::sync::Arc;
 
-use apiserver::resource::{ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind};
+use apiserver::resource::{
+    ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind,
+};
 use k8s_openapi::{ClusterResourceScope, Metadata};
 use machinery::ObjectMeta;
 use machinery::object::Typed;
@@ -95,7 +97,12 @@ impl Row {
 
     /// With another face of the same object.
     pub fn part(self, name: &'static str) -> Self {
-        self.subresource(Subresource { name, kind: None, verbs: &["get", "patch", "update"], behaviour: Behaviour::Part })
+        self.subresource(Subresource {
+            name,
+            kind: None,
+            verbs: &["get", "patch", "update"],
+            behaviour: Behaviour::Part,
+        })
     }
 
     pub fn sub(
@@ -125,8 +132,12 @@ impl Row {
 /// The kind's name in OpenAPI: `io.k8s.api.core.v1.Pod`.
 fn definition(group: &str, version: &str, kind: &str) -> String {
     match group {
-        "apiextensions.k8s.io" => format!("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.{version}.{kind}"),
-        "apiregistration.k8s.io" => format!("io.k8s.kube-aggregator.pkg.apis.apiregistration.{version}.{kind}"),
+        "apiextensions.k8s.io" => {
+            format!("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.{version}.{kind}")
+        }
+        "apiregistration.k8s.io" => {
+            format!("io.k8s.kube-aggregator.pkg.apis.apiregistration.{version}.{kind}")
+        }
         "" => format!("io.k8s.api.core.{version}.{kind}"),
         _ => format!("io.k8s.api.{}.{version}.{kind}", group.split('.').next().unwrap_or_default()),
     }

@@ -1,12 +1,12 @@
 //! The rows of kinds that need no file of their own yet: nothing but a name, a status, columns.
 
+use apiserver::resource::Column;
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, autoscaling::v2 as autoscaling, batch::v1 as batch,
     certificates::v1 as certificates, coordination::v1 as coordination, discovery::v1 as discovery,
-    flowcontrol::v1 as flowcontrol, networking::v1 as networking, node::v1 as node, policy::v1 as policy,
-    rbac::v1 as rbac, scheduling::v1 as scheduling, storage::v1 as storage,
+    flowcontrol::v1 as flowcontrol, networking::v1 as networking, node::v1 as node,
+    policy::v1 as policy, rbac::v1 as rbac, scheduling::v1 as scheduling, storage::v1 as storage,
 };
-use apiserver::resource::Column;
 use machinery::Object;
 use serde_json::Value;
 
@@ -19,35 +19,60 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     || Row::new::<admission::MutatingAdmissionPolicy>(Plain),
     || Row::new::<admission::MutatingAdmissionPolicyBinding>(Plain),
     || Row::new::<admission::MutatingWebhookConfiguration>(Plain).categories(&["api-extensions"]),
-    || Row::new::<admission::ValidatingAdmissionPolicy>(Plain).categories(&["api-extensions"]).status(),
-    || Row::new::<admission::ValidatingAdmissionPolicyBinding>(Plain).categories(&["api-extensions"]),
+    || {
+        Row::new::<admission::ValidatingAdmissionPolicy>(Plain)
+            .categories(&["api-extensions"])
+            .status()
+    },
+    || {
+        Row::new::<admission::ValidatingAdmissionPolicyBinding>(Plain)
+            .categories(&["api-extensions"])
+    },
     || Row::new::<admission::ValidatingWebhookConfiguration>(Plain).categories(&["api-extensions"]),
     || {
-        Row::new::<autoscaling::HorizontalPodAutoscaler>(SpecStatus::new(parts!(autoscaling::HorizontalPodAutoscaler)))
-            .short(&["hpa"])
-            .categories(&["all"])
-            .status()
+        Row::new::<autoscaling::HorizontalPodAutoscaler>(SpecStatus::new(parts!(
+            autoscaling::HorizontalPodAutoscaler
+        )))
+        .short(&["hpa"])
+        .categories(&["all"])
+        .status()
     },
     cron_job,
     job,
     certificate_signing_request,
     lease,
     endpoint_slice,
-    || Row::new::<flowcontrol::FlowSchema>(SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation()).status(),
     || {
-        let strategy = SpecStatus::new(parts!(flowcontrol::PriorityLevelConfiguration)).generation();
+        Row::new::<flowcontrol::FlowSchema>(
+            SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation(),
+        )
+        .status()
+    },
+    || {
+        let strategy =
+            SpecStatus::new(parts!(flowcontrol::PriorityLevelConfiguration)).generation();
         Row::new::<flowcontrol::PriorityLevelConfiguration>(strategy).status()
     },
     || Row::new::<networking::IPAddress>(Plain).short(&["ip"]).storage("ipaddresses"),
-    || Row::new::<networking::Ingress>(SpecStatus::new(parts!(networking::Ingress)).generation()).short(&["ing"]).storage("ingress").status(),
+    || {
+        Row::new::<networking::Ingress>(SpecStatus::new(parts!(networking::Ingress)).generation())
+            .short(&["ing"])
+            .storage("ingress")
+            .status()
+    },
     || Row::new::<networking::IngressClass>(Plain),
     || Row::new::<networking::NetworkPolicy>(Plain).short(&["netpol"]),
-    || Row::new::<networking::ServiceCIDR>(SpecStatus::new(parts!(networking::ServiceCIDR))).status(),
+    || {
+        Row::new::<networking::ServiceCIDR>(SpecStatus::new(parts!(networking::ServiceCIDR)))
+            .status()
+    },
     || Row::new::<node::RuntimeClass>(Plain),
     || {
-        Row::new::<policy::PodDisruptionBudget>(SpecStatus::new(parts!(policy::PodDisruptionBudget)).generation())
-            .short(&["pdb"])
-            .status()
+        Row::new::<policy::PodDisruptionBudget>(
+            SpecStatus::new(parts!(policy::PodDisruptionBudget)).generation(),
+        )
+        .short(&["pdb"])
+        .status()
     },
     || Row::new::<rbac::ClusterRole>(PathNamed),
     cluster_role_binding,
@@ -58,7 +83,10 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     || Row::new::<storage::CSINode>(Plain),
     || Row::new::<storage::CSIStorageCapacity>(Plain),
     storage_class,
-    || Row::new::<storage::VolumeAttachment>(SpecStatus::new(parts!(storage::VolumeAttachment))).status(),
+    || {
+        Row::new::<storage::VolumeAttachment>(SpecStatus::new(parts!(storage::VolumeAttachment)))
+            .status()
+    },
     || Row::new::<storage::VolumeAttributesClass>(Plain).short(&["vac"]),
 ];
 
@@ -88,8 +116,12 @@ fn cron_job() -> Row {
     fn cells(job: &batch::CronJob) -> Vec<Value> {
         let (spec, status) = (job.spec.clone(), job.status.clone().unwrap_or_default());
         let inner = spec.job_template.spec.clone().unwrap_or_default();
-        let (names, images) = crate::print::containers(&inner.template.spec.unwrap_or_default().containers);
-        let last = status.last_schedule_time.as_ref().map_or("<none>".into(), |time| crate::print::since(Some(time)));
+        let (names, images) =
+            crate::print::containers(&inner.template.spec.unwrap_or_default().containers);
+        let last = status
+            .last_schedule_time
+            .as_ref()
+            .map_or("<none>".into(), |time| crate::print::since(Some(time)));
         let suspended = if spec.suspend == Some(true) { "True" } else { "False" };
         vec![
             job.name().into(),
@@ -104,10 +136,12 @@ fn cron_job() -> Row {
             crate::print::selector(inner.selector.as_ref()).into(),
         ]
     }
-    Row::new::<batch::CronJob>(SpecStatus::new(parts!(batch::CronJob)).generation().default(default).table(head, cells))
-        .short(&["cj"])
-        .categories(&["all"])
-        .status()
+    Row::new::<batch::CronJob>(
+        SpecStatus::new(parts!(batch::CronJob)).generation().default(default).table(head, cells),
+    )
+    .short(&["cj"])
+    .categories(&["all"])
+    .status()
 }
 
 fn job() -> Row {
@@ -137,12 +171,21 @@ fn endpoint_slice() -> Row {
         columns(&[("AddressType", "string"), ("Ports", "string"), ("Endpoints", "string")], &[])
     }
     fn cells(slice: &discovery::EndpointSlice) -> Vec<Value> {
-        let port = |port: &discovery::EndpointPort| port.port.map_or("*".to_owned(), |number| number.to_string());
+        let port = |port: &discovery::EndpointPort| {
+            port.port.map_or("*".to_owned(), |number| number.to_string())
+        };
         let ports: Vec<String> = slice.ports.iter().flatten().map(port).collect();
-        let addresses: Vec<String> = slice.endpoints.iter().flatten().flat_map(|one| one.addresses.clone()).collect();
+        let addresses: Vec<String> =
+            slice.endpoints.iter().flatten().flat_map(|one| one.addresses.clone()).collect();
         let listed = if slice.ports.is_none() { "<unset>".into() } else { first_three(ports) };
         let shown = if addresses.is_empty() { "<unset>".into() } else { first_three(addresses) };
-        vec![slice.name().into(), slice.address_type.clone().into(), listed.into(), shown.into(), age(slice)]
+        vec![
+            slice.name().into(),
+            slice.address_type.clone().into(),
+            listed.into(),
+            shown.into(),
+            age(slice),
+        ]
     }
     fn default(slice: &mut discovery::EndpointSlice) {
         for port in slice.ports.iter_mut().flatten() {
@@ -215,9 +258,11 @@ fn subjects(subjects: Option<&[rbac::Subject]>) -> Vec<Value> {
     let of = |kind: &str| {
         let all = subjects.unwrap_or_default().iter().filter(|subject| subject.kind == kind);
         let names: Vec<String> = all
-            .map(|subject| match subject.namespace.as_deref().filter(|_| kind == "ServiceAccount") {
-                Some(namespace) => format!("{namespace}/{}", subject.name),
-                None => subject.name.clone(),
+            .map(|subject| {
+                match subject.namespace.as_deref().filter(|_| kind == "ServiceAccount") {
+                    Some(namespace) => format!("{namespace}/{}", subject.name),
+                    None => subject.name.clone(),
+                }
             })
             .collect();
         Value::from(names.join(", "))
@@ -281,7 +326,11 @@ fn storage_class() -> Row {
         )
     }
     fn cells(class: &storage::StorageClass) -> Vec<Value> {
-        let default = class.metadata.annotations.as_ref().and_then(|map| map.get("storageclass.kubernetes.io/is-default-class"));
+        let default = class
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|map| map.get("storageclass.kubernetes.io/is-default-class"));
         let suffix = if default.is_some_and(|value| value == "true") { " (default)" } else { "" };
         vec![
             format!("{}{suffix}", class.name()).into(),

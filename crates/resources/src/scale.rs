@@ -78,7 +78,10 @@ macro_rules! scalable {
             }
 
             fn there(&self) -> i32 {
-                self.status.as_ref().map(|status| i32::from_replicas(status.replicas)).unwrap_or_default()
+                self.status
+                    .as_ref()
+                    .map(|status| i32::from_replicas(status.replicas))
+                    .unwrap_or_default()
             }
 
             fn selector(&self) -> String {
@@ -114,5 +117,9 @@ scalable!(Deployment, |it| api_selector(it.spec.as_ref().map(|spec| &spec.select
 scalable!(ReplicaSet, |it| api_selector(it.spec.as_ref().map(|spec| &spec.selector)));
 scalable!(StatefulSet, |it| api_selector(it.spec.as_ref().map(|spec| &spec.selector)));
 scalable!(ReplicationController, |it| {
-    it.spec.as_ref().and_then(|spec| spec.selector.as_ref()).map(Selector::from_map).unwrap_or_default()
+    it.spec
+        .as_ref()
+        .and_then(|spec| spec.selector.as_ref())
+        .map(Selector::from_map)
+        .unwrap_or_default()
 });

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::apps::v1::{
-    ControllerRevision, DaemonSet, DaemonSetStatus, Deployment, DeploymentStatus, DeploymentStrategy,
-    ReplicaSet, ReplicaSetStatus, RollingUpdateDaemonSet, RollingUpdateDeployment,
-    RollingUpdateStatefulSetStrategy, StatefulSet, StatefulSetStatus,
+    ControllerRevision, DaemonSet, DaemonSetStatus, Deployment, DeploymentStatus,
+    DeploymentStrategy, ReplicaSet, ReplicaSetStatus, RollingUpdateDaemonSet,
+    RollingUpdateDeployment, RollingUpdateStatefulSetStrategy, StatefulSet, StatefulSetStatus,
 };
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -58,7 +58,8 @@ impl<T: Object> Strategy for Workload<T> {
     }
 
     fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
-        self.parts.spec_differs(object, old) || object.meta().annotations != old.meta().annotations && self.status_keeps_labels
+        self.parts.spec_differs(object, old)
+            || object.meta().annotations != old.meta().annotations && self.status_keeps_labels
     }
 
     fn validate(&self, object: &dyn Object) -> FieldErrors {
@@ -67,7 +68,9 @@ impl<T: Object> Strategy for Workload<T> {
         let path = Path::new("spec");
         let select = (self.selector)(object);
         let template = (self.template)(object);
-        let of_template = template.and_then(|template| template.metadata.as_ref()).and_then(|meta| meta.labels.as_ref());
+        let of_template = template
+            .and_then(|template| template.metadata.as_ref())
+            .and_then(|meta| meta.labels.as_ref());
         validate_selector(select, of_template, &path, &mut errors);
         let template_path = path.child("template");
         match template.and_then(|template| template.spec.as_ref()) {
@@ -77,7 +80,12 @@ impl<T: Object> Strategy for Workload<T> {
         errors
     }
 
-    fn validate_update(&self, ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> FieldErrors {
+    fn validate_update(
+        &self,
+        ctx: &RequestContext,
+        object: &dyn Object,
+        old: &dyn Object,
+    ) -> FieldErrors {
         if ctx.subresource == "status" {
             return FieldErrors::default();
         }
@@ -129,12 +137,22 @@ pub(super) fn controller_revision() -> Row {
         columns(&[("Controller", "string"), ("Revision", "string")], &[])
     }
     fn cells(revision: &ControllerRevision) -> Vec<Value> {
-        let owner = revision.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+        let owner = revision
+            .metadata
+            .owner_references
+            .iter()
+            .flatten()
+            .find(|owner| owner.controller == Some(true));
         let owner = owner.map_or("<none>".into(), |owner| {
             let group = owner.api_version.split_once('/').map(|(group, _)| format!(".{group}"));
             format!("{}{}/{}", owner.kind.to_lowercase(), group.unwrap_or_default(), owner.name)
         });
-        vec![revision.name().into(), owner.into(), revision.revision.to_string().into(), age(revision)]
+        vec![
+            revision.name().into(),
+            owner.into(),
+            revision.revision.to_string().into(),
+            age(revision),
+        ]
     }
     Row::new::<ControllerRevision>(Simple::new(head, cells))
 }
@@ -180,10 +198,17 @@ pub(super) fn deployment() -> Row {
         )
     }
     fn cells(deployment: &Deployment) -> Vec<Value> {
-        let (spec, status) = (deployment.spec.clone().unwrap_or_default(), deployment.status.clone().unwrap_or_default());
+        let (spec, status) = (
+            deployment.spec.clone().unwrap_or_default(),
+            deployment.status.clone().unwrap_or_default(),
+        );
         let inner = spec.template.spec.unwrap_or_default();
         let (names, images) = containers(&inner.containers);
-        let ready = format!("{}/{}", status.ready_replicas.unwrap_or_default(), spec.replicas.unwrap_or_default());
+        let ready = format!(
+            "{}/{}",
+            status.ready_replicas.unwrap_or_default(),
+            spec.replicas.unwrap_or_default()
+        );
         vec![
             deployment.name().into(),
             ready.into(),
@@ -204,11 +229,12 @@ pub(super) fn deployment() -> Row {
         cells,
         status_keeps_labels: true,
     };
-    Row::new::<Deployment>(strategy)
-        .short(&["deploy"])
-        .categories(&["all"])
-        .status()
-        .sub("scale", SCALE, FACE_VERBS, crate::scale::behaviour::<Deployment>())
+    Row::new::<Deployment>(strategy).short(&["deploy"]).categories(&["all"]).status().sub(
+        "scale",
+        SCALE,
+        FACE_VERBS,
+        crate::scale::behaviour::<Deployment>(),
+    )
 }
 
 fn default_replica_set(set: &mut ReplicaSet) {
@@ -235,7 +261,8 @@ pub(super) fn replica_set() -> Row {
         )
     }
     fn cells(set: &ReplicaSet) -> Vec<Value> {
-        let (spec, status) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
         let inner = spec.template.and_then(|template| template.spec).unwrap_or_default();
         let (names, images) = containers(&inner.containers);
         vec![
@@ -258,11 +285,12 @@ pub(super) fn replica_set() -> Row {
         cells,
         status_keeps_labels: false,
     };
-    Row::new::<ReplicaSet>(strategy)
-        .short(&["rs"])
-        .categories(&["all"])
-        .status()
-        .sub("scale", SCALE, FACE_VERBS, crate::scale::behaviour::<ReplicaSet>())
+    Row::new::<ReplicaSet>(strategy).short(&["rs"]).categories(&["all"]).status().sub(
+        "scale",
+        SCALE,
+        FACE_VERBS,
+        crate::scale::behaviour::<ReplicaSet>(),
+    )
 }
 
 fn default_daemon_set(set: &mut DaemonSet) {
@@ -298,7 +326,8 @@ pub(super) fn daemon_set() -> Row {
         )
     }
     fn cells(set: &DaemonSet) -> Vec<Value> {
-        let (spec, status) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
         let inner = spec.template.spec.unwrap_or_default();
         let (names, images) = containers(&inner.containers);
         vec![
@@ -334,7 +363,8 @@ fn default_stateful_set(set: &mut StatefulSet) {
     spec.pod_management_policy.get_or_insert_with(|| "OrderedReady".into());
     let strategy = spec.update_strategy.get_or_insert_default();
     if strategy.type_.get_or_insert_with(|| "RollingUpdate".into()) == "RollingUpdate" {
-        let rolling: &mut RollingUpdateStatefulSetStrategy = strategy.rolling_update.get_or_insert_default();
+        let rolling: &mut RollingUpdateStatefulSetStrategy =
+            strategy.rolling_update.get_or_insert_default();
         rolling.partition.get_or_insert(0);
     }
     let policy = spec.persistent_volume_claim_retention_policy.get_or_insert_default();
@@ -346,7 +376,11 @@ fn default_stateful_set(set: &mut StatefulSet) {
         claim.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
     }
     let status: &mut StatefulSetStatus = set.status.get_or_insert_default();
-    tidy_counts([&mut status.current_replicas, &mut status.ready_replicas, &mut status.updated_replicas]);
+    tidy_counts([
+        &mut status.current_replicas,
+        &mut status.ready_replicas,
+        &mut status.updated_replicas,
+    ]);
     status.available_replicas.get_or_insert(0);
 }
 
@@ -355,10 +389,15 @@ pub(super) fn stateful_set() -> Row {
         columns(&[("Ready", "string")], &["Containers", "Images"])
     }
     fn cells(set: &StatefulSet) -> Vec<Value> {
-        let (spec, status) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
         let inner = spec.template.spec.unwrap_or_default();
         let (names, images) = containers(&inner.containers);
-        let ready = format!("{}/{}", status.ready_replicas.unwrap_or_default(), spec.replicas.unwrap_or_default());
+        let ready = format!(
+            "{}/{}",
+            status.ready_replicas.unwrap_or_default(),
+            spec.replicas.unwrap_or_default()
+        );
         vec![set.name().into(), ready.into(), age(set), names.into(), images.into()]
     }
     let strategy = Workload {
@@ -370,9 +409,10 @@ pub(super) fn stateful_set() -> Row {
         cells,
         status_keeps_labels: false,
     };
-    Row::new::<StatefulSet>(strategy)
-        .short(&["sts"])
-        .categories(&["all"])
-        .status()
-        .sub("scale", SCALE, FACE_VERBS, crate::scale::behaviour::<StatefulSet>())
+    Row::new::<StatefulSet>(strategy).short(&["sts"]).categories(&["all"]).status().sub(
+        "scale",
+        SCALE,
+        FACE_VERBS,
+        crate::scale::behaviour::<StatefulSet>(),
+    )
 }

@@ -4,5 +4,10 @@ mod kinds;
 
 use crate::Row;
 
-pub(crate) const ROWS: &[fn() -> Row] =
-    &[kinds::controller_revision, kinds::daemon_set, kinds::deployment, kinds::replica_set, kinds::stateful_set];
+pub(crate) const ROWS: &[fn() -> Row] = &[
+    kinds::controller_revision,
+    kinds::daemon_set,
+    kinds::deployment,
+    kinds::replica_set,
+    kinds::stateful_set,
+];

@@ -1,12 +1,12 @@
 //! The core group: pods and what they live on.
 
-pub(crate) mod node;
-mod pod_actions;
-pub(crate) mod service;
-pub(crate) mod pod;
-pub(crate) mod podspec;
-mod pod_print;
 mod namespace;
+pub(crate) mod node;
+pub(crate) mod pod;
+mod pod_actions;
+mod pod_print;
+pub(crate) mod podspec;
+pub(crate) mod service;
 mod simple;
 
 use crate::Row;

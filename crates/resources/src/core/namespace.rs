@@ -38,7 +38,8 @@ impl Strategy for NamespaceStrategy {
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         let namespace = object.expect_mut::<Namespace>();
         namespace.spec = Some(NamespaceSpec { finalizers: Some(vec![FINALIZER.into()]) });
-        namespace.status = Some(NamespaceStatus { phase: Some("Active".into()), ..NamespaceStatus::default() });
+        namespace.status =
+            Some(NamespaceStatus { phase: Some("Active".into()), ..NamespaceStatus::default() });
         let name = object.name().to_owned();
         object.meta_mut().labels.get_or_insert_default().insert(NAME_LABEL.into(), name);
     }
@@ -64,7 +65,8 @@ impl Strategy for NamespaceStrategy {
 
     fn holds_back_removal(&self, object: &dyn Object) -> bool {
         let spec = object.expect::<Namespace>().spec.as_ref();
-        spec.and_then(|spec| spec.finalizers.as_ref()).is_some_and(|finalizers| !finalizers.is_empty())
+        spec.and_then(|spec| spec.finalizers.as_ref())
+            .is_some_and(|finalizers| !finalizers.is_empty())
     }
 
     fn returns_deleted_object(&self) -> bool {
@@ -76,7 +78,8 @@ impl Strategy for NamespaceStrategy {
     }
 
     fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
-        let phase = object.expect::<Namespace>().status.as_ref().and_then(|status| status.phase.clone());
+        let phase =
+            object.expect::<Namespace>().status.as_ref().and_then(|status| status.phase.clone());
         vec![("name", object.name().to_owned()), ("status.phase", phase.unwrap_or_default())]
     }
 
@@ -85,7 +88,8 @@ impl Strategy for NamespaceStrategy {
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
-        let phase = object.expect::<Namespace>().status.as_ref().and_then(|status| status.phase.clone());
+        let phase =
+            object.expect::<Namespace>().status.as_ref().and_then(|status| status.phase.clone());
         vec![object.name().into(), phase.into(), age(object)]
     }
 }

@@ -19,11 +19,12 @@ const ROLE_LABEL: &str = "node-role.kubernetes.io/";
 pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
     const METHODS: &[&str] = &["create", "delete", "get", "patch", "update"];
     let options = Some(("", "v1", "NodeProxyOptions"));
-    Row::new::<Node>(NodeStrategy)
-        .short(&["no"])
-        .storage("minions")
-        .status()
-        .sub("proxy", options, METHODS, kubelets::node_proxy(kubelets))
+    Row::new::<Node>(NodeStrategy).short(&["no"]).storage("minions").status().sub(
+        "proxy",
+        options,
+        METHODS,
+        kubelets::node_proxy(kubelets),
+    )
 }
 
 struct NodeStrategy;
@@ -65,7 +66,8 @@ impl Strategy for NodeStrategy {
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
         let node = object.expect::<Node>();
-        let info = node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
+        let info =
+            node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
         let known = |text: String| if text.is_empty() { "<unknown>".to_owned() } else { text };
         vec![
             object.name().into(),

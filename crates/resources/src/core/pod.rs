@@ -10,8 +10,8 @@ use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
 
 use super::{pod_actions, pod_print, podspec};
-use crate::kubelets::{self, Kubelets};
 use crate::Row;
+use crate::kubelets::{self, Kubelets};
 
 pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
     const STREAM: &[&str] = &["create", "get"];
@@ -44,8 +44,16 @@ impl Strategy for PodStrategy {
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         let pod = object.expect_mut::<Pod>();
         let qos = qos_class(pod.spec.as_ref());
-        let gated = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|g| !g.is_empty());
-        let mut status = PodStatus { phase: Some("Pending".into()), qos_class: Some(qos.into()), ..PodStatus::default() };
+        let gated = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.scheduling_gates.as_ref())
+            .is_some_and(|g| !g.is_empty());
+        let mut status = PodStatus {
+            phase: Some("Pending".into()),
+            qos_class: Some(qos.into()),
+            ..PodStatus::default()
+        };
         if gated {
             let condition = k8s_openapi::api::core::v1::PodCondition {
                 type_: "PodScheduled".into(),
@@ -69,7 +77,8 @@ impl Strategy for PodStrategy {
                 pod.metadata.owner_references = old.metadata.owner_references.clone();
                 let status = pod.status.get_or_insert_default();
                 if status.qos_class.is_none() {
-                    status.qos_class = old.status.as_ref().and_then(|status| status.qos_class.clone());
+                    status.qos_class =
+                        old.status.as_ref().and_then(|status| status.qos_class.clone());
                 }
             }
             "ephemeralcontainers" => {
@@ -102,7 +111,12 @@ impl Strategy for PodStrategy {
         errors
     }
 
-    fn validate_update(&self, ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> FieldErrors {
+    fn validate_update(
+        &self,
+        ctx: &RequestContext,
+        object: &dyn Object,
+        old: &dyn Object,
+    ) -> FieldErrors {
         if ctx.subresource == "status" {
             return FieldErrors::default();
         }
@@ -117,7 +131,8 @@ impl Strategy for PodStrategy {
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace {
         let pod = object.expect::<Pod>();
         let spec = pod.spec.as_ref();
-        let scheduled = spec.and_then(|spec| spec.node_name.as_deref()).is_some_and(|name| !name.is_empty());
+        let scheduled =
+            spec.and_then(|spec| spec.node_name.as_deref()).is_some_and(|name| !name.is_empty());
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if !scheduled || matches!(phase, Some("Succeeded" | "Failed")) {
             return Grace::Seconds(0);
@@ -140,7 +155,8 @@ impl Strategy for PodStrategy {
 
     fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
         let pod = object.expect::<Pod>();
-        let (spec, status) = (pod.spec.clone().unwrap_or_default(), pod.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (pod.spec.clone().unwrap_or_default(), pod.status.clone().unwrap_or_default());
         let text = |text: Option<String>| text.unwrap_or_default();
         let ips = status.pod_ips.unwrap_or_default();
         let ip = ips.first().map(|one| one.ip.clone()).or(status.pod_ip);
@@ -188,7 +204,8 @@ pub(crate) fn qos_class(spec: Option<&PodSpec>) -> &'static str {
     let (mut any, mut guaranteed) = (false, true);
     for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();
-        let (requests, limits) = (resources.requests.unwrap_or_default(), resources.limits.unwrap_or_default());
+        let (requests, limits) =
+            (resources.requests.unwrap_or_default(), resources.limits.unwrap_or_default());
         for name in ["cpu", "memory"] {
             any |= requests.contains_key(name) || limits.contains_key(name);
             guaranteed &= limits.contains_key(name)
@@ -217,7 +234,8 @@ pub(crate) fn validate_spec(spec: &PodSpec, path: &Path, errors: &mut FieldError
     if spec.containers.is_empty() {
         errors.required(&containers, "");
     }
-    let volumes: Vec<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    let volumes: Vec<&str> =
+        spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
     for (index, name) in volumes.iter().enumerate() {
         let at = path.child("volumes").index(index).child("name");
         for why in machinery::names::dns1123_label(name) {
@@ -228,7 +246,12 @@ pub(crate) fn validate_spec(spec: &PodSpec, path: &Path, errors: &mut FieldError
         }
     }
     let mut names: Vec<&str> = vec![];
-    let init = spec.init_containers.iter().flatten().enumerate().map(|(i, c)| (path.child("initContainers").index(i), c));
+    let init = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .enumerate()
+        .map(|(i, c)| (path.child("initContainers").index(i), c));
     let main = spec.containers.iter().enumerate().map(|(i, c)| (containers.index(i), c));
     for (at, container) in init.chain(main) {
         if container.name.is_empty() {
@@ -261,10 +284,16 @@ pub(crate) fn validate_spec(spec: &PodSpec, path: &Path, errors: &mut FieldError
     validate_choices(spec, path, errors);
 }
 
-fn validate_ports(container: &k8s_openapi::api::core::v1::Container, path: &Path, errors: &mut FieldErrors) {
+fn validate_ports(
+    container: &k8s_openapi::api::core::v1::Container,
+    path: &Path,
+    errors: &mut FieldErrors,
+) {
     for (index, port) in container.ports.iter().flatten().enumerate() {
         let at = path.child("ports").index(index);
-        for (name, value) in [("containerPort", Some(port.container_port)), ("hostPort", port.host_port)] {
+        for (name, value) in
+            [("containerPort", Some(port.container_port)), ("hostPort", port.host_port)]
+        {
             if let Some(value) = value.filter(|value| !(1..=65535).contains(value)) {
                 errors.invalid(&at.child(name), value, "must be between 1 and 65535, inclusive");
             }
@@ -279,7 +308,11 @@ fn validate_ports(container: &k8s_openapi::api::core::v1::Container, path: &Path
 fn validate_choices(spec: &PodSpec, path: &Path, errors: &mut FieldErrors) {
     let choices: [(&str, Option<&str>, &[&str]); 2] = [
         ("restartPolicy", spec.restart_policy.as_deref(), &["Always", "Never", "OnFailure"]),
-        ("dnsPolicy", spec.dns_policy.as_deref(), &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]),
+        (
+            "dnsPolicy",
+            spec.dns_policy.as_deref(),
+            &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+        ),
     ];
     for (name, value, supported) in choices {
         if let Some(value) = value.filter(|value| !supported.contains(value)) {
@@ -326,10 +359,18 @@ mod tests {
         for (resources, expected) in [
             (json!({}), "BestEffort"),
             (json!({"requests": {"cpu": "1"}}), "Burstable"),
-            (json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}), "Guaranteed"),
-            (json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "1Gi"}}), "Burstable"),
+            (
+                json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}),
+                "Guaranteed",
+            ),
+            (
+                json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "1Gi"}}),
+                "Burstable",
+            ),
         ] {
-            let spec = serde_json::from_value(json!({"containers": [{"name": "c", "resources": resources}]}));
+            let spec = serde_json::from_value(
+                json!({"containers": [{"name": "c", "resources": resources}]}),
+            );
             assert_eq!(qos_class(Some(&spec.expect("a spec"))), expected);
         }
     }

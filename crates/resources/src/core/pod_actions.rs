@@ -46,8 +46,14 @@ impl CreateHandler for Bind {
         }
         let (row, name) = (ctx.resource.clone(), key.name.clone());
         let modify = move |object: &mut dyn Object| {
-            let conflict = |why: String| StatusError::conflict(&row.group, "pods/binding", &name, why);
-            if let Some(uid) = binding.metadata.uid.as_deref().filter(|uid| !uid.is_empty() && *uid != object.uid()) {
+            let conflict =
+                |why: String| StatusError::conflict(&row.group, "pods/binding", &name, why);
+            if let Some(uid) = binding
+                .metadata
+                .uid
+                .as_deref()
+                .filter(|uid| !uid.is_empty() && *uid != object.uid())
+            {
                 return Err(conflict(format!(
                     "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
                     object.uid()
@@ -55,12 +61,18 @@ impl CreateHandler for Bind {
             }
             let pod = object.expect_mut::<Pod>();
             if pod.metadata.deletion_timestamp.is_some() {
-                return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
+                return Err(conflict(format!(
+                    "pod {name} is being deleted, cannot be assigned to a host"
+                )));
             }
             let spec = pod.spec.get_or_insert_default();
             match spec.node_name.as_deref() {
                 None | Some("") => {}
-                Some(there) => return Err(conflict(format!("pod {name} is already assigned to node {there:?}"))),
+                Some(there) => {
+                    return Err(conflict(format!(
+                        "pod {name} is already assigned to node {there:?}"
+                    )));
+                }
             }
             if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
                 return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
@@ -138,14 +150,16 @@ impl CreateHandler for Evict {
 /// Pods that have ended, or never began, disturb nobody when they go.
 fn counts_against_budgets(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed" | "Pending"))
+    pod.metadata.deletion_timestamp.is_none()
+        && !matches!(phase, Some("Succeeded" | "Failed" | "Pending"))
 }
 
 async fn take_disruption(registry: &Registry, pod: &Pod, dry_run: bool) -> Result<(), StatusError> {
     let all = registry.cached::<PodDisruptionBudget>(pod.namespace()).await?;
     let covers = |budget: &PodDisruptionBudget| {
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-        Selector::from_api(selector).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
+        Selector::from_api(selector)
+            .is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
     };
     let budgets: Vec<PodDisruptionBudget> = all.into_iter().filter(covers).collect();
     let budget = match budgets.as_slice() {
@@ -172,8 +186,11 @@ async fn take_disruption(registry: &Registry, pod: &Pod, dry_run: bool) -> Resul
                 status.desired_healthy.unwrap_or_default(),
                 status.current_healthy.unwrap_or_default()
             );
-            return Err(StatusError::new(Reason::TooManyRequests, message)
-                .cause("DisruptionBudget", "", detail));
+            return Err(StatusError::new(Reason::TooManyRequests, message).cause(
+                "DisruptionBudget",
+                "",
+                detail,
+            ));
         }
         status.disruptions_allowed = Some(allowed - 1);
         let now = Time(base::clock::now_seconds());

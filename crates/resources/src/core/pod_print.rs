@@ -11,7 +11,9 @@ use crate::print::{column, or_none, since, wide};
 pub(super) fn columns() -> Vec<Column> {
     let mut all = vec![NAME_COLUMN];
     all.extend(["Ready", "Status", "Restarts", "Age"].map(|name| column(name, "string")));
-    all.extend(["IP", "Node", "Nominated Node", "Readiness Gates"].map(|name| wide(name, "string")));
+    all.extend(
+        ["IP", "Node", "Nominated Node", "Readiness Gates"].map(|name| wide(name, "string")),
+    );
     all
 }
 
@@ -26,10 +28,13 @@ pub(super) fn cells(pod: &Pod) -> Vec<Value> {
         .iter()
         .filter(|gate| {
             let conditions = status.conditions.iter().flatten();
-            conditions.filter(|one| one.type_ == gate.condition_type).any(|one| one.status == "True")
+            conditions
+                .filter(|one| one.type_ == gate.condition_type)
+                .any(|one| one.status == "True")
         })
         .count();
-    let gates = if gates.is_empty() { "<none>".into() } else { format!("{passed}/{}", gates.len()) };
+    let gates =
+        if gates.is_empty() { "<none>".into() } else { format!("{passed}/{}", gates.len()) };
     vec![
         pod.name().into(),
         format!("{}/{}", summary.ready, summary.total).into(),
@@ -62,7 +67,9 @@ impl Restarts {
         self.count += status.restart_count;
         let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
         if let Some(at) = ended.and_then(|ended| ended.finished_at.clone()) {
-            self.last = Some(self.last.take().map_or(at.clone(), |last| if last.0 > at.0 { last } else { at }));
+            self.last = Some(
+                self.last.take().map_or(at.clone(), |last| if last.0 > at.0 { last } else { at }),
+            );
         }
     }
 
@@ -85,14 +92,17 @@ impl Summary {
         let inits = spec.init_containers.unwrap_or_default();
         let mut total = spec.containers.len() + inits.iter().filter(|one| is_sidecar(one)).count();
         let phase = status.phase.clone().unwrap_or_default();
-        let mut reason = status.reason.clone().filter(|reason| !reason.is_empty()).unwrap_or(phase.clone());
+        let mut reason =
+            status.reason.clone().filter(|reason| !reason.is_empty()).unwrap_or(phase.clone());
         let gated = status.conditions.iter().flatten().any(|condition| {
-            condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("SchedulingGated")
+            condition.type_ == "PodScheduled"
+                && condition.reason.as_deref() == Some("SchedulingGated")
         });
         if gated {
             reason = "SchedulingGated".into();
         }
-        let (mut ready, mut restarts, mut sidecar_restarts) = (0, Restarts::default(), Restarts::default());
+        let (mut ready, mut restarts, mut sidecar_restarts) =
+            (0, Restarts::default(), Restarts::default());
         let mut initializing = false;
         for (index, one) in status.init_container_statuses.iter().flatten().enumerate() {
             restarts.add(one);
@@ -111,7 +121,11 @@ impl Summary {
                 }
             }
         }
-        let initialized = status.conditions.iter().flatten().any(|c| c.type_ == "Initialized" && c.status == "True");
+        let initialized = status
+            .conditions
+            .iter()
+            .flatten()
+            .any(|c| c.type_ == "Initialized" && c.status == "True");
         if !initializing || initialized {
             restarts = sidecar_restarts;
             let mut running = false;
@@ -119,13 +133,19 @@ impl Summary {
                 restarts.add(one);
                 if let Some(why) = container_reason(one) {
                     reason = why;
-                } else if one.ready && one.state.as_ref().is_some_and(|state| state.running.is_some()) {
+                } else if one.ready
+                    && one.state.as_ref().is_some_and(|state| state.running.is_some())
+                {
                     running = true;
                     ready += 1;
                 }
             }
             if reason == "Completed" && running {
-                let is_ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+                let is_ready = status
+                    .conditions
+                    .iter()
+                    .flatten()
+                    .any(|c| c.type_ == "Ready" && c.status == "True");
                 reason = if is_ready { "Running".into() } else { "NotReady".into() };
             }
         }
@@ -154,11 +174,12 @@ fn init_reason(status: &ContainerStatus, sidecar: bool, index: usize, count: usi
         if ended.exit_code == 0 {
             return InitState::Done;
         }
-        let why = match (ended.reason.as_deref().unwrap_or_default(), ended.signal.unwrap_or_default()) {
-            ("", 0) => format!("Init:ExitCode:{}", ended.exit_code),
-            ("", signal) => format!("Init:Signal:{signal}"),
-            (reason, _) => format!("Init:{reason}"),
-        };
+        let why =
+            match (ended.reason.as_deref().unwrap_or_default(), ended.signal.unwrap_or_default()) {
+                ("", 0) => format!("Init:ExitCode:{}", ended.exit_code),
+                ("", signal) => format!("Init:Signal:{signal}"),
+                (reason, _) => format!("Init:{reason}"),
+            };
         return InitState::Stuck(why);
     }
     if sidecar && status.started == Some(true) {
@@ -172,7 +193,9 @@ fn init_reason(status: &ContainerStatus, sidecar: bool, index: usize, count: usi
 
 fn container_reason(status: &ContainerStatus) -> Option<String> {
     let state = status.state.clone().unwrap_or_default();
-    if let Some(reason) = state.waiting.and_then(|waiting| waiting.reason).filter(|reason| !reason.is_empty()) {
+    if let Some(reason) =
+        state.waiting.and_then(|waiting| waiting.reason).filter(|reason| !reason.is_empty())
+    {
         return Some(reason);
     }
     let ended = state.terminated?;
@@ -191,12 +214,17 @@ mod tests {
 
     #[test]
     fn one_word_says_what_goes_on() {
-        let main = |state| json!({"phase": "Running", "containerStatuses": [{"name": "c", "image": "", "imageID": "",
-            "ready": true, "restartCount": 2, "state": state}]});
+        let main = |state| {
+            json!({"phase": "Running", "containerStatuses": [{"name": "c", "image": "", "imageID": "",
+            "ready": true, "restartCount": 2, "state": state}]})
+        };
         for (status, expected) in [
             (json!({"phase": "Pending"}), ("0/1", "Pending", "0")),
             (main(json!({"running": {}})), ("1/1", "Running", "2")),
-            (main(json!({"waiting": {"reason": "CrashLoopBackOff"}})), ("0/1", "CrashLoopBackOff", "2")),
+            (
+                main(json!({"waiting": {"reason": "CrashLoopBackOff"}})),
+                ("0/1", "CrashLoopBackOff", "2"),
+            ),
             (main(json!({"terminated": {"exitCode": 3}})), ("0/1", "ExitCode:3", "2")),
             (
                 json!({"phase": "Pending", "initContainerStatuses": [{"name": "i", "image": "", "imageID": "",
@@ -204,9 +232,10 @@ mod tests {
                 ("0/1", "Init:0/1", "0"),
             ),
         ] {
-            let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status,
+            let pod: Pod =
+                serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status,
                 "spec": {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}]}}))
-            .expect("a pod");
+                .expect("a pod");
             let cells = cells(&pod);
             let got = (cells[1].as_str(), cells[2].as_str(), cells[3].as_str());
             assert_eq!(got, (Some(expected.0), Some(expected.1), Some(expected.2)));

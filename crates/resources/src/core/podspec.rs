@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, ExecAction, HTTPGetAction, Lifecycle, PodSpec, PodTemplateSpec, Probe,
-    Volume,
+    Container, ContainerPort, EnvVar, ExecAction, HTTPGetAction, Lifecycle, PodSpec,
+    PodTemplateSpec, Probe, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -40,7 +40,9 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
         default_container(container, host_network);
     }
     for ephemeral in spec.ephemeral_containers.iter_mut().flatten() {
-        ephemeral.image_pull_policy.get_or_insert_with(|| pull_policy(ephemeral.image.as_deref()).into());
+        ephemeral
+            .image_pull_policy
+            .get_or_insert_with(|| pull_policy(ephemeral.image.as_deref()).into());
         ephemeral.termination_message_path.get_or_insert_with(|| "/dev/termination-log".into());
         ephemeral.termination_message_policy.get_or_insert_with(|| "File".into());
         ephemeral.resources.get_or_insert_default();
@@ -61,7 +63,9 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
 }
 
 fn default_container(container: &mut Container, host_network: bool) {
-    container.image_pull_policy.get_or_insert_with(|| pull_policy(container.image.as_deref()).into());
+    container
+        .image_pull_policy
+        .get_or_insert_with(|| pull_policy(container.image.as_deref()).into());
     container.termination_message_path.get_or_insert_with(|| "/dev/termination-log".into());
     container.termination_message_policy.get_or_insert_with(|| "File".into());
     let resources = container.resources.get_or_insert_default();
@@ -77,7 +81,11 @@ fn default_container(container: &mut Container, host_network: bool) {
         default_port(port, host_network);
     }
     default_env(container.env.iter_mut().flatten());
-    for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe] {
+    for probe in [
+        &mut container.liveness_probe,
+        &mut container.readiness_probe,
+        &mut container.startup_probe,
+    ] {
         probe.iter_mut().for_each(default_probe);
     }
     container.lifecycle.iter_mut().for_each(default_lifecycle);
@@ -103,7 +111,9 @@ fn default_env<'a>(env: impl Iterator<Item = &'a mut EnvVar>) {
         if let Some(field) = variable.value_from.as_mut().and_then(|from| from.field_ref.as_mut()) {
             field.api_version.get_or_insert_with(|| "v1".into());
         }
-        if let Some(resource) = variable.value_from.as_mut().and_then(|from| from.resource_field_ref.as_mut()) {
+        if let Some(resource) =
+            variable.value_from.as_mut().and_then(|from| from.resource_field_ref.as_mut())
+        {
             resource.divisor.get_or_insert_with(|| Quantity("0".into()));
         }
     }
@@ -225,12 +235,16 @@ mod tests {
             "containers": [{"name": "c", "image": "x", "ports": [{"containerPort": 80}],
                 "livenessProbe": {"httpGet": {"port": 80}}, "resources": {"limits": {"cpu": "1"}}}],
             "volumes": [{"name": "v"}, {"name": "s", "secret": {"secretName": "s"}}],
-        })).expect("a pod spec");
+        }))
+        .expect("a pod spec");
         default_spec(&mut spec);
         let once = spec.clone();
         default_spec(&mut spec);
         assert_eq!(spec, once);
-        assert_eq!(spec.containers[0].resources.as_ref().and_then(|r| r.requests.clone()).map(|r| r.len()), Some(1));
+        assert_eq!(
+            spec.containers[0].resources.as_ref().and_then(|r| r.requests.clone()).map(|r| r.len()),
+            Some(1)
+        );
         assert!(spec.volumes.as_ref().is_some_and(|volumes| volumes[0].empty_dir.is_some()));
     }
 }

@@ -14,7 +14,9 @@ use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{Column, Strategy};
 use async_trait::async_trait;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig};
+use k8s_openapi::api::core::v1::{
+    ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig,
+};
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::field::{FieldErrors, Path};
@@ -63,7 +65,8 @@ impl Strategy for ServiceStrategy {
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         PARTS.prepare_update(ctx, object, old);
-        let (spec, old) = (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
+        let (spec, old) =
+            (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
         carry_allocations(spec, old.spec.as_ref());
     }
 
@@ -74,14 +77,29 @@ impl Strategy for ServiceStrategy {
         errors
     }
 
-    fn validate_update(&self, _ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> FieldErrors {
+    fn validate_update(
+        &self,
+        _ctx: &RequestContext,
+        object: &dyn Object,
+        old: &dyn Object,
+    ) -> FieldErrors {
         let mut errors = self.validate(object);
-        let ip = |object: &dyn Object| object.expect::<Service>().spec.clone().unwrap_or_default().cluster_ip;
+        let ip = |object: &dyn Object| {
+            object.expect::<Service>().spec.clone().unwrap_or_default().cluster_ip
+        };
         let (new, old_ip) = (ip(object), ip(old));
         let external = |object: &dyn Object| kind(object.expect::<Service>()) == "ExternalName";
-        if !external(object) && !external(old) && old_ip.as_deref().is_some_and(|ip| !ip.is_empty()) && new != old_ip {
+        if !external(object)
+            && !external(old)
+            && old_ip.as_deref().is_some_and(|ip| !ip.is_empty())
+            && new != old_ip
+        {
             let detail = "may not change once set";
-            errors.invalid(&Path::new("spec").child("clusterIPs").index(0), new.unwrap_or_default(), detail);
+            errors.invalid(
+                &Path::new("spec").child("clusterIPs").index(0),
+                new.unwrap_or_default(),
+                detail,
+            );
         }
         errors
     }
@@ -126,7 +144,12 @@ impl Strategy for ServiceStrategy {
 
     fn columns(&self) -> Vec<Column> {
         columns(
-            &[("Type", "string"), ("Cluster-IP", "string"), ("External-IP", "string"), ("Port(s)", "string")],
+            &[
+                ("Type", "string"),
+                ("Cluster-IP", "string"),
+                ("External-IP", "string"),
+                ("Port(s)", "string"),
+            ],
             &["Selector"],
         )
     }
@@ -170,7 +193,8 @@ fn default_spec(spec: &mut ServiceSpec) {
     if affinity == "None" {
         spec.session_affinity_config = None;
     } else {
-        let config: &mut SessionAffinityConfig = spec.session_affinity_config.get_or_insert_default();
+        let config: &mut SessionAffinityConfig =
+            spec.session_affinity_config.get_or_insert_default();
         let config: &mut ClientIPConfig = config.client_ip.get_or_insert_default();
         config.timeout_seconds.get_or_insert(AFFINITY_SECONDS);
     }
@@ -254,7 +278,11 @@ fn validate_spec(spec: &ServiceSpec, path: &Path, errors: &mut FieldErrors) {
         errors.required(&path.child("externalName"), "");
     }
     if headless && has_node_ports(kind) {
-        errors.invalid(&path.child("clusterIPs").index(0), "None", "may not be set to 'None' for LoadBalancer services");
+        errors.invalid(
+            &path.child("clusterIPs").index(0),
+            "None",
+            "may not be set to 'None' for LoadBalancer services",
+        );
     }
     let mut names: Vec<&str> = vec![];
     for (index, port) in ports.iter().enumerate() {
@@ -263,7 +291,11 @@ fn validate_spec(spec: &ServiceSpec, path: &Path, errors: &mut FieldErrors) {
         if name.is_empty() && ports.len() > 1 {
             errors.required(&at.child("name"), "");
         }
-        for why in Some(name).filter(|name| !name.is_empty()).into_iter().flat_map(machinery::names::dns1123_label) {
+        for why in Some(name)
+            .filter(|name| !name.is_empty())
+            .into_iter()
+            .flat_map(machinery::names::dns1123_label)
+        {
             errors.invalid(&at.child("name"), name, &why);
         }
         if !name.is_empty() && names.contains(&name) {
@@ -336,7 +368,8 @@ impl ServiceStrategy {
         let taken = taken.as_mut().expect("filled above");
         let name = service.name().to_owned();
         let wants = has_node_ports(kind(service))
-            && service.spec.as_ref().and_then(|spec| spec.allocate_load_balancer_node_ports) != Some(false);
+            && service.spec.as_ref().and_then(|spec| spec.allocate_load_balancer_node_ports)
+                != Some(false);
         let had: BTreeSet<u16> = old.into_iter().flat_map(ports_of).collect();
         let mut mine: BTreeSet<u16> = BTreeSet::new();
         let spec = service.spec.get_or_insert_default();
@@ -350,9 +383,13 @@ impl ServiceStrategy {
                     let path = Path::new("spec").child("ports").index(index).child("nodePort");
                     let problem = if !self.node_ports.contains(&asked) {
                         let (low, high) = (self.node_ports.start(), self.node_ports.end());
-                        Some(format!("provided port is not in the valid range. The range of valid ports is {low}-{high}"))
+                        Some(format!(
+                            "provided port is not in the valid range. The range of valid ports is {low}-{high}"
+                        ))
                     } else {
-                        taken.contains(&asked).then(|| "provided port is already allocated".to_owned())
+                        taken
+                            .contains(&asked)
+                            .then(|| "provided port is already allocated".to_owned())
                     };
                     if let Some(problem) = problem {
                         let mut errors = FieldErrors::default();
@@ -383,14 +420,18 @@ impl ServiceStrategy {
     fn free_port(&self, taken: &BTreeSet<u16>, mine: &BTreeSet<u16>) -> Option<u16> {
         let free = |port: &u16| !taken.contains(port) && !mine.contains(port);
         let size = u64::from(self.node_ports.end() - self.node_ports.start()) + 1;
-        let random = (0..TRIES).map(|_| self.node_ports.start() + base::rng::below(size) as u16).find(free);
+        let random =
+            (0..TRIES).map(|_| self.node_ports.start() + base::rng::below(size) as u16).find(free);
         random.or_else(|| self.node_ports.clone().find(free))
     }
 }
 
 fn ports_of(service: &Service) -> impl Iterator<Item = u16> + '_ {
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
-    ports.filter_map(|port| port.node_port).filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0)
+    ports
+        .filter_map(|port| port.node_port)
+        .filter_map(|port| u16::try_from(port).ok())
+        .filter(|port| *port > 0)
 }
 
 fn family_of(ip: &IpAddr) -> &'static str {
@@ -406,7 +447,8 @@ fn families(spec: &ServiceSpec, policy: &str, cidrs: &[IpNet]) -> Vec<&'static s
             there.push(family);
         }
     }
-    let asked = spec.ip_families.iter().flatten().filter_map(|name| there.iter().find(|one| *one == name));
+    let asked =
+        spec.ip_families.iter().flatten().filter_map(|name| there.iter().find(|one| *one == name));
     let mut chosen: Vec<&'static str> = asked.copied().collect();
     if chosen.is_empty() {
         let given = spec.cluster_ips.iter().flatten().filter_map(|ip| ip.parse::<IpAddr>().ok());
@@ -424,7 +466,10 @@ fn families(spec: &ServiceSpec, policy: &str, cidrs: &[IpNet]) -> Vec<&'static s
 
 async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
     let all = registry.cached::<ServiceCIDR>("").await?;
-    let texts = all.iter().flat_map(|one| one.spec.iter()).flat_map(|spec| spec.cidrs.clone().unwrap_or_default());
+    let texts = all
+        .iter()
+        .flat_map(|one| one.spec.iter())
+        .flat_map(|spec| spec.cidrs.clone().unwrap_or_default());
     Ok(texts.filter_map(|text| text.parse().ok()).collect())
 }
 
@@ -437,10 +482,15 @@ async fn take_address(
     ranges: &[IpNet],
 ) -> Result<String, StatusError> {
     if let Some(asked) = asked {
-        let outside = asked.parse::<IpAddr>().ok().is_none_or(|ip| !ranges.iter().any(|range| range.contains(&ip)));
+        let outside = asked
+            .parse::<IpAddr>()
+            .ok()
+            .is_none_or(|ip| !ranges.iter().any(|range| range.contains(&ip)));
         let problem = if outside {
             let range = ranges.first().map(IpNet::to_string).unwrap_or_default();
-            Some(format!("failed to allocate IP {asked}: the provided IP ({asked}) is not in the valid range. The range of valid IPs is {range}"))
+            Some(format!(
+                "failed to allocate IP {asked}: the provided IP ({asked}) is not in the valid range. The range of valid IPs is {range}"
+            ))
         } else if ctx.dry_run || reserve(registry, asked, parent).await? {
             None
         } else {
@@ -469,7 +519,10 @@ fn candidates(ranges: &[IpNet]) -> impl Iterator<Item = String> + '_ {
         (0..TRIES).filter_map(move |_| nth(range, reserved + base::rng::below(size - reserved)))
     });
     let ordered = ranges.iter().flat_map(|range| range.hosts().take(1 << 16));
-    random.filter(|ip| ranges.iter().any(|range| range.broadcast() != *ip)).chain(ordered).map(|ip| ip.to_string())
+    random
+        .filter(|ip| ranges.iter().any(|range| range.broadcast() != *ip))
+        .chain(ordered)
+        .map(|ip| ip.to_string())
 }
 
 fn nth(range: &IpNet, index: u64) -> Option<IpAddr> {
@@ -489,7 +542,10 @@ async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<
         name: parent.1.into(),
     };
     let family = ip.parse::<IpAddr>().map(|ip| family_of(&ip)).unwrap_or("IPv4");
-    let labels = [("ipaddress.kubernetes.io/ip-family", family), ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io")];
+    let labels = [
+        ("ipaddress.kubernetes.io/ip-family", family),
+        ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io"),
+    ];
     let object = IPAddress {
         metadata: ObjectMeta {
             name: Some(ip.into()),
@@ -509,14 +565,18 @@ async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<
 async fn owns(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<bool, StatusError> {
     let found = registry.find::<IPAddress>("", ip).await?;
     let reference = found.map(|address| address.spec.parent_ref);
-    Ok(reference.is_some_and(|one| one.namespace.as_deref() == Some(parent.0) && one.name == parent.1))
+    Ok(reference
+        .is_some_and(|one| one.namespace.as_deref() == Some(parent.0) && one.name == parent.1))
 }
 
 /// Gives back what `old` had and `new` has not.
 async fn release_addresses(registry: &Registry, old: &Service, new: Option<&Service>) {
-    let ips = |service: &Service| service.spec.clone().unwrap_or_default().cluster_ips.unwrap_or_default();
+    let ips = |service: &Service| {
+        service.spec.clone().unwrap_or_default().cluster_ips.unwrap_or_default()
+    };
     let kept = new.map(ips).unwrap_or_default();
-    for ip in ips(old).into_iter().filter(|ip| ip != "None" && !ip.is_empty() && !kept.contains(ip)) {
+    for ip in ips(old).into_iter().filter(|ip| ip != "None" && !ip.is_empty() && !kept.contains(ip))
+    {
         let parent = (old.namespace(), old.name());
         if !owns(registry, &ip, parent).await.unwrap_or(false) {
             continue;
@@ -535,7 +595,8 @@ fn external_ip(service: &Service) -> String {
     match spec.type_.as_deref() {
         Some("ExternalName") => spec.external_name.unwrap_or_default(),
         Some("LoadBalancer") => {
-            let status = service.status.clone().unwrap_or_default().load_balancer.unwrap_or_default();
+            let status =
+                service.status.clone().unwrap_or_default().load_balancer.unwrap_or_default();
             let ingress = status.ingress.unwrap_or_default().into_iter();
             let mut all: Vec<String> = ingress.filter_map(|one| one.ip.or(one.hostname)).collect();
             all.extend(external);

@@ -2,8 +2,9 @@
 
 use apiserver::resource::Column;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Endpoints, LimitRange, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus,
-    PersistentVolumeStatus, PodTemplate, ReplicationController, ResourceQuota, Secret, ServiceAccount,
+    ConfigMap, Endpoints, LimitRange, PersistentVolume, PersistentVolumeClaim,
+    PersistentVolumeClaimStatus, PersistentVolumeStatus, PodTemplate, ReplicationController,
+    ResourceQuota, Secret, ServiceAccount,
 };
 use machinery::Object;
 use serde_json::Value;
@@ -18,7 +19,8 @@ pub(super) fn config_map() -> Row {
         columns(&[("Data", "integer")], &[])
     }
     fn cells(map: &ConfigMap) -> Vec<Value> {
-        let count = map.data.as_ref().map_or(0, |data| data.len()) + map.binary_data.as_ref().map_or(0, |data| data.len());
+        let count = map.data.as_ref().map_or(0, |data| data.len())
+            + map.binary_data.as_ref().map_or(0, |data| data.len());
         vec![map.name().into(), count.into(), age(map)]
     }
     fn tidy(map: &mut ConfigMap) {
@@ -36,12 +38,19 @@ pub(super) fn endpoints() -> Row {
         vec![endpoints.name().into(), addresses(endpoints).into(), age(endpoints)]
     }
     fn default(endpoints: &mut Endpoints) {
-        for port in endpoints.subsets.iter_mut().flatten().flat_map(|subset| subset.ports.iter_mut().flatten()) {
+        for port in endpoints
+            .subsets
+            .iter_mut()
+            .flatten()
+            .flat_map(|subset| subset.ports.iter_mut().flatten())
+        {
             port.protocol.get_or_insert_with(|| "TCP".into());
         }
         endpoints.subsets.take_if(|subsets| subsets.is_empty());
     }
-    Row::new::<Endpoints>(Simple::new(head, cells).default(default)).short(&["ep"]).storage("services/endpoints")
+    Row::new::<Endpoints>(Simple::new(head, cells).default(default))
+        .short(&["ep"])
+        .storage("services/endpoints")
 }
 
 /// The first three addresses with ports, and how many more there are.
@@ -78,7 +87,9 @@ pub(super) fn limit_range() -> Row {
 pub(super) fn pod_template() -> Row {
     fn head() -> Vec<Column> {
         let mut all = vec![apiserver::resource::NAME_COLUMN];
-        all.extend(["Containers", "Images", "Pod Labels"].map(|name| crate::print::column(name, "string")));
+        all.extend(
+            ["Containers", "Images", "Pod Labels"].map(|name| crate::print::column(name, "string")),
+        );
         all
     }
     fn cells(template: &PodTemplate) -> Vec<Value> {
@@ -101,7 +112,8 @@ pub(super) fn replication_controller() -> Row {
         )
     }
     fn cells(rc: &ReplicationController) -> Vec<Value> {
-        let (spec, status) = (rc.spec.clone().unwrap_or_default(), rc.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (rc.spec.clone().unwrap_or_default(), rc.status.clone().unwrap_or_default());
         let inner = spec.template.and_then(|template| template.spec).unwrap_or_default();
         let (names, images) = containers(&inner.containers);
         vec![
@@ -132,13 +144,21 @@ pub(super) fn replication_controller() -> Row {
         rc.status.get_or_insert_default();
     }
     Row::new::<ReplicationController>(
-        SpecStatus::new(parts!(ReplicationController)).generation().default(default).table(head, cells),
+        SpecStatus::new(parts!(ReplicationController))
+            .generation()
+            .default(default)
+            .table(head, cells),
     )
     .short(&["rc"])
     .categories(&["all"])
     .storage("controllers")
     .status()
-    .sub("scale", Some(("autoscaling", "v1", "Scale")), &["get", "patch", "update"], crate::scale::behaviour::<ReplicationController>())
+    .sub(
+        "scale",
+        Some(("autoscaling", "v1", "Scale")),
+        &["get", "patch", "update"],
+        crate::scale::behaviour::<ReplicationController>(),
+    )
 }
 
 pub(super) fn resource_quota() -> Row {
@@ -158,7 +178,9 @@ pub(super) fn resource_quota() -> Row {
         }
         vec![quota.name().into(), requests.join(", ").into(), limits.join(", ").into(), age(quota)]
     }
-    Row::new::<ResourceQuota>(SpecStatus::new(parts!(ResourceQuota)).table(head, cells)).short(&["quota"]).status()
+    Row::new::<ResourceQuota>(SpecStatus::new(parts!(ResourceQuota)).table(head, cells))
+        .short(&["quota"])
+        .status()
 }
 
 pub(super) fn secret() -> Row {
@@ -200,7 +222,9 @@ impl apiserver::resource::Strategy for SecretStrategy {
     }
 }
 
-pub(crate) fn service_account(tokens: std::sync::Arc<dyn apiserver::resource::CreateHandler>) -> Row {
+pub(crate) fn service_account(
+    tokens: std::sync::Arc<dyn apiserver::resource::CreateHandler>,
+) -> Row {
     fn default(account: &mut ServiceAccount) {
         account.secrets.take_if(|secrets| secrets.is_empty());
         account.image_pull_secrets.take_if(|secrets| secrets.is_empty());
@@ -214,9 +238,12 @@ pub(crate) fn service_account(tokens: std::sync::Arc<dyn apiserver::resource::Cr
     }
     let kind = Some(("authentication.k8s.io", "v1", "TokenRequest"));
     let behaviour = apiserver::resource::Behaviour::Create(tokens);
-    Row::new::<ServiceAccount>(Simple::new(head, cells).default(default))
-        .short(&["sa"])
-        .sub("token", kind, &["create"], behaviour)
+    Row::new::<ServiceAccount>(Simple::new(head, cells).default(default)).short(&["sa"]).sub(
+        "token",
+        kind,
+        &["create"],
+        behaviour,
+    )
 }
 
 pub(super) fn persistent_volume_claim() -> Row {
@@ -234,9 +261,11 @@ pub(super) fn persistent_volume_claim() -> Row {
         )
     }
     fn cells(claim: &PersistentVolumeClaim) -> Vec<Value> {
-        let (spec, status) = (claim.spec.clone().unwrap_or_default(), claim.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (claim.spec.clone().unwrap_or_default(), claim.status.clone().unwrap_or_default());
         let bound = spec.volume_name.as_deref().is_some_and(|name| !name.is_empty());
-        let capacity = status.capacity.as_ref().and_then(|map| map.get("storage")).map(|size| size.0.clone());
+        let capacity =
+            status.capacity.as_ref().and_then(|map| map.get("storage")).map(|size| size.0.clone());
         let phase = match claim.metadata.deletion_timestamp {
             Some(_) => "Terminating".to_owned(),
             None => status.phase.unwrap_or_default(),
@@ -282,11 +311,13 @@ pub(super) fn persistent_volume() -> Row {
         )
     }
     fn cells(volume: &PersistentVolume) -> Vec<Value> {
-        let (spec, status) = (volume.spec.clone().unwrap_or_default(), volume.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (volume.spec.clone().unwrap_or_default(), volume.status.clone().unwrap_or_default());
         let claim = spec.claim_ref.map(|claim| {
             format!("{}/{}", claim.namespace.unwrap_or_default(), claim.name.unwrap_or_default())
         });
-        let size = spec.capacity.as_ref().and_then(|map| map.get("storage")).map(|size| size.0.clone());
+        let size =
+            spec.capacity.as_ref().and_then(|map| map.get("storage")).map(|size| size.0.clone());
         let phase = match volume.metadata.deletion_timestamp {
             Some(_) => "Terminating".to_owned(),
             None => status.phase.unwrap_or_default(),
@@ -315,9 +346,11 @@ pub(super) fn persistent_volume() -> Row {
         let status: &mut PersistentVolumeStatus = volume.status.get_or_insert_default();
         status.phase.get_or_insert_with(|| "Pending".into());
     }
-    Row::new::<PersistentVolume>(SpecStatus::new(parts!(PersistentVolume)).default(default).table(head, cells))
-        .short(&["pv"])
-        .status()
+    Row::new::<PersistentVolume>(
+        SpecStatus::new(parts!(PersistentVolume)).default(default).table(head, cells),
+    )
+    .short(&["pv"])
+    .status()
 }
 
 fn access_modes(modes: Option<&[String]>) -> String {
