@@ -236,7 +236,7 @@ impl Shared {
                     ));
                 }
                 Answer::Alias(record, target) => {
-                    aliases.push(record);
+                    aliases.push(*record);
                     if kind == RecordType::CNAME {
                         let none = Records::default();
                         return Step::Reply(self.found(&query, aliases, none, by_tcp));

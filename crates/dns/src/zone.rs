@@ -37,7 +37,7 @@ pub enum Answer {
     /// The name exists; the list is empty for NODATA.
     Found(Records),
     /// An alias that leads out of the zone: ask for the target and add what comes.
-    Alias(Record, Name),
+    Alias(Box<Record>, Name),
     NoSuchName,
     /// The zone cannot tell yet.
     NotReady,
@@ -146,7 +146,7 @@ impl Zone {
             return match Name::from_ascii(format!("{target}.")) {
                 Ok(target) => {
                     let data = RData::CNAME(CNAME(target.clone()));
-                    Answer::Alias(Record::from_rdata(name.clone(), TTL, data), target)
+                    Answer::Alias(Box::new(Record::from_rdata(name.clone(), TTL, data)), target)
                 }
                 Err(_) => Answer::NoSuchName,
             };

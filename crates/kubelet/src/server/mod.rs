@@ -285,7 +285,6 @@ impl Server {
         Ok(response)
     }
 
-    #[expect(clippy::type_complexity, reason = "the pump's type has no name")]
     fn command(
         &self,
         mut request: Request<Incoming>,

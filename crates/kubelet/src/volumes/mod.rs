@@ -237,12 +237,8 @@ fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
     let failed = |what: &str| Err(VolumeError::HostPath(format!("{shown} is not {what}")));
     let kind = fs::metadata(&path).map(|meta| meta.file_type());
     match source.type_.as_deref().unwrap_or_default() {
-        "" => {
-            // Upstream leaves this to the runtime, which makes a directory where nothing is.
-            if kind.is_err() {
-                fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
-            }
-        }
+        // Upstream leaves this to the runtime, which makes a directory where nothing is.
+        "" if kind.is_err() => fs::create_dir_all(&path).map_err(io_error("mkdir"))?,
         "DirectoryOrCreate" => match kind {
             Ok(kind) if kind.is_dir() => {}
             Ok(_) => return failed("a directory"),
