@@ -17,7 +17,12 @@ const OUTPUT: &str = "crates/api/facts/protobuf.tsv";
 
 const RELEASE: &str = "v0.36.2";
 
-const MODULES: &[&str] = &["k8s.io/apimachinery", "k8s.io/api", "k8s.io/apiextensions-apiserver", "k8s.io/kube-aggregator"];
+const MODULES: &[&str] = &[
+    "k8s.io/apimachinery",
+    "k8s.io/api",
+    "k8s.io/apiextensions-apiserver",
+    "k8s.io/kube-aggregator",
+];
 
 /// Packages of versions that no server of this release serves.
 const RETIRED: &[&str] = &[
@@ -141,12 +146,14 @@ fn package(file: &Path) -> Outcome<Option<Package>> {
         if !is_source || file_name.starts_with("zz_") || file_name.starts_with("generated.") {
             continue;
         }
-        let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let text =
+            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         add_tags(&text, &mut messages);
         if let Some((_, rest)) = text.split_once("const GroupName = \"") {
             let group = rest.split('"').next().unwrap_or_default();
             let version = name.rsplit('.').next().unwrap_or_default();
-            group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+            group_version =
+                if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
         }
     }
     Ok(Some(Package { name, group_version, messages }))
@@ -172,10 +179,15 @@ fn proto(text: &str) -> (String, BTreeMap<String, Message>) {
             is_nullable = true;
         } else if let Some(rest) = line.strip_prefix("message ") {
             let name = rest.trim_end_matches('{').trim().to_owned();
-            current = Some((name, Message { is_slice: std::mem::take(&mut is_nullable), ..Message::default() }));
+            current = Some((
+                name,
+                Message { is_slice: std::mem::take(&mut is_nullable), ..Message::default() },
+            ));
         } else if line == "}" {
             messages.extend(current.take());
-        } else if let (Some((_, message)), Some((number, field))) = (&mut current, proto_field(line, &package)) {
+        } else if let (Some((_, message)), Some((number, field))) =
+            (&mut current, proto_field(line, &package))
+        {
             message.fields.insert(number, field);
         }
     }
@@ -196,7 +208,11 @@ fn proto_field(line: &str, package: &str) -> Option<(u32, Field)> {
     let kind = match kind.strip_prefix('.') {
         Some(full) => {
             let (other, message) = full.rsplit_once('.')?;
-            if other == package { message.to_owned() } else { format!("{}.{message}", short(other)) }
+            if other == package {
+                message.to_owned()
+            } else {
+                format!("{}.{message}", short(other))
+            }
         }
         None => kind.to_owned(),
     };
@@ -212,10 +228,17 @@ fn add_tags(text: &str, messages: &mut BTreeMap<String, Message>) {
         } else if line.starts_with('}') {
             current = None;
         }
-        let Some(message) = current.as_ref().and_then(|name| messages.get_mut(name)) else { continue };
+        let Some(message) = current.as_ref().and_then(|name| messages.get_mut(name)) else {
+            continue;
+        };
         let Some((declaration, tag)) = line.split_once('`') else { continue };
-        let Some(number) = tag_value(tag, "protobuf").and_then(|text| text.split(',').nth(1)) else { continue };
-        let Some(field) = number.parse().ok().and_then(|number: u32| message.fields.get_mut(&number)) else {
+        let Some(number) = tag_value(tag, "protobuf").and_then(|text| text.split(',').nth(1))
+        else {
+            continue;
+        };
+        let Some(field) =
+            number.parse().ok().and_then(|number: u32| message.fields.get_mut(&number))
+        else {
             continue;
         };
         let mut options = tag_value(tag, "json").unwrap_or_default().split(',');
@@ -247,7 +270,9 @@ fn tag_value<'a>(tag: &'a str, key: &str) -> Option<&'a str> {
 fn render(packages: &[Package]) -> String {
     let slices: Vec<String> = packages
         .iter()
-        .flat_map(|package| package.messages.iter().map(move |(name, message)| (package, name, message)))
+        .flat_map(|package| {
+            package.messages.iter().map(move |(name, message)| (package, name, message))
+        })
         .filter(|(_, _, message)| message.is_slice)
         .map(|(package, name, _)| format!("{}.{name}", package.name))
         .collect();
@@ -261,7 +286,8 @@ fn render(packages: &[Package]) -> String {
             let _ = writeln!(out, "{name}");
             for (number, field) in &message.fields {
                 let kind = column(&package.name, &field.kind, &slices);
-                let line = format!("\t{number}\t{}\t{}{kind}\t{}", field.name, field.shape, field.flags);
+                let line =
+                    format!("\t{number}\t{}\t{}{kind}\t{}", field.name, field.shape, field.flags);
                 let _ = writeln!(out, "{}", line.trim_end());
             }
         }

@@ -27,7 +27,10 @@ mod tests {
     use super::*;
 
     /// Upstream's own round-trip data, where it lies beside the repository.
-    const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/spec/roundtrip-fixtures-v1.36.tar.gz");
+    const FIXTURES: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../shared/spec/roundtrip-fixtures-v1.36.tar.gz"
+    );
 
     /// Unpacks the fixtures into a directory of this process.
     fn unpack() -> PathBuf {

@@ -1,11 +1,12 @@
 //! A tiny resource table for tests: ConfigMaps, Namespaces, and Deployments with a scale.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use machinery::object::{Codec, Typed};
+use machinery::protobuf::Descriptors;
 use machinery::{Object, StatusError};
 
 use crate::resource::*;
@@ -67,6 +68,24 @@ where
         definition: String::new(),
         schema: None,
     }
+}
+
+/// Messages of the kinds here, as far as tests need them.
+pub fn descriptors() -> &'static Descriptors {
+    const FACTS: &str = "@meta.v1\tmeta.k8s.io/v1\n\
+        DeleteOptions\n\t1\tgracePeriodSeconds\tint64\t*?\n\t2\tpreconditions\tPreconditions\t*?\n\
+        ListMeta\n\t2\tresourceVersion\tstring\t?\n\t3\tcontinue\tstring\t?\n\
+        ObjectMeta\n\t1\tname\tstring\t?\n\t3\tnamespace\tstring\t?\n\t5\tuid\tstring\t?\n\
+        \t6\tresourceVersion\tstring\t?\n\t8\tcreationTimestamp\ttime\t?0\n\t11\tlabels\t{}string\t?\n\
+        PartialObjectMetadata\n\t1\tmetadata\tObjectMeta\t?\n\
+        Preconditions\n\t1\tuid\tstring\t*?\n\
+        Status\n\t2\tstatus\tstring\t?\n\t3\tmessage\tstring\t?\n\t4\treason\tstring\t?\n\t6\tcode\tint32\t?\n\
+        @core.v1\tv1\n\
+        ConfigMap\n\t1\tmetadata\tmeta.v1.ObjectMeta\t?\n\t2\tdata\t{}string\t?\n\
+        ConfigMapList\n\t1\tmetadata\tmeta.v1.ListMeta\t?\n\t2\titems\t[]ConfigMap\n";
+    static DESCRIPTORS: LazyLock<Descriptors> =
+        LazyLock::new(|| Descriptors::parse(FACTS, "meta.k8s.io/v1"));
+    &DESCRIPTORS
 }
 
 pub fn table() -> ResourceTable {

@@ -123,9 +123,13 @@ fn misfit(json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
 }
 
 /// A protobuf body as the JSON that the client would have sent.
-fn from_protobuf(body: &[u8], protobuf: Protobuf, wanted: &Wanted<'_>) -> Result<Vec<u8>, StatusError> {
-    let envelope =
-        Envelope::open(body).map_err(|error| unrecognized(wanted.kind, &error.to_string(), body))?;
+fn from_protobuf(
+    body: &[u8],
+    protobuf: Protobuf,
+    wanted: &Wanted<'_>,
+) -> Result<Vec<u8>, StatusError> {
+    let envelope = Envelope::open(body)
+        .map_err(|error| unrecognized(wanted.kind, &error.to_string(), body))?;
     protobuf.body(&envelope, &wanted.api_version(), wanted.kind).map_err(|error| {
         let types = TypeMeta { api_version: Some(envelope.api_version), kind: Some(envelope.kind) };
         cannot_be_handled(&types, wanted, &error.to_string())

@@ -31,7 +31,8 @@ pub fn list(
         As::Itself => match accept.media {
             Media::Protobuf(protobuf) => {
                 let bytes = protobuf.list(row, list, &metadata)?;
-                let mut response = respond(StatusCode::OK, accept.media.content_type(), full(bytes));
+                let mut response =
+                    respond(StatusCode::OK, accept.media.content_type(), full(bytes));
                 response.extensions_mut().insert(Large);
                 Ok(response)
             }

@@ -108,7 +108,9 @@ impl Speaks {
     /// Tables have no messages at all.
     fn protobuf(self, shown_as: As) -> Option<Media> {
         match (self, shown_as) {
-            (Self::NoProtobuf, _) | (_, As::Table(_)) | (Self::ProtobufOfMetadata(_), As::Itself) => None,
+            (Self::NoProtobuf, _)
+            | (_, As::Table(_))
+            | (Self::ProtobufOfMetadata(_), As::Itself) => None,
             (Self::Protobuf(protobuf) | Self::ProtobufOfMetadata(protobuf), _) => {
                 Some(Media::Protobuf(protobuf))
             }

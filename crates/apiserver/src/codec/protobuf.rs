@@ -37,8 +37,15 @@ impl std::fmt::Debug for Protobuf {
 impl Protobuf {
     /// The object in an opened envelope as JSON, read as the wanted kind. Of another kind only its
     /// name is told.
-    pub fn body(self, envelope: &Envelope<'_>, api_version: &str, kind: &str) -> Result<Vec<u8>, Error> {
-        let given = |given: &str, wanted: &str| if given.is_empty() { wanted.to_owned() } else { given.to_owned() };
+    pub fn body(
+        self,
+        envelope: &Envelope<'_>,
+        api_version: &str,
+        kind: &str,
+    ) -> Result<Vec<u8>, Error> {
+        let given = |given: &str, wanted: &str| {
+            if given.is_empty() { wanted.to_owned() } else { given.to_owned() }
+        };
         let given = (given(&envelope.api_version, api_version), given(&envelope.kind, kind));
         let mut tree = if (given.0.as_str(), given.1.as_str()) == (api_version, kind) {
             let message = (self.0)().kind(api_version, kind);
@@ -63,7 +70,12 @@ impl Protobuf {
         (self.0)().seal(&tree).map_err(|error| cannot_encode(&tree, &error))
     }
 
-    pub fn list(self, row: &Resource, list: List, metadata: &Value) -> Result<Vec<u8>, StatusError> {
+    pub fn list(
+        self,
+        row: &Resource,
+        list: List,
+        metadata: &Value,
+    ) -> Result<Vec<u8>, StatusError> {
         let api_version = group_version(&row.group, &row.version);
         let kind = format!("{}List", row.kind);
         let write = || {

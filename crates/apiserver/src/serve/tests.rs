@@ -78,14 +78,23 @@ impl Bench {
         let tasks = Tasks::new("test");
         let registry =
             Registry::new(store::Sim::open(), testing::table(), Chain::default(), tasks.clone());
-        let options = Options { advertised: "192.0.2.1:6443".into(), ..Options::default() };
+        let options = Options {
+            advertised: "192.0.2.1:6443".into(),
+            protobuf: Some(testing::descriptors),
+            ..Options::default()
+        };
         let server =
             Server::new(registry, vec![Box::new(ByHeader)], vec![Box::new(AdminOnly)], options);
         Self { server, tasks }
     }
 
     /// `POST /path` with headers `Name: value` and a body, as the admin unless a header says more.
-    async fn send(&self, line: &str, headers: &[(&str, &str)], body: &str) -> Response<Body> {
+    async fn send(
+        &self,
+        line: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<bytes::Bytes>,
+    ) -> Response<Body> {
         let (method, uri) = line.split_once(' ').expect("method and path");
         let mut request = Request::builder().method(method).uri(uri);
         if !headers.iter().any(|(name, _)| *name == "user" || *name == "nobody") {
@@ -94,12 +103,20 @@ impl Bench {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request =
-            request.body(Full::new(bytes::Bytes::from(body.to_owned()))).expect("a request");
+        let request = request.body(Full::new(body.into())).expect("a request");
         self.server.service().oneshot(request).await.expect("infallible")
     }
 
     async fn ask_with(&self, line: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.ask_bytes(line, headers, body.to_owned()).await
+    }
+
+    async fn ask_bytes(
+        &self,
+        line: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<bytes::Bytes>,
+    ) -> Answer {
         let (parts, body) = self.send(line, headers, body).await.into_parts();
         let body = body.collect().await.expect("no errors").to_bytes();
         Answer { code: parts.status.as_u16(), headers: parts.headers, body }
@@ -380,6 +397,103 @@ async fn forms_are_negotiated() {
         )
         .await;
     assert_eq!(created.code, 201, "{}", created.message());
+    bench.end().await;
+}
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+#[tokio::test]
+async fn typed_clients_speak_protobuf() {
+    let bench = Bench::new();
+    let headers = [("content-type", PROTOBUF), ("accept", PROTOBUF)];
+    let seal = |tree: Value| testing::descriptors().seal(&tree).expect("a kind of the tests");
+    let open = |bytes: &[u8]| Value::Object(testing::descriptors().unseal(bytes).expect("sealed"));
+    let sent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "x" }, "data": { "a": "b" } });
+    let created = bench.ask_bytes(&format!("POST {MAPS}"), &headers, seal(sent.clone())).await;
+    assert_eq!((created.code, created.header("content-type")), (201, PROTOBUF));
+    assert_eq!(open(&created.body)["data"], sent["data"]);
+
+    let got = bench.ask_bytes(&format!("GET {MAPS}/x"), &headers, "").await;
+    assert_eq!(got.body, created.body);
+    let json = bench.ask(&format!("GET {MAPS}/x"), Value::Null).await.json();
+    assert_eq!(open(&got.body)["metadata"]["uid"], json["metadata"]["uid"]);
+
+    let list = open(&bench.ask_bytes(&format!("GET {MAPS}"), &headers, "").await.body);
+    assert_eq!(
+        (&list["kind"], &list["items"][0]["data"]),
+        (&json!("ConfigMapList"), &sent["data"])
+    );
+    assert!(list["metadata"]["resourceVersion"].is_string());
+
+    let cut = format!("{PROTOBUF};as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+    let cut = bench.ask_bytes(&format!("GET {MAPS}/x"), &[("accept", &cut)], "").await;
+    assert_eq!(open(&cut.body)["kind"], "PartialObjectMetadata");
+    let table = format!("{PROTOBUF};as=Table;g=meta.k8s.io;v=v1");
+    let refused = bench.ask_bytes(&format!("GET {MAPS}/x"), &[("accept", &table)], "").await;
+    assert_eq!(refused.code, 406, "{}", refused.message());
+
+    // A kind without a message.
+    let refused =
+        bench.ask_bytes("GET /apis/apps/v1/namespaces/default/deployments", &headers, "").await;
+    assert!(refused.code >= 400, "{}", refused.code);
+
+    let wrong_uid =
+        json!({ "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "uid": "other" } });
+    let refused = bench.ask_bytes(&format!("DELETE {MAPS}/x"), &headers, seal(wrong_uid)).await;
+    let status = open(&refused.body);
+    assert_eq!(
+        (refused.code, &status["kind"], &status["reason"]),
+        (409, &json!("Status"), &json!("Conflict"))
+    );
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn broken_protobuf_is_refused_in_upstreams_words() {
+    let bench = Bench::new();
+    let check = async |body: Vec<u8>, expected: &str| {
+        let answer =
+            bench.ask_bytes(&format!("POST {MAPS}"), &[("content-type", PROTOBUF)], body).await;
+        assert_eq!((answer.code, answer.message().as_str()), (400, expected));
+    };
+    let kind = |kind: &str, raw: &[u8]| {
+        let head = format!(
+            "k8s\0\n{}\n\x02v1\x12{}{kind}",
+            char::from(kind.len() as u8 + 6),
+            char::from(kind.len() as u8)
+        );
+        [head.as_bytes(), &[0x12, raw.len() as u8], raw].concat()
+    };
+    check(
+        vec![],
+        "the object provided is unrecognized (must be of type ConfigMap): empty data (<empty>)",
+    )
+    .await;
+    check(b"{}".to_vec(), "the object provided is unrecognized (must be of type ConfigMap): provided data does not appear to be a protobuf message, expected prefix [107 56 115 0] ({})").await;
+    check(kind("Zebra", b""), "Zebra in version \"v1\" cannot be handled as a ConfigMap: no kind \"Zebra\" is registered for version \"v1\" in scheme \"pkg/api/legacyscheme/scheme.go:30\"").await;
+    check(
+        kind("ConfigMap", &[0x0a, 9]),
+        "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: unexpected EOF",
+    )
+    .await;
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn protobuf_watches_have_lengths_in_front() {
+    let bench = Bench::new();
+    let accept = format!("{PROTOBUF};stream=watch");
+    bench.create_config_map("x").await;
+    let response = bench.send(&format!("GET {MAPS}?watch=1"), &[("accept", &accept)], "").await;
+    assert_eq!(response.headers()["content-type"], accept.as_str());
+    let mut body = response.into_body();
+    let frame = body.frame().await.expect("a frame").expect("no error").into_data().expect("data");
+    let length = u32::from_be_bytes(frame[..4].try_into().expect("four bytes"));
+    assert_eq!(length as usize, frame.len() - 4);
+    assert_eq!(&frame[4..11], b"\n\x05ADDED");
+    let at = frame.windows(4).position(|window| window == b"k8s\0").expect("an envelope");
+    let tree = testing::descriptors().unseal(&frame[at..]).expect("sealed");
+    assert_eq!(tree["metadata"]["name"], "x");
     bench.end().await;
 }
 

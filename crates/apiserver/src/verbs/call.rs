@@ -9,10 +9,10 @@ use machinery::status::Reason;
 use machinery::{Object, StatusError};
 
 use super::query::Query;
-use crate::codec::protobuf::Protobuf;
 use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
 use crate::codec::negotiate::{Offer, Speaks, negotiate};
+use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
 use crate::registry::Registry;
 use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
@@ -53,8 +53,11 @@ impl Call {
             Some(protobuf) => Speaks::Protobuf(protobuf),
         };
         // Streams answer in forms of their own.
-        let accept =
-            if is_stream { Accept::JSON } else { negotiate(&parts.headers, &query, offer, speaks)? };
+        let accept = if is_stream {
+            Accept::JSON
+        } else {
+            negotiate(&parts.headers, &query, offer, speaks)?
+        };
         let mut ctx = RequestContext::new(user, row.clone(), &info.subresource);
         ctx.field_manager = agent_name(&parts);
         let (shared, info) = (shared.clone(), info.clone());
@@ -93,7 +96,10 @@ impl Call {
         self.format(self.shared.options.protobuf)
     }
 
-    fn format(&self, protobuf: Option<fn() -> &'static Descriptors>) -> Result<BodyFormat, StatusError> {
+    fn format(
+        &self,
+        protobuf: Option<fn() -> &'static Descriptors>,
+    ) -> Result<BodyFormat, StatusError> {
         body_format(self.content_type(), protobuf.map(Protobuf)).ok_or_else(|| {
             unsupported_media_type(
                 "application/json, application/yaml, application/vnd.kubernetes.protobuf",

@@ -11,6 +11,7 @@ use serde_json::json;
 use super::no_method;
 use super::query::Query;
 use crate::codec::negotiate::{Offer, Speaks, negotiate};
+use crate::codec::protobuf::Protobuf;
 use crate::codec::{self, Accept};
 use crate::request::RequestInfo;
 use crate::resource::Body;
@@ -59,7 +60,9 @@ pub async fn serve(
             || path.starts_with("/apis/") =>
         {
             only_get(&parts)?;
-            let accept = negotiate(&parts.headers, &query, Offer::Object, Speaks::NoProtobuf);
+            let protobuf = shared.options.protobuf.map(Protobuf);
+            let speaks = protobuf.map_or(Speaks::NoProtobuf, Speaks::Protobuf);
+            let accept = negotiate(&parts.headers, &query, Offer::Object, speaks);
             Ok(shared.discovery.serve(shared, path, &parts.headers, accept))
         }
         _ => Ok(codec::page_not_found()),
@@ -88,7 +91,8 @@ fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
         "platform": concat!("linux/", "amd64"),
     })
     .to_string();
-    let accept = negotiate(&parts.headers, query, Offer::Object, Speaks::NoProtobuf).unwrap_or(Accept::JSON);
+    let accept =
+        negotiate(&parts.headers, query, Offer::Object, Speaks::NoProtobuf).unwrap_or(Accept::JSON);
     // Upstream indents this one for everybody.
     codec::json(&Accept { pretty: true, ..accept }, StatusCode::OK, text.into())
 }

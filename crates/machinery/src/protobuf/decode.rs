@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 
-use super::descriptors::{Field, Kind, MessageId, Shape, Descriptors};
+use super::descriptors::{Descriptors, Field, Kind, MessageId, Shape};
 use super::wire::{Reader, Wire};
 use super::{Envelope, Error, MAGIC, MAX_DEPTH, scalar};
 
@@ -163,7 +163,9 @@ impl Descriptors {
                     _ => text(small.texts[3]).into(),
                 }
             }
-            (Kind::Raw, Wire::Bytes(bytes)) => self.raw(field, Small::read(bytes)?.texts[1], depth)?,
+            (Kind::Raw, Wire::Bytes(bytes)) => {
+                self.raw(field, Small::read(bytes)?.texts[1], depth)?
+            }
             (Kind::Strings, Wire::Bytes(bytes)) => strings(bytes, 1)?.into(),
             (Kind::OrList(message), Wire::Bytes(bytes)) => self.or_list(message, bytes, depth)?,
             (Kind::OrBool(message), Wire::Bytes(bytes)) => {

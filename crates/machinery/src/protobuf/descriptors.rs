@@ -88,7 +88,9 @@ impl Descriptors {
                 (package, group_version) = rest.split_once('\t').unwrap_or((rest, ""));
             } else if let Some(columns) = line.strip_prefix('\t') {
                 let field = parse_field(columns, package, &ids);
-                table.fields.push(field.unwrap_or_else(|| panic!("a field of {package}: {line:?}")));
+                table
+                    .fields
+                    .push(field.unwrap_or_else(|| panic!("a field of {package}: {line:?}")));
                 let end = u16::try_from(table.fields.len()).expect("fewer than 65536 fields");
                 *table.ends.last_mut().expect("fields are below their message") = end;
             } else {

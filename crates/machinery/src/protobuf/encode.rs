@@ -5,8 +5,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 
+use super::descriptors::{Descriptors, Field, Kind, MessageId, Shape};
 use super::envelope;
-use super::descriptors::{Field, Kind, MessageId, Shape, Descriptors};
 use super::wire::{FIXED64, put_bytes, put_key, put_nested, put_number};
 use super::{Error, MAX_DEPTH, scalar};
 
@@ -41,7 +41,9 @@ impl Descriptors {
                         self.write_value(field, field.number, element, depth, out)?;
                     }
                 }
-                (Shape::Map, _, Some(Value::Object(map))) => self.write_map(field, map, depth, out)?,
+                (Shape::Map, _, Some(Value::Object(map))) => {
+                    self.write_map(field, map, depth, out)?
+                }
                 (Shape::List | Shape::Map, _, None) => {}
                 (Shape::List | Shape::Map, _, Some(value)) => return Err(unexpected(field, value)),
             }
@@ -178,7 +180,12 @@ fn write_word(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), Err
     Ok(())
 }
 
-fn write_strings(field: &Field, number: u32, list: &[Value], out: &mut Vec<u8>) -> Result<(), Error> {
+fn write_strings(
+    field: &Field,
+    number: u32,
+    list: &[Value],
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
     for element in list {
         let text = element.as_str().ok_or_else(|| unexpected(field, element))?;
         put_bytes(out, number, text.as_bytes());
@@ -225,7 +232,9 @@ impl<'a> ListWriter<'a> {
         let unknown = || Error::NoMessage(format!("{kind} in version {api_version:?}"));
         let message = table.kind(api_version, kind).ok_or_else(unknown)?;
         let items = table.fields(message).iter().find(|field| field.name == "items");
-        let Some(&Field { number, kind: Kind::Message(item), .. }) = items else { return Err(unknown()) };
+        let Some(&Field { number, kind: Kind::Message(item), .. }) = items else {
+            return Err(unknown());
+        };
         let mut out = Vec::with_capacity(1024);
         let head = Map::from_iter([("metadata".to_owned(), metadata.clone())]);
         table.encode(message, &head.into(), &mut out)?;
@@ -234,7 +243,9 @@ impl<'a> ListWriter<'a> {
     }
 
     pub fn push(&mut self, item: &Value) -> Result<(), Error> {
-        put_nested(&mut self.out, self.items_number, |out| self.table.write(self.item, item, 1, out))
+        put_nested(&mut self.out, self.items_number, |out| {
+            self.table.write(self.item, item, 1, out)
+        })
     }
 
     /// The list in its envelope.

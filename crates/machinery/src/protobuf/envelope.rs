@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::descriptors::{MessageId, Descriptors};
-use super::wire::{Reader, Wire, put_bytes, put_nested};
 use super::Error;
+use super::descriptors::{Descriptors, MessageId};
+use super::wire::{Reader, Wire, put_bytes, put_nested};
 
 /// The first bytes of every object in protobuf.
 pub const MAGIC: &[u8] = b"k8s\0";

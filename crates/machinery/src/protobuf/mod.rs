@@ -17,15 +17,15 @@
 //! in both directions.
 
 mod decode;
+mod descriptors;
 mod encode;
 mod envelope;
 mod scalar;
-mod descriptors;
 mod wire;
 
+pub use descriptors::{Descriptors, MessageId};
 pub use encode::ListWriter;
 pub use envelope::{Envelope, MAGIC, watch_frame};
-pub use descriptors::{MessageId, Descriptors};
 
 /// Messages nest no deeper than this: about where `serde_json` stops too.
 const MAX_DEPTH: usize = 120;
@@ -34,7 +34,9 @@ const MAX_DEPTH: usize = 120;
 pub enum Error {
     #[error("empty data")]
     Empty,
-    #[error("provided data does not appear to be a protobuf message, expected prefix {MAGIC:?}")]
+    #[error(
+        "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]"
+    )]
     NoPrefix,
     #[error("empty body")]
     EmptyBody,

@@ -96,9 +96,11 @@ pub fn duration_nanos(text: &str) -> Option<i64> {
         }
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let whole = if whole.is_empty() { 0 } else { whole.parse::<i64>().ok()? };
-        let fraction: f64 = if fraction.is_empty() { 0.0 } else { format!("0.{fraction}").parse().ok()? };
+        let fraction: f64 =
+            if fraction.is_empty() { 0.0 } else { format!("0.{fraction}").parse().ok()? };
         // Scales are whole numbers: only the fraction is rounded.
-        let part = whole.checked_mul(*scale as i64)?.checked_add((fraction * scale).round() as i64)?;
+        let part =
+            whole.checked_mul(*scale as i64)?.checked_add((fraction * scale).round() as i64)?;
         total = total.checked_add(part)?;
         rest = tail;
     }

@@ -69,11 +69,18 @@ fn messages_become_trees() {
     check(&pieces, json!({"thing": {"name": "n", "count": 5}}));
     check(&field(12, &field(1, br#"{"a":1}"#)), json!({"raw": {"a": 1}}));
     check(&field(12, b""), json!({}));
-    let sealed = descriptors().seal(&json!({"apiVersion": "a/v1", "kind": "Part", "n": 7})).expect("seals");
-    check(&field(12, &field(1, &sealed)), json!({"raw": {"apiVersion": "a/v1", "kind": "Part", "n": 7}}));
+    let sealed =
+        descriptors().seal(&json!({"apiVersion": "a/v1", "kind": "Part", "n": 7})).expect("seals");
+    check(
+        &field(12, &field(1, &sealed)),
+        json!({"raw": {"apiVersion": "a/v1", "kind": "Part", "n": 7}}),
+    );
     check(&[field(99, b"later"), field(1, b"n")].concat(), json!({"name": "n"}));
     // A group, which nobody sends, with a group in it.
-    check(&[&[0x9b, 6, 0x0b, 8, 1, 0x0c, 0x9c, 6][..], &field(1, b"n")].concat(), json!({"name": "n"}));
+    check(
+        &[&[0x9b, 6, 0x0b, 8, 1, 0x0c, 0x9c, 6][..], &field(1, b"n")].concat(),
+        json!({"name": "n"}),
+    );
 }
 
 #[test]
@@ -94,23 +101,44 @@ fn trees_become_messages_and_trees_again() {
     let none = field(5, &number(1, 0));
     check(json!({}), &none);
     check(json!({"name": "n"}), &[field(1, b"n"), none.clone()].concat());
-    check(json!({"count": -1, "tags": ["a"]}), &[number(2, -1), field(3, b"a"), none.clone()].concat());
+    check(
+        json!({"count": -1, "tags": ["a"]}),
+        &[number(2, -1), field(3, b"a"), none.clone()].concat(),
+    );
     check(json!({"inner": true}), &field(5, &number(1, 1)));
     let long = "x".repeat(300);
-    check(json!({"thing": {"name": long}}), &[
-        none.clone(),
-        field(11, &[field(1, long.as_bytes()), none.clone()].concat()),
-    ].concat());
+    check(
+        json!({"thing": {"name": long}}),
+        &[none.clone(), field(11, &[field(1, long.as_bytes()), none.clone()].concat())].concat(),
+    );
     let after = |rest: &[u8]| [&none[..], rest].concat();
-    check(json!({"at": "2026-01-02T03:04:05Z"}), &after(&field(8, &[number(1, 1_767_323_045), number(2, 0)].concat())));
-    check(json!({"port": "http"}), &after(&field(9, &[number(1, 1), number(2, 0), field(3, b"http")].concat())));
-    check(json!({"parts": [{"n": 1}, {"n": 0}]}), &after(&[field(10, &number(1, 1)), field(10, &number(1, 0))].concat()));
-    check(json!({"words": ["a", "b"]}), &after(&field(13, &[field(1, b"a"), field(1, b"b")].concat())));
+    check(
+        json!({"at": "2026-01-02T03:04:05Z"}),
+        &after(&field(8, &[number(1, 1_767_323_045), number(2, 0)].concat())),
+    );
+    check(
+        json!({"port": "http"}),
+        &after(&field(9, &[number(1, 1), number(2, 0), field(3, b"http")].concat())),
+    );
+    check(
+        json!({"parts": [{"n": 1}, {"n": 0}]}),
+        &after(&[field(10, &number(1, 1)), field(10, &number(1, 0))].concat()),
+    );
+    check(
+        json!({"words": ["a", "b"]}),
+        &after(&field(13, &[field(1, b"a"), field(1, b"b")].concat())),
+    );
     check(json!({"alt": [{"n": 1}]}), &after(&field(14, &field(2, &number(1, 1)))));
     check(json!({"alt": {"n": 1}}), &after(&field(14, &field(1, &number(1, 1)))));
     check(json!({"either": false}), &after(&field(15, &number(1, 0))));
-    check(json!({"either": {"n": 1}}), &after(&field(15, &[number(1, 1), field(2, &number(1, 1))].concat())));
-    check(json!({"deps": {"k": ["a"]}}), &after(&field(16, &[field(1, b"k"), field(2, &field(2, b"a"))].concat())));
+    check(
+        json!({"either": {"n": 1}}),
+        &after(&field(15, &[number(1, 1), field(2, &number(1, 1))].concat())),
+    );
+    check(
+        json!({"deps": {"k": ["a"]}}),
+        &after(&field(16, &[field(1, b"k"), field(2, &field(2, b"a"))].concat())),
+    );
     check(json!({"size": "1Gi"}), &after(&field(17, &field(1, b"1Gi"))));
     check(json!({"wait": "1m30s"}), &after(&field(18, &number(1, 90_000_000_000))));
     let beat = [number(1, 0), number(2, 1000)].concat();
@@ -152,7 +180,10 @@ fn envelopes_open() {
     check(b"{}", Err(Error::NoPrefix));
     check(b"k8s\0", Err(Error::EmptyBody));
     let text = Error::NoPrefix.to_string();
-    assert_eq!(text, "provided data does not appear to be a protobuf message, expected prefix [107, 56, 115, 0]");
+    assert_eq!(
+        text,
+        "provided data does not appear to be a protobuf message, expected prefix [107, 56, 115, 0]"
+    );
     let sealed = |tree: Value| descriptors().seal(&tree).expect("seals");
     let tree = json!({"apiVersion": "a/v1", "kind": "Part", "n": 7});
     check(&sealed(tree.clone()), Ok(tree));
@@ -166,7 +197,8 @@ fn envelopes_open() {
 #[test]
 fn lists_are_the_same_piece_by_piece() {
     let descriptors = descriptors();
-    let mut writer = ListWriter::new(&descriptors, "a/v1", "ThingList", &json!({"n": 3})).expect("a list kind");
+    let mut writer =
+        ListWriter::new(&descriptors, "a/v1", "ThingList", &json!({"n": 3})).expect("a list kind");
     for item in [json!({"name": "a"}), json!({"name": "b"})] {
         writer.push(&item).expect("an item");
     }
