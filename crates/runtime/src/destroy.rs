@@ -11,7 +11,7 @@ use crate::files;
 use crate::layout::Layout;
 use crate::network::{NetworkState, veth};
 use crate::sandbox::{Places, tear_down};
-use crate::shim::{SHIM_NAME, ShimConfig};
+use crate::shim::{self, ShimConfig};
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -23,7 +23,10 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
     for entry in list(&layout.run.join("containers")) {
         let config: Option<ShimConfig> = files::read_json(&entry.join("shim.json")).ok().flatten();
         let Some(config) = config else { continue };
-        kill_shim(&config);
+        if let Some(pid) = shim::find(&config.run) {
+            // SAFETY: a plain system call.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
         kill_cgroup(&hierarchies, &config.cgroup).await?;
         // Shared by all shims, and not removable while one is left.
         let _ = hierarchies.remove(&config.shim_cgroup);
@@ -51,23 +54,6 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
 
 fn list(directory: &Path) -> Vec<std::path::PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-}
-
-/// The shim of this container, and no other process that got its number.
-fn kill_shim(config: &ShimConfig) {
-    let expected = [SHIM_NAME, "container", &config.run.join("shim.json").display().to_string()]
-        .map(|argument| format!("{argument}\0"))
-        .concat();
-    for entry in list(Path::new("/proc")) {
-        let Some(pid) = entry.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse().ok())
-        else {
-            continue;
-        };
-        if fs::read(entry.join("cmdline")).is_ok_and(|line| line == expected.as_bytes()) {
-            // SAFETY: a plain system call.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
-    }
 }
 
 async fn kill_cgroup(hierarchies: &Hierarchies, cgroup: &str) -> io::Result<()> {

@@ -10,12 +10,18 @@ use serde::de::DeserializeOwned;
 /// Replaces `path` in one step; a reader sees the old or the new content.
 pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let mut file = File::create(&partial)?;
-    file.write_all(content)?;
-    // After a power loss an empty file under the final name would be worse than none.
-    file.sync_data()?;
-    fs::rename(&partial, path)
+    // Two writers of one file must not share it.
+    partial.push(format!(".{}", base::rng::alphanumeric(8)));
+    let written = File::create(&partial).and_then(|mut file| {
+        file.write_all(content)?;
+        // After a power loss an empty file under the final name would be worse than none.
+        file.sync_data()?;
+        fs::rename(&partial, path)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    written
 }
 
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {

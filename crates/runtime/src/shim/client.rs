@@ -119,13 +119,16 @@ impl Client {
         let (answer, fds, connection) = blocking(move || {
             let connection = connect(&socket)?;
             let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-            protocol::send(&connection, &Request { version: VERSION, call }, &raw)?;
+            let sent = protocol::send(&connection, &Request { version: VERSION, call }, &raw);
+            sent.map_err(Error::Gone)?;
             // The process must be the only one to hold them.
             drop(fds);
             let (answer, fds) = protocol::receive::<Answer>(&connection).map_err(|error| {
                 match error.kind() {
                     // It ended while we asked.
-                    io::ErrorKind::UnexpectedEof => Error::Gone(error),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                        Error::Gone(error)
+                    }
                     _ => Error::Io(error),
                 }
             })?;

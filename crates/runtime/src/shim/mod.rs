@@ -124,10 +124,29 @@ fn run_container(config: &Path) -> i32 {
             }
         }
         Err(error) => {
+            // On disk, too: the backend may be gone before it hears of it.
+            if let Ok(Some(config)) = files::read_json::<ShimConfig>(config) {
+                let exit = ExitRecord::start_failed(&error.to_string());
+                if let Err(error) = files::write_json(&config.exit_file, &exit) {
+                    eprintln!("{SHIM_NAME}: {error}");
+                }
+            }
             report(&Report { error: Some(error.to_string()), started: None });
             1
         }
     }
+}
+
+/// The living shim with this run directory.
+pub(crate) fn find(run: &Path) -> Option<i32> {
+    let expected = [SHIM_NAME, "container", &run.join("shim.json").display().to_string()]
+        .map(|argument| format!("{argument}\0"))
+        .concat();
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        (line == expected.as_bytes()).then_some(pid)
+    })
 }
 
 fn prepare(config: &Path) -> io::Result<ShimConfig> {

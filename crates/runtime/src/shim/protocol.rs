@@ -102,6 +102,20 @@ pub(crate) struct ExitRecord {
     pub message: String,
 }
 
+impl ExitRecord {
+    /// Upstream: containerd's code and reason for a container that could not be started.
+    pub(crate) fn start_failed(message: &str) -> Self {
+        Self {
+            code: 128,
+            oom_killed: false,
+            started_at: 0,
+            finished_at: super::now_nanos(),
+            reason: "StartError".into(),
+            message: message.to_owned(),
+        }
+    }
+}
+
 pub(crate) fn send<T: Serialize>(socket: &UnixStream, value: &T, fds: &[RawFd]) -> io::Result<()> {
     let body = serde_json::to_vec(value)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?.to_be_bytes();

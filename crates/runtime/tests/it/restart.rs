@@ -124,3 +124,78 @@ fn created_and_stopped_things_are_read_back() {
         assert!(world.runtime.image_status(&image).await.expect("asked").is_some());
     });
 }
+
+#[test]
+fn a_backend_killed_at_any_moment_leaves_nothing_behind() {
+    if let Some(directory) = std::env::var_os(CHILD) {
+        return churn(directory.as_ref());
+    }
+    const NAME: &str = "restart::a_backend_killed_at_any_moment_leaves_nothing_behind";
+    in_world(|world| async move {
+        let mut world = world;
+        for round in 0..6u64 {
+            let mut victim = Command::new(std::env::current_exe().expect("our own path"))
+                .args(["--exact", NAME, "--nocapture"])
+                .env(CHILD, &world.directory)
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("started");
+            let mut lines = BufReader::new(victim.stdout.take().expect("piped")).lines();
+            let ready = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("ready")));
+            assert!(ready.is_some());
+            tokio::time::sleep(Duration::from_millis(37 * (round * round + 1))).await;
+            victim.kill().expect("killed");
+            victim.wait().expect("reaped");
+            world = world.restarted().await;
+            for container in world.runtime.list_containers(None).await.expect("listed") {
+                let status = world.runtime.container_status(&container.id).await.expect("known");
+                match status.state() {
+                    // What runs can be talked to, and stopped.
+                    ContainerState::Running => {
+                        let command = vec!["true".into()];
+                        let answer = world.runtime.exec_sync(&container.id, command, None).await;
+                        // It may end at this very moment.
+                        assert!(
+                            matches!(answer, Ok(_) | Err(Error::FailedPrecondition(_))),
+                            "{answer:?}"
+                        );
+                    }
+                    ContainerState::Exited => assert_eq!(status.exit_code, 0, "{status:?}"),
+                    _ => {}
+                }
+            }
+            for pod in world.runtime.list_pod_sandbox(None).await.expect("listed") {
+                world.runtime.remove_pod_sandbox(&pod.id).await.expect("removed");
+            }
+            assert!(world.runtime.list_containers(None).await.expect("listed").is_empty());
+            let left = |kind: &str| {
+                let directory = world.config.data_dir.join(kind);
+                std::fs::read_dir(directory).map_or(0, Iterator::count)
+            };
+            assert_eq!((left("containers"), left("sandboxes")), (0, 0), "round {round}");
+        }
+    });
+}
+
+/// Pods come and go, several at a time, until somebody kills this.
+fn churn(directory: &std::path::Path) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let world = World::open(config(directory), directory).await;
+        println!("ready");
+        let lanes = (0..3).map(|lane| {
+            let world = &world;
+            async move {
+                for number in 0.. {
+                    let name = format!("churn{lane}-{number}");
+                    let (sandbox, id) = world.run(&name, container("c", "exit 0")).await;
+                    world.ended(&id).await;
+                    if number % 2 == 0 {
+                        world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
+                    }
+                }
+            }
+        });
+        futures::future::join_all(lanes).await;
+    });
+}

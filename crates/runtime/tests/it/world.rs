@@ -96,6 +96,11 @@ fn assert_nothing_left(directory: &Path, cgroup: &str) {
     let ours = directory.to_string_lossy();
     let left: Vec<&str> = mounts.lines().filter(|line| line.contains(ours.as_ref())).collect();
     assert!(left.is_empty(), "{left:#?}");
+    for entry in std::fs::read_dir("/proc").expect("processes").flatten() {
+        let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+        let shim = line.starts_with("decapod-shim") && line.contains(ours.as_ref());
+        assert!(!shim, "{} is left: {line}", entry.path().display());
+    }
     for entry in std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten() {
         let path = entry.path().join(cgroup.trim_start_matches('/'));
         // Pods' cgroups are the kubelet's; here that is us.

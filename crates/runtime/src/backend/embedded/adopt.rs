@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cri::{ContainerConfig, Result};
 use prost::Message;
@@ -9,7 +10,9 @@ use prost::Message;
 use super::Embedded;
 use super::containers::{ContainerEntry, ContainerRecord, Phase};
 use crate::files;
-use crate::shim::{ExitRecord, StartedRecord};
+use crate::shim::{self, ExitRecord, StartedRecord, Wait};
+
+const SHIM_START: Duration = Duration::from_secs(60);
 
 impl Embedded {
     pub(super) async fn adopt(&self) -> Result<()> {
@@ -55,7 +58,7 @@ impl Embedded {
     /// died without a word.
     async fn adopt_shim(&self, entry: &Arc<ContainerEntry>) -> Result<()> {
         let client = self.client(entry);
-        let Ok(wait) = client.wait().await else {
+        let Some(wait) = self.reach_shim(entry).await else {
             return self.settle(entry, None).await;
         };
         // Answered by the loop that runs after the start: the start's record is there then.
@@ -69,6 +72,30 @@ impl Embedded {
         entry.phase.send_replace(Phase::Running { pid, started_at });
         self.supervise(entry.clone(), Some(wait));
         Ok(())
+    }
+}
+
+impl Embedded {
+    /// A connection to the shim, unless it is dead. One that was started a moment ago, by a backend
+    /// that was killed then, may not listen yet.
+    async fn reach_shim(&self, entry: &ContainerEntry) -> Option<Wait> {
+        let client = self.client(entry);
+        let run = self.0.layout.run_container(&entry.id);
+        let deadline = tokio::time::Instant::now() + SHIM_START;
+        loop {
+            if let Ok(wait) = client.wait().await {
+                return Some(wait);
+            }
+            let pid = shim::find(&run)?;
+            if tokio::time::Instant::now() > deadline {
+                // It has done nothing for minutes.
+                // SAFETY: a plain system call.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+                return None;
+            }
+            // A socket that is not there sends no event when it comes.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 }
 

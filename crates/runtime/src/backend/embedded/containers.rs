@@ -18,8 +18,6 @@ use crate::layout::new_id;
 use crate::oci::{self, PidNamespace, PodFacts};
 use crate::shim::{Client, ExitRecord, ShimConfig, Started, Wait, spawn_shim};
 
-/// Upstream: containerd's code for a container that could not be started.
-const START_FAILED: i32 = 128;
 /// How long a killed container may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 const SIGKILL: i32 = 9;
@@ -235,14 +233,7 @@ impl Embedded {
                 Ok(())
             }
             Err(error) => {
-                let exit = ExitRecord {
-                    code: START_FAILED,
-                    oom_killed: false,
-                    started_at: 0,
-                    finished_at: now_nanos(),
-                    reason: "StartError".into(),
-                    message: error.to_string(),
-                };
+                let exit = ExitRecord::start_failed(&error.to_string());
                 self.exited(&entry, exit, true)?;
                 Err(error)
             }

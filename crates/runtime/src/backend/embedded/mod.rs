@@ -132,6 +132,8 @@ impl Embedded {
         let known = NetworkState::read(&layout)?.unwrap_or_default();
         let network =
             NetworkState { cidrs: known.cidrs, bridge: config.bridge.clone(), mtu: config.mtu };
+        // What was there before the bridge is made: `destroy_all` looks here for its name.
+        network.write(&layout)?;
         let embedded = Self(Arc::new(Inner {
             puller: Puller::new(images.clone(), config.registries.clone()),
             ipam: Ipam::open(layout.ipam())?,

@@ -101,7 +101,6 @@ impl Embedded {
                     "network is not ready: the node has no pod CIDR yet".into(),
                 ));
             }
-            network.write(&self.0.layout)?;
             let addresses = network.attach(&self.0.ipam, &entry.id, &places.net()).await?;
             self.save_sandbox(entry, |state| state.addresses = addresses)?;
         }
