@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use base::task::Tasks;
+use client::{Client, Election};
 use pki::{Component, Pki, Profile, San};
 use tokio::time::Instant;
 use transport::tls::{ClientCerts, Identity};
@@ -149,8 +150,10 @@ fn start_controllers(flags: &Server, control: &ControlPlane, pki: &Pki, tasks: &
         ),
     };
     let (stop, all) = (tasks.stop_signal(), ["*".to_owned()]);
+    let election = only_candidate(client_for("kube-controller-manager"), "kube-controller-manager");
     tasks.spawn_graceful("kube-controller-manager", async move {
-        controllers::run(client_for, &all, options, stop).await;
+        let work = || controllers::run(client_for, &all, options, stop.clone());
+        election.run(stop.clone(), work).await;
     });
 }
 
@@ -160,9 +163,19 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
     }
     let client = control.client(Component::Scheduler);
     let stop = tasks.stop_signal();
+    let election = only_candidate(client.clone(), "kube-scheduler");
     tasks.spawn_graceful("kube-scheduler", async move {
-        scheduler::run(client, scheduler::Config::default(), stop).await;
+        let work = || scheduler::run(client, scheduler::Config::default(), stop.clone());
+        election.run(stop.clone(), work).await;
     });
+}
+
+/// The component of the one server of an embedded store: its Lease is taken, as clients expect, and
+/// not renewed, since nobody else can want it.
+fn only_candidate(client: Client, name: &str) -> Election {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let election = Election::new(client, "kube-system", name, &host.to_string_lossy());
+    Election { renews: false, ..election }
 }
 
 /// Until Ctrl-C, SIGTERM, or the end of a task that must not end.

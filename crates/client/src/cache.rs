@@ -167,7 +167,10 @@ impl Cache {
         self.entries.values()
     }
 
-    pub(crate) fn in_namespace<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
+    pub(crate) fn in_namespace<'a>(
+        &'a self,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<Entry>> {
         self.entries
             .range(ObjectKey::new(namespace, "")..)
             .map(|(_, entry)| entry)
@@ -178,7 +181,11 @@ impl Cache {
         self.by_owner.get(uid).into_iter().flatten().filter_map(|key| self.entries.get(key))
     }
 
-    pub(crate) fn by_index<'a>(&'a self, name: &str, value: &str) -> impl Iterator<Item = &'a Arc<Entry>> {
+    pub(crate) fn by_index<'a>(
+        &'a self,
+        name: &str,
+        value: &str,
+    ) -> impl Iterator<Item = &'a Arc<Entry>> {
         let keys = self.indexes.get(name).and_then(|index| index.keys.get(value));
         keys.into_iter().flatten().filter_map(|key| self.entries.get(key))
     }

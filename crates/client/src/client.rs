@@ -102,7 +102,12 @@ impl Client {
 
 pub(crate) const JSON: &str = "application/json";
 
-pub(crate) fn request(method: Method, path: &str, accept: &str, body: Bytes) -> Result<Request<Body>> {
+pub(crate) fn request(
+    method: Method,
+    path: &str,
+    accept: &str,
+    body: Bytes,
+) -> Result<Request<Body>> {
     Request::builder()
         .method(method)
         .uri(path)
@@ -121,9 +126,8 @@ async fn error_of(response: Response<Body>) -> Error {
         Ok(body) => body.to_bytes(),
         Err(error) => return error,
     };
-    let mut status = serde_json::from_slice::<Status>(&body).unwrap_or_else(|_| {
-        Status::failure(&String::from_utf8_lossy(&body), "")
-    });
+    let mut status = serde_json::from_slice::<Status>(&body)
+        .unwrap_or_else(|_| Status::failure(&String::from_utf8_lossy(&body), ""));
     if status.code == 0 {
         status.code = code.as_u16();
     }

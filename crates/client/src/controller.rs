@@ -38,7 +38,8 @@ where
         let (queue, reconcile) = (queue.clone(), reconcile.clone());
         tasks.spawn(queue.name(), async move {
             while let Some(key) = queue.next().await {
-                let result = AssertUnwindSafe(async { reconcile(key.clone()).await }).catch_unwind().await;
+                let result =
+                    AssertUnwindSafe(async { reconcile(key.clone()).await }).catch_unwind().await;
                 settle(&queue, key, result.ok());
             }
         });
@@ -55,7 +56,10 @@ pub trait Trouble: fmt::Display + Send {
 
 impl Trouble for crate::Error {
     fn is_ordinary(&self) -> bool {
-        self.is_conflict() || self.is_not_found() || self.is_already_exists() || self.is_namespace_terminating()
+        self.is_conflict()
+            || self.is_not_found()
+            || self.is_already_exists()
+            || self.is_namespace_terminating()
     }
 }
 

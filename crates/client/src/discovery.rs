@@ -35,7 +35,8 @@ pub async fn preferred(client: &Client) -> Result<(Vec<Discovered>, bool)> {
                 Ok(resources) => {
                     for one in collect(&group.name, &version, resources) {
                         let known = |other: &Discovered| {
-                            other.gvr.group == one.gvr.group && other.gvr.resource == one.gvr.resource
+                            other.gvr.group == one.gvr.group
+                                && other.gvr.resource == one.gvr.resource
                         };
                         if !found.iter().any(known) {
                             found.push(one);

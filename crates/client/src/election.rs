@@ -102,7 +102,9 @@ impl Election {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) if error.is_conflict() || error.is_already_exists() => {}
-                Err(error) => tracing::warn!(lease = self.name, error = error.text(), "cannot take the lease"),
+                Err(error) => {
+                    tracing::warn!(lease = self.name, error = error.text(), "cannot take the lease")
+                }
             }
             tokio::time::sleep(self.timing.retry.mul_f64(1.0 + JITTER * base::rng::unit())).await;
         }
@@ -121,7 +123,11 @@ impl Election {
                     return;
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(lease = self.name, error = error.text(), "cannot renew the lease");
+                    tracing::warn!(
+                        lease = self.name,
+                        error = error.text(),
+                        "cannot renew the lease"
+                    );
                 }
                 Err(_) => return,
             }
@@ -152,7 +158,8 @@ impl Election {
             *observed = Some(Observed { lease: lease.clone(), at: Instant::now() });
         }
         let seen_at = observed.as_ref().map_or_else(Instant::now, |seen| seen.at);
-        let Some(spec) = take(lease.spec.unwrap_or_default(), &self.identity, seen_at.elapsed()) else {
+        let Some(spec) = take(lease.spec.unwrap_or_default(), &self.identity, seen_at.elapsed())
+        else {
             return Ok(false);
         };
         let lease = Lease { spec: Some(self.holding(spec, now)), ..lease };
@@ -196,7 +203,9 @@ impl Election {
         let write = async { api.replace(&self.name, &PostParams::default(), &lease).await };
         match tokio::time::timeout(self.timing.retry, write).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(lease = self.name, error = error.text(), "lease not released"),
+            Ok(Err(error)) => {
+                tracing::debug!(lease = self.name, error = error.text(), "lease not released")
+            }
             Err(_) => tracing::debug!(lease = self.name, "lease not released in time"),
         }
     }
@@ -231,7 +240,11 @@ mod tests {
         };
         let check = |holder: &str, seconds: u64, expected: Option<i32>| {
             let taken = take(held(holder), "me", Duration::from_secs(seconds));
-            assert_eq!(taken.map(|spec| spec.lease_transitions.unwrap()), expected, "{holder} {seconds}");
+            assert_eq!(
+                taken.map(|spec| spec.lease_transitions.unwrap()),
+                expected,
+                "{holder} {seconds}"
+            );
         };
         check("me", 0, Some(3));
         check("other", 14, None);

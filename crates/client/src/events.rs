@@ -79,7 +79,13 @@ impl EventRecorder {
     }
 
     /// An event about an object in hand.
-    pub fn event<T: Kind>(&self, about: &T, kind: EventType, reason: &str, message: impl Into<String>) {
+    pub fn event<T: Kind>(
+        &self,
+        about: &T,
+        kind: EventType,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
         self.event_about(reference(about), kind, reason, message);
     }
 
@@ -270,10 +276,9 @@ impl Correlator {
     fn aggregate(&mut self, event: &mut Event, now: Timestamp) -> String {
         let group = group_key(event);
         let message = event.message.clone().unwrap_or_default();
-        let similar = self.similar.get_or_insert_mut(group.clone(), || Similar {
-            messages: BTreeSet::new(),
-            last: now,
-        });
+        let similar = self
+            .similar
+            .get_or_insert_mut(group.clone(), || Similar { messages: BTreeSet::new(), last: now });
         if now.as_second() - similar.last.as_second() > SIMILAR_SECONDS {
             similar.messages.clear();
         }
@@ -304,7 +309,12 @@ fn spam_key(event: &Event) -> String {
     let source = event.source.clone().unwrap_or_default();
     let about = &event.involved_object;
     let parts = [
-        &source.component, &source.host, &about.kind, &about.namespace, &about.name, &about.uid,
+        &source.component,
+        &source.host,
+        &about.kind,
+        &about.namespace,
+        &about.name,
+        &about.uid,
         &about.api_version,
     ];
     parts.map(|part| part.as_deref().unwrap_or_default()).join("\n")
@@ -349,9 +359,8 @@ mod tests {
     fn similar_events_are_combined_and_floods_are_cut() {
         let mut correlator = Correlator::new();
         let now = Timestamp::from_second(1000).unwrap();
-        let writes: Vec<_> = (0..30)
-            .map(|n| correlator.correlate(event(&format!("n{n:02}"), 1000), now))
-            .collect();
+        let writes: Vec<_> =
+            (0..30).map(|n| correlator.correlate(event(&format!("n{n:02}"), 1000), now)).collect();
         assert!(!writes[8].as_ref().unwrap().known);
         let tenth = writes[9].as_ref().unwrap();
         assert_eq!(tenth.event.message.as_deref(), Some("(combined from similar events): n09"));

@@ -95,12 +95,14 @@ impl Fake {
         }
         let from: u64 = parameter("resourceVersion").unwrap().parse().unwrap();
         if from < state.compacted {
-            let gone = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"});
+            let gone =
+                json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"});
             return Response::builder().status(410).body(whole(&gone)).unwrap();
         }
         let (sender, receiver) = mpsc::channel(100);
         for object in &state.objects {
-            let revision: u64 = object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            let revision: u64 =
+                object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
             if revision > from {
                 sender.try_send(line("MODIFIED", object)).unwrap();
             }
@@ -129,7 +131,8 @@ impl State {
     fn list(&self, token: Option<String>) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
         let from: usize = token.map_or(0, |token| token.parse().unwrap());
         let items: Vec<_> = self.objects.iter().skip(from).take(2).collect();
-        let next = if from + 2 < self.objects.len() { (from + 2).to_string() } else { String::new() };
+        let next =
+            if from + 2 < self.objects.len() { (from + 2).to_string() } else { String::new() };
         let list = json!({
             "kind": "ConfigMapList", "apiVersion": "v1",
             "metadata": {"resourceVersion": self.revision.to_string(), "continue": next},

@@ -158,10 +158,13 @@ impl Core {
         match change {
             Change::None => {}
             Change::Applied(entry) => self.put(&self.handlers(), entry),
-            Change::Deleted(entry) => self.remove(&self.handlers(), &entry.header.key, Some(entry.clone())),
+            Change::Deleted(entry) => {
+                self.remove(&self.handlers(), &entry.header.key, Some(entry.clone()))
+            }
             Change::Replaced(entries) => {
                 let handlers = self.handlers();
-                let present: BTreeSet<_> = entries.iter().map(|entry| entry.header.key.clone()).collect();
+                let present: BTreeSet<_> =
+                    entries.iter().map(|entry| entry.header.key.clone()).collect();
                 let gone: Vec<_> = {
                     let cache = self.cache.read().expect("no panic while held");
                     let keys = cache.all().map(|entry| &entry.header.key);
@@ -366,7 +369,12 @@ impl Informers {
 
     /// Objects of a kind in a namespace (all for `None`), by field and label selectors (empty for
     /// all).
-    pub fn scoped<T: Kind>(&self, namespace: Option<&str>, fields: &str, labels: &str) -> Informer<T> {
+    pub fn scoped<T: Kind>(
+        &self,
+        namespace: Option<&str>,
+        fields: &str,
+        labels: &str,
+    ) -> Informer<T> {
         self.in_scope(Scope {
             namespace: namespace.map(Into::into),
             fields: fields.into(),

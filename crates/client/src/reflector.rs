@@ -40,7 +40,8 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 const CALM: Duration = Duration::from_secs(60);
 /// The longest event accepted; the API's limit for one object is far below.
 const LINE_LIMIT: usize = 64 << 20;
-const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const PARTIAL: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 const PARTIAL_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
@@ -246,7 +247,9 @@ impl Reflector {
     }
 
     fn select(&self, path: &mut String) {
-        for (name, value) in [("fieldSelector", &self.source.fields), ("labelSelector", &self.source.labels)] {
+        for (name, value) in
+            [("fieldSelector", &self.source.fields), ("labelSelector", &self.source.labels)]
+        {
             if !value.is_empty() {
                 path.push_str(&format!("&{name}={}", percent_encode(value)));
             }

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use client::{Api, ErrorExt, Lister, Outcome, PostParams, Result, WorkQueue, spawn_workers};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
 };
@@ -50,11 +52,14 @@ const KEY_USAGES: [(&str, u16); 6] = [
 ];
 
 fn start_approver(context: Context) {
-    run(context.clone(), "csr-approver", move |context, csr| async move { approve(&context, &csr).await });
+    run(context.clone(), "csr-approver", move |context, csr| async move {
+        approve(&context, &csr).await
+    });
 }
 
 fn start_signer(context: Context) {
-    let (Some(cert), Some(key)) = (&context.options.signing_cert, &context.options.signing_key) else {
+    let (Some(cert), Some(key)) = (&context.options.signing_cert, &context.options.signing_key)
+    else {
         tracing::info!("no signing certificate is given: no requests are signed");
         return;
     };
@@ -107,29 +112,39 @@ fn has_condition(csr: &CertificateSigningRequest, kind: &str) -> bool {
 /// A kubelet's client certificate, for the node that its request names.
 fn is_kubelet_client(spec: &CertificateSigningRequestSpec, csr: &Csr) -> bool {
     let usages = spec.usages.clone().unwrap_or_default();
-    let known = |one: &String| matches!(one.as_str(), "key encipherment" | "digital signature" | "client auth");
+    let known = |one: &String| {
+        matches!(one.as_str(), "key encipherment" | "digital signature" | "client auth")
+    };
     spec.signer_name == KUBELET_CLIENT
         && csr.organizations == [NODES]
         && csr.common_name.starts_with(NODE_PREFIX)
         && csr.sans.is_empty()
         && usages.iter().all(known)
-        && ["digital signature", "client auth"].iter().all(|one| usages.iter().any(|usage| usage == one))
+        && ["digital signature", "client auth"]
+            .iter()
+            .all(|one| usages.iter().any(|usage| usage == one))
 }
 
 /// A kubelet's serving certificate: signed once somebody approved it.
 fn is_kubelet_serving(spec: &CertificateSigningRequestSpec, csr: &Csr) -> bool {
     let usages = spec.usages.clone().unwrap_or_default();
-    let known = |one: &String| matches!(one.as_str(), "key encipherment" | "digital signature" | "server auth");
+    let known = |one: &String| {
+        matches!(one.as_str(), "key encipherment" | "digital signature" | "server auth")
+    };
     csr.organizations == [NODES]
         && csr.common_name.starts_with(NODE_PREFIX)
         && csr.sans.iter().any(|san| matches!(san, San::Dns(_) | San::Ip(_)))
         && !csr.sans.iter().any(|san| matches!(san, San::Email(_) | San::Uri(_)))
         && usages.iter().all(known)
-        && ["digital signature", "server auth"].iter().all(|one| usages.iter().any(|usage| usage == one))
+        && ["digital signature", "server auth"]
+            .iter()
+            .all(|one| usages.iter().any(|usage| usage == one))
 }
 
 async fn approve(context: &Context, csr: &CertificateSigningRequest) -> Result<Outcome> {
-    let decided = has_condition(csr, "Approved") || has_condition(csr, "Denied") || has_condition(csr, "Failed");
+    let decided = has_condition(csr, "Approved")
+        || has_condition(csr, "Denied")
+        || has_condition(csr, "Failed");
     let Some(parsed) = Csr::parse(&csr.spec.request.0).ok().filter(|_| !decided) else {
         return Ok(Outcome::Done);
     };
@@ -138,8 +153,16 @@ async fn approve(context: &Context, csr: &CertificateSigningRequest) -> Result<O
     }
     let own = csr.spec.username.as_deref() == Some(&parsed.common_name);
     let ways = [
-        ("selfnodeclient", own, "Auto approving self kubelet client certificate after SubjectAccessReview."),
-        ("nodeclient", true, "Auto approving kubelet client certificate after SubjectAccessReview."),
+        (
+            "selfnodeclient",
+            own,
+            "Auto approving self kubelet client certificate after SubjectAccessReview.",
+        ),
+        (
+            "nodeclient",
+            true,
+            "Auto approving kubelet client certificate after SubjectAccessReview.",
+        ),
     ];
     for (subresource, applies, message) in ways {
         if applies && may(context, csr, subresource).await? {
@@ -150,7 +173,11 @@ async fn approve(context: &Context, csr: &CertificateSigningRequest) -> Result<O
     Ok(Outcome::Backoff)
 }
 
-async fn may(context: &Context, csr: &CertificateSigningRequest, subresource: &str) -> Result<bool> {
+async fn may(
+    context: &Context,
+    csr: &CertificateSigningRequest,
+    subresource: &str,
+) -> Result<bool> {
     let review = SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: csr.spec.username.clone(),
@@ -174,7 +201,11 @@ async fn may(context: &Context, csr: &CertificateSigningRequest, subresource: &s
     Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
-async fn write_approval(context: &Context, csr: &CertificateSigningRequest, message: &str) -> Result<Outcome> {
+async fn write_approval(
+    context: &Context,
+    csr: &CertificateSigningRequest,
+    message: &str,
+) -> Result<Outcome> {
     let now = Time(base::clock::now_seconds());
     let mut updated = csr.clone();
     let conditions = updated.status.get_or_insert_default().conditions.get_or_insert_default();
@@ -193,18 +224,31 @@ async fn write_approval(context: &Context, csr: &CertificateSigningRequest, mess
     Ok(Outcome::Done)
 }
 
-async fn sign(context: &Context, authority: &Authority, csr: &CertificateSigningRequest) -> Result<Outcome> {
+async fn sign(
+    context: &Context,
+    authority: &Authority,
+    csr: &CertificateSigningRequest,
+) -> Result<Outcome> {
     let issued = csr.status.as_ref().is_some_and(|status| status.certificate.is_some());
-    let done = issued || !has_condition(csr, "Approved") || has_condition(csr, "Denied") || has_condition(csr, "Failed");
-    if done || ![KUBELET_CLIENT, KUBELET_SERVING, CLIENT, LEGACY].contains(&csr.spec.signer_name.as_str()) {
+    let done = issued
+        || !has_condition(csr, "Approved")
+        || has_condition(csr, "Denied")
+        || has_condition(csr, "Failed");
+    if done
+        || ![KUBELET_CLIENT, KUBELET_SERVING, CLIENT, LEGACY]
+            .contains(&csr.spec.signer_name.as_str())
+    {
         return Ok(Outcome::Done);
     }
     let mut updated = csr.clone();
     match certificate(&csr.spec, authority, context.options.signing_duration) {
-        Ok(pem) => updated.status.get_or_insert_default().certificate = Some(ByteString(pem.into_bytes())),
+        Ok(pem) => {
+            updated.status.get_or_insert_default().certificate = Some(ByteString(pem.into_bytes()))
+        }
         Err(why) => {
             let now = Time(base::clock::now_seconds());
-            let conditions = updated.status.get_or_insert_default().conditions.get_or_insert_default();
+            let conditions =
+                updated.status.get_or_insert_default().conditions.get_or_insert_default();
             conditions.push(CertificateSigningRequestCondition {
                 type_: "Failed".into(),
                 status: "True".into(),
@@ -224,13 +268,20 @@ async fn sign(context: &Context, authority: &Authority, csr: &CertificateSigning
 }
 
 /// The certificate, or why the signer does not sign. Pure but for the signature.
-fn certificate(spec: &CertificateSigningRequestSpec, authority: &Authority, longest: Duration) -> Result<String, String> {
+fn certificate(
+    spec: &CertificateSigningRequestSpec,
+    authority: &Authority,
+    longest: Duration,
+) -> Result<String, String> {
     let csr = Csr::parse(&spec.request.0).map_err(|error| error.to_string())?;
     let usages = spec.usages.clone().unwrap_or_default();
     let fits = match spec.signer_name.as_str() {
         KUBELET_CLIENT => is_kubelet_client(spec, &csr),
         KUBELET_SERVING => is_kubelet_serving(spec, &csr),
-        CLIENT => usages.iter().any(|one| one == "client auth") && !csr.organizations.iter().any(|one| one == "system:masters"),
+        CLIENT => {
+            usages.iter().any(|one| one == "client auth")
+                && !csr.organizations.iter().any(|one| one == "system:masters")
+        }
         _ => true,
     };
     if !fits {

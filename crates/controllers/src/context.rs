@@ -108,7 +108,12 @@ fn is_enabled(selection: &[String], name: &str) -> bool {
 /// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
 /// `kube-controller-manager` for the shared caches and events, then each controller's account
 /// (upstream's `--use-service-account-credentials`); one client for all is fine.
-pub async fn run(client_for: impl Fn(&str) -> Client, selection: &[String], options: Options, stop: Stop) {
+pub async fn run(
+    client_for: impl Fn(&str) -> Client,
+    selection: &[String],
+    options: Options,
+    stop: Stop,
+) {
     let tasks = Tasks::new("kube-controller-manager");
     let client = client_for("kube-controller-manager");
     let informers = Informers::new(client.clone(), tasks.clone());

@@ -6,8 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use client::{Api, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers};
-use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
+use client::{
+    Api, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue,
+    spawn_workers,
+};
+use k8s_openapi::api::core::v1::{
+    EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service,
+};
 use machinery::ObjectMeta;
 
 use crate::context::{Context, Descriptor};
@@ -120,7 +125,11 @@ fn plan(service: &Service, pods: &[Arc<Pod>], current: Option<&Endpoints>) -> Op
         ..wanted.metadata
     };
     if truncated {
-        wanted.metadata.annotations.get_or_insert_default().insert(OVER_CAPACITY.into(), "truncated".into());
+        wanted
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .insert(OVER_CAPACITY.into(), "truncated".into());
     } else if let Some(annotations) = &mut wanted.metadata.annotations {
         annotations.remove(OVER_CAPACITY);
     }
@@ -143,13 +152,19 @@ fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let specs: Vec<_> = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).collect();
     for pod in pods {
         let ip = service::pod_ips(pod).into_iter().find(|ip| ip.contains(':') == v6);
-        let Some(ip) = ip.filter(|_| !pod::is_finished(pod) && (publish || !pod::is_deleting(pod))) else {
+        let Some(ip) = ip.filter(|_| !pod::is_finished(pod) && (publish || !pod::is_deleting(pod)))
+        else {
             continue;
         };
         let ports = specs.iter().filter_map(|port| {
             let number = service::target_port(pod, port)?;
             let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".into());
-            Some((port.name.clone().filter(|name| !name.is_empty()), number, protocol, port.app_protocol.clone()))
+            Some((
+                port.name.clone().filter(|name| !name.is_empty()),
+                number,
+                protocol,
+                port.app_protocol.clone(),
+            ))
         });
         let mut ports: Ports = ports.collect();
         ports.sort();
@@ -183,8 +198,11 @@ fn with_ports(
     let ports: Vec<_> = ports.collect();
     subset.ports = (!ports.is_empty()).then_some(ports);
     for list in [&mut subset.addresses, &mut subset.not_ready_addresses] {
-        let uid = |one: &EndpointAddress| one.target_ref.as_ref().and_then(|target| target.uid.clone());
-        list.iter_mut().for_each(|list| list.sort_by(|a, b| a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b)))));
+        let uid =
+            |one: &EndpointAddress| one.target_ref.as_ref().and_then(|target| target.uid.clone());
+        list.iter_mut().for_each(|list| {
+            list.sort_by(|a, b| a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b))))
+        });
     }
     subset
 }
@@ -192,7 +210,8 @@ fn with_ports(
 /// At most 1000 addresses, ready ones first. True if some are left out.
 fn truncate(subsets: &mut Vec<EndpointSubset>) -> bool {
     let count = |list: &Option<Vec<EndpointAddress>>| list.as_ref().map_or(0, Vec::len);
-    let total: usize = subsets.iter().map(|one| count(&one.addresses) + count(&one.not_ready_addresses)).sum();
+    let total: usize =
+        subsets.iter().map(|one| count(&one.addresses) + count(&one.not_ready_addresses)).sum();
     if total <= MAX_ADDRESSES {
         return false;
     }

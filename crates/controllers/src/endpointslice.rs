@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Informer, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Informer, Lister, ObjectKey, Outcome, PostParams,
+    RawEvent, Result, WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -102,7 +102,11 @@ type Group = (String, Ports);
 type Ports = Vec<(Option<String>, Option<i32>, Option<String>, Option<String>)>;
 
 /// Pure. `wanted` are the endpoints by group.
-fn plan(service: &Service, mut wanted: BTreeMap<Group, Vec<Endpoint>>, existing: &[Arc<EndpointSlice>]) -> Plan {
+fn plan(
+    service: &Service,
+    mut wanted: BTreeMap<Group, Vec<Endpoint>>,
+    existing: &[Arc<EndpointSlice>],
+) -> Plan {
     let mut plan = Plan::default();
     let families = families(service);
     for family in &families {
@@ -130,7 +134,8 @@ fn plan(service: &Service, mut wanted: BTreeMap<Group, Vec<Endpoint>>, existing:
     }
     for (group, mut left) in wanted {
         // Fill what is there, the fullest first, then make new ones.
-        let mut open: Vec<_> = kept.iter_mut().filter(|(slice, _)| group_of(slice) == group).collect();
+        let mut open: Vec<_> =
+            kept.iter_mut().filter(|(slice, _)| group_of(slice) == group).collect();
         open.sort_by_key(|(slice, _)| std::cmp::Reverse(size(slice)));
         for (slice, _) in open {
             let endpoints = slice.endpoints.get_or_insert_default();
@@ -147,7 +152,9 @@ fn plan(service: &Service, mut wanted: BTreeMap<Group, Vec<Endpoint>>, existing:
         let full = kept.iter().any(|(slice, _)| of_family(slice) && size(slice) > 0)
             || plan.create.iter().any(of_family);
         let mut spare = !full;
-        for (slice, drop) in kept.iter_mut().filter(|(slice, _)| of_family(slice) && size(slice) == 0) {
+        for (slice, drop) in
+            kept.iter_mut().filter(|(slice, _)| of_family(slice) && size(slice) == 0)
+        {
             *drop = !std::mem::take(&mut spare);
             if !*drop {
                 slice.endpoints = Some(vec![]);
@@ -210,7 +217,9 @@ fn same_target(a: &Endpoint, b: &Endpoint) -> bool {
 fn group_of(slice: &EndpointSlice) -> Group {
     let ports = slice.ports.iter().flatten();
     let mut ports: Vec<_> = ports
-        .map(|port| (port.name.clone(), port.port, port.protocol.clone(), port.app_protocol.clone()))
+        .map(|port| {
+            (port.name.clone(), port.port, port.protocol.clone(), port.app_protocol.clone())
+        })
         .collect();
     ports.sort();
     (slice.address_type.clone(), ports)
@@ -238,7 +247,10 @@ fn new_slice(service: &Service, group: &Group, endpoints: Vec<Endpoint>) -> Endp
     let ports: Vec<_> = ports.collect();
     EndpointSlice {
         metadata: ObjectMeta {
-            generate_name: Some(format!("{}-", service.metadata.name.as_deref().unwrap_or_default())),
+            generate_name: Some(format!(
+                "{}-",
+                service.metadata.name.as_deref().unwrap_or_default()
+            )),
             namespace: service.metadata.namespace.clone(),
             labels: Some(labels(service)),
             owner_references: Some(vec![owner::reference(service)]),
@@ -252,7 +264,8 @@ fn new_slice(service: &Service, group: &Group, endpoints: Vec<Endpoint>) -> Endp
 
 /// `IPv4`, `IPv6`: as slices name them.
 fn families(service: &Service) -> Vec<String> {
-    let families = service.spec.as_ref().and_then(|spec| spec.ip_families.clone()).unwrap_or_default();
+    let families =
+        service.spec.as_ref().and_then(|spec| spec.ip_families.clone()).unwrap_or_default();
     if families.is_empty() { vec!["IPv4".into()] } else { families }
 }
 
@@ -290,7 +303,12 @@ fn ports_of(service: &Service, pod: &Pod) -> Ports {
     ports
 }
 
-fn endpoint(service: &Service, pod: &Pod, ip: String, zone_of: impl Fn(&str) -> Option<String>) -> Endpoint {
+fn endpoint(
+    service: &Service,
+    pod: &Pod,
+    ip: String,
+    zone_of: impl Fn(&str) -> Option<String>,
+) -> Endpoint {
     let (serving, terminating) = (pod::is_ready(pod), pod::is_deleting(pod));
     let ready = service::publishes_not_ready(service) || (serving && !terminating);
     let node = Some(pod::node_name(pod).to_owned()).filter(|name| !name.is_empty());
@@ -333,7 +351,10 @@ impl Controller {
         if let Some(slices) = self.unseen().get_mut(&key) {
             let name = &*header.key.name;
             let gone = matches!(event, RawEvent::Deleted(_));
-            if slices.get(name).is_some_and(|(generation, _)| gone || header.generation >= *generation) {
+            if slices
+                .get(name)
+                .is_some_and(|(generation, _)| gone || header.generation >= *generation)
+            {
                 slices.remove(name);
             }
         }
@@ -345,7 +366,8 @@ impl Controller {
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
-        let Some(service) = self.services.get_key(key).filter(|one| service::is_selecting(one)) else {
+        let Some(service) = self.services.get_key(key).filter(|one| service::is_selecting(one))
+        else {
             self.unseen().remove(key);
             return Ok(Outcome::Done);
         };
@@ -363,7 +385,10 @@ impl Controller {
             node.metadata.labels.as_ref()?.get(ZONE).cloned()
         };
         let wanted = endpoints_of(&service, &pods, zone_of);
-        let equals = |key: &str, value: &str| Requirement { key: key.into(), test: Test::In(vec![value.into()]) };
+        let equals = |key: &str, value: &str| Requirement {
+            key: key.into(),
+            test: Test::In(vec![value.into()]),
+        };
         let mut ours = Selector::everything();
         ours.requirements = vec![equals(SERVICE_NAME, &key.name), equals(MANAGED_BY, MANAGER)];
         let mut existing = self.slices.list(Some(namespace), &ours);
@@ -372,9 +397,15 @@ impl Controller {
         match self.carry_out(key, plan).await {
             Err(error) if error.is_namespace_terminating() => Ok(Outcome::Done),
             Err(error) => {
-                let message = format!("Error updating Endpoint Slices for Service {key}: {}", error.text());
+                let message =
+                    format!("Error updating Endpoint Slices for Service {key}: {}", error.text());
                 if !error.is_conflict() && !error.is_not_found() {
-                    self.context.events.event(&*service, EventType::Warning, "FailedToUpdateEndpointSlices", message);
+                    self.context.events.event(
+                        &*service,
+                        EventType::Warning,
+                        "FailedToUpdateEndpointSlices",
+                        message,
+                    );
                 }
                 Err(error)
             }
@@ -462,7 +493,8 @@ mod tests {
         assert_eq!(empty.create.len(), 1, "a placeholder");
         assert_eq!(empty.create[0].ports, None);
         let placeholder = named(empty.create[0].clone(), "web-1");
-        let again = plan(&service, endpoints_of(&service, &[], zone), std::slice::from_ref(&placeholder));
+        let again =
+            plan(&service, endpoints_of(&service, &[], zone), std::slice::from_ref(&placeholder));
         assert!(again.create.is_empty() && again.update.is_empty(), "nothing to do: {again:?}");
 
         let pods = [pod("a", true), pod("bb", false)];
@@ -472,14 +504,21 @@ mod tests {
         assert_eq!(slice.metadata.name.as_deref(), Some("web-1"), "recycled");
         let ports = slice.ports.clone().unwrap();
         assert_eq!((ports[0].name.as_deref(), ports[0].port), (Some(""), Some(8080)));
-        let ready: Vec<_> = slice.endpoints.iter().flatten().map(|one| one.conditions.clone().unwrap().ready).collect();
+        let ready: Vec<_> = slice
+            .endpoints
+            .iter()
+            .flatten()
+            .map(|one| one.conditions.clone().unwrap().ready)
+            .collect();
         assert_eq!(ready, [Some(true), Some(false)]);
         assert_eq!(slice.metadata.labels.clone().unwrap()[SERVICE_NAME], "web");
 
         let slice = named(slice, "web-2");
-        let same = plan(&service, endpoints_of(&service, &pods, zone), std::slice::from_ref(&slice));
+        let same =
+            plan(&service, endpoints_of(&service, &pods, zone), std::slice::from_ref(&slice));
         assert!(same.create.is_empty() && same.update.is_empty() && same.delete.is_empty());
-        let fewer = plan(&service, endpoints_of(&service, &pods[..1], zone), std::slice::from_ref(&slice));
+        let fewer =
+            plan(&service, endpoints_of(&service, &pods[..1], zone), std::slice::from_ref(&slice));
         assert_eq!(fewer.update[0].endpoints.as_ref().unwrap().len(), 1);
         let none = plan(&service, endpoints_of(&service, &[], zone), &[slice]);
         assert_eq!((none.update.len(), none.delete.len()), (1, 0), "{none:?}");

@@ -42,13 +42,22 @@ impl Expectations {
         self.table().insert(owner.clone(), expected);
     }
 
-    pub fn expect_deletions(&self, owner: &ObjectKey, deletions: impl IntoIterator<Item = ObjectKey>) {
+    pub fn expect_deletions(
+        &self,
+        owner: &ObjectKey,
+        deletions: impl IntoIterator<Item = ObjectKey>,
+    ) {
         let deletions = deletions.into_iter().collect();
         let expected = Expected { creations: 0, deletions, since: Instant::now() };
         self.table().insert(owner.clone(), expected);
     }
 
-    pub fn expect_both(&self, owner: &ObjectKey, creations: usize, deletions: impl IntoIterator<Item = ObjectKey>) {
+    pub fn expect_both(
+        &self,
+        owner: &ObjectKey,
+        creations: usize,
+        deletions: impl IntoIterator<Item = ObjectKey>,
+    ) {
         let deletions = deletions.into_iter().collect();
         let expected = Expected { creations, deletions, since: Instant::now() };
         self.table().insert(owner.clone(), expected);

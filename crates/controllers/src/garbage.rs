@@ -21,8 +21,8 @@ use std::time::Duration;
 use base::backoff::Backoff;
 use client::discovery::{self, Discovered};
 use client::{
-    Client, Entry, ErrorExt, Gvr, Header, Informers, ObjectKey, Outcome, RawEvent, RawInformer, Result, WorkQueue,
-    spawn_workers,
+    Client, Entry, ErrorExt, Gvr, Header, Informers, ObjectKey, Outcome, RawEvent, RawInformer,
+    Result, WorkQueue, spawn_workers,
 };
 use http::Method;
 use machinery::{ObjectMeta, OwnerReference};
@@ -99,7 +99,8 @@ fn start(context: Context) {
 impl Controller {
     /// Follows discovery: watches what is new, forgets what is gone.
     async fn discover(self: &Arc<Self>) {
-        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30)).with_jitter(0.2);
+        let mut backoff =
+            Backoff::new(Duration::from_millis(200), Duration::from_secs(30)).with_jitter(0.2);
         loop {
             match discovery::preferred(&self.client).await {
                 Ok((resources, complete)) => {
@@ -108,14 +109,20 @@ impl Controller {
                         return;
                     }
                 }
-                Err(error) => tracing::warn!(error = error.text(), "no discovery for the garbage collector"),
+                Err(error) => {
+                    tracing::warn!(error = error.text(), "no discovery for the garbage collector")
+                }
             }
             tokio::time::sleep(backoff.step()).await;
         }
     }
 
     fn follow(self: &Arc<Self>, resources: Vec<Discovered>, complete: bool) {
-        let wanted: BTreeMap<_, _> = resources.into_iter().filter(is_collectable).map(|one| (one.gvr.clone(), one)).collect();
+        let wanted: BTreeMap<_, _> = resources
+            .into_iter()
+            .filter(is_collectable)
+            .map(|one| (one.gvr.clone(), one))
+            .collect();
         let known: BTreeSet<_> = self.monitors().keys().cloned().collect();
         // What a group that does not answer had is kept: it may come back.
         for gvr in known.iter().filter(|gvr| complete && !wanted.contains_key(*gvr)) {
@@ -162,13 +169,16 @@ impl Controller {
                 self.dependents(&header.uid).into_iter().for_each(|(item, _)| self.queue.add(item));
                 // An owner may wait for its last dependent.
                 for owner in &header.owners {
-                    self.owner_item(owner, &header.key).into_iter().for_each(|owner| self.queue.add(owner));
+                    self.owner_item(owner, &header.key)
+                        .into_iter()
+                        .for_each(|owner| self.queue.add(owner));
                 }
             }
             RawEvent::Applied { old, new } => {
                 let same = old.as_ref().is_some_and(|old| {
                     let (old, new) = (&old.header, &new.header);
-                    (&old.owners, &old.finalizers, old.deleting) == (&new.owners, &new.finalizers, new.deleting)
+                    (&old.owners, &old.finalizers, old.deleting)
+                        == (&new.owners, &new.finalizers, new.deleting)
                 });
                 let waits = header.deleting && (has(header, FOREGROUND) || has(header, ORPHAN));
                 if !same && (waits || !header.owners.is_empty()) {
@@ -195,7 +205,9 @@ impl Controller {
     fn owner_item(&self, owner: &OwnerReference, dependent: &ObjectKey) -> Option<Item> {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
         let monitors = self.monitors();
-        let found = monitors.values().find(|one| one.resource.gvr.group == group && one.resource.kind == owner.kind)?;
+        let found = monitors
+            .values()
+            .find(|one| one.resource.gvr.group == group && one.resource.kind == owner.kind)?;
         let namespace = if found.resource.namespaced { &*dependent.namespace } else { "" };
         Some(Item {
             gvr: found.resource.gvr.clone(),
@@ -239,7 +251,8 @@ impl Controller {
             let mut ours = entry.header.owners.iter().filter(|owner| owner.uid == *item.uid);
             ours.any(|owner| owner.block_owner_deletion == Some(true))
         };
-        let blocking: Vec<_> = self.dependents(&item.uid).into_iter().filter(|(_, entry)| blocks(entry)).collect();
+        let blocking: Vec<_> =
+            self.dependents(&item.uid).into_iter().filter(|(_, entry)| blocks(entry)).collect();
         if blocking.is_empty() {
             return self.drop_finalizer(item, FOREGROUND).await;
         }
@@ -286,7 +299,8 @@ impl Controller {
         let dependents = self.dependents(&item.uid);
         let policy = if !waiting.is_empty() && !dependents.is_empty() {
             // A dependent that waits for its own dependents might wait for us: break the circle.
-            if dependents.iter().any(|(_, one)| one.header.deleting && has(&one.header, FOREGROUND)) {
+            if dependents.iter().any(|(_, one)| one.header.deleting && has(&one.header, FOREGROUND))
+            {
                 self.unblock(item, &live).await?;
             }
             "Foreground"
@@ -341,7 +355,9 @@ impl Controller {
         match self.client.get::<Partial>(&self.path(item)).await {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
-            Ok(found) => Ok(Some(found.metadata).filter(|meta| meta.uid.as_deref() == Some(&item.uid))),
+            Ok(found) => {
+                Ok(Some(found.metadata).filter(|meta| meta.uid.as_deref() == Some(&item.uid)))
+            }
         }
     }
 
@@ -355,8 +371,10 @@ impl Controller {
             "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy,
             "preconditions": {"uid": item.uid},
         });
-        let sent =
-            self.client.call(Method::DELETE, &self.path(item), "application/json", options.to_string()).await;
+        let sent = self
+            .client
+            .call(Method::DELETE, &self.path(item), "application/json", options.to_string())
+            .await;
         match sent {
             Err(error) if error.is_not_found() => Ok(Outcome::Done),
             Err(error) if error.is_conflict() => Ok(Outcome::Backoff),
@@ -421,5 +439,6 @@ fn has(header: &Header, finalizer: &str) -> bool {
 
 /// Upstream: `DefaultIgnoredResources`: events come and go by themselves.
 fn is_collectable(resource: &Discovered) -> bool {
-    resource.gvr.resource != "events" && ["list", "watch", "delete"].iter().all(|verb| resource.can(verb))
+    resource.gvr.resource != "events"
+        && ["list", "watch", "delete"].iter().all(|verb| resource.can(verb))
 }

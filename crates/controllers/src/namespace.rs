@@ -10,7 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::discovery::{self, Discovered};
-use client::{Api, Client, Error, ErrorExt, Lister, Outcome, PostParams, RawEvent, Result, WorkQueue, spawn_workers};
+use client::{
+    Api, Client, Error, ErrorExt, Lister, Outcome, PostParams, RawEvent, Result, WorkQueue,
+    spawn_workers,
+};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition, Pod};
@@ -55,7 +58,8 @@ fn start(context: Context) {
             adds.add(event.entry().header.key.namespace.clone());
         }
     });
-    let controller = Arc::new(Controller { client: context.client, namespaces: namespaces.lister() });
+    let controller =
+        Arc::new(Controller { client: context.client, namespaces: namespaces.lister() });
     let tasks = context.tasks;
     tasks.clone().spawn("namespace", async move {
         namespaces.synced().await;
@@ -95,8 +99,11 @@ impl Controller {
         let Some(namespace) = self.namespaces.get("", name) else {
             return Ok(Outcome::Done);
         };
-        let finalizers = namespace.spec.as_ref().and_then(|spec| spec.finalizers.clone()).unwrap_or_default();
-        if namespace.metadata.deletion_timestamp.is_none() || !finalizers.iter().any(|one| one == FINALIZER) {
+        let finalizers =
+            namespace.spec.as_ref().and_then(|spec| spec.finalizers.clone()).unwrap_or_default();
+        if namespace.metadata.deletion_timestamp.is_none()
+            || !finalizers.iter().any(|one| one == FINALIZER)
+        {
             return Ok(Outcome::Done);
         }
         let sweep = self.sweep(name).await;
@@ -108,7 +115,9 @@ impl Controller {
         if !sweep.left.is_empty() {
             let grace = sweep.grace.map(|grace| Duration::from_secs(grace.max(0) as u64 / 2 + 1));
             // Deletions of contents are not watched: with pods on their way, a quick look pays.
-            return Ok(Outcome::After(grace.unwrap_or(LOOK_AGAIN).min(AT_MOST).min(Duration::from_secs(1))));
+            return Ok(Outcome::After(
+                grace.unwrap_or(LOOK_AGAIN).min(AT_MOST).min(Duration::from_secs(1)),
+            ));
         }
         self.finalize(&namespace, finalizers).await.map(|()| Outcome::Done)
     }
@@ -152,7 +161,12 @@ impl Controller {
         }
     }
 
-    async fn try_empty(&self, namespace: &str, resource: &Discovered, sweep: &mut Sweep) -> Result<()> {
+    async fn try_empty(
+        &self,
+        namespace: &str,
+        resource: &Discovered,
+        sweep: &mut Sweep,
+    ) -> Result<()> {
         let path = resource.gvr.collection(Some(namespace));
         let list = || async { self.client.get::<List>(&path).await };
         let found = if resource.can("list") { list().await?.items } else { vec![] };
@@ -179,20 +193,30 @@ impl Controller {
         Ok(())
     }
 
-    async fn delete_all(&self, namespace: &str, resource: &Discovered, found: &[Item]) -> Result<()> {
-        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
+    async fn delete_all(
+        &self,
+        namespace: &str,
+        resource: &Discovered,
+        found: &[Item],
+    ) -> Result<()> {
+        let options =
+            json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
         let options = options.to_string();
         if resource.can("deletecollection") {
             let path = resource.gvr.collection(Some(namespace));
-            let done = self.client.call(Method::DELETE, &path, "application/json", options.clone()).await;
+            let done =
+                self.client.call(Method::DELETE, &path, "application/json", options.clone()).await;
             match done {
                 Err(error) if error.code() == 405 => {}
                 done => return done.map(drop),
             }
         }
         for item in found.iter().filter(|item| item.metadata.deletion_timestamp.is_none()) {
-            let path = resource.gvr.object(Some(namespace), item.metadata.name.as_deref().unwrap_or_default());
-            match self.client.call(Method::DELETE, &path, "application/json", options.clone()).await {
+            let path = resource
+                .gvr
+                .object(Some(namespace), item.metadata.name.as_deref().unwrap_or_default());
+            match self.client.call(Method::DELETE, &path, "application/json", options.clone()).await
+            {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
             }
@@ -201,7 +225,11 @@ impl Controller {
     }
 
     async fn write_conditions(&self, namespace: &Namespace, sweep: &Sweep) -> Result<()> {
-        let old = namespace.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+        let old = namespace
+            .status
+            .as_ref()
+            .and_then(|status| status.conditions.clone())
+            .unwrap_or_default();
         let new = conditions(&old, sweep, base::clock::now_seconds());
         if new == old {
             return Ok(());
@@ -235,38 +263,86 @@ impl Controller {
 }
 
 /// Upstream: `namespaceConditionUpdater`. Pure.
-fn conditions(old: &[NamespaceCondition], sweep: &Sweep, now: Timestamp) -> Vec<NamespaceCondition> {
+fn conditions(
+    old: &[NamespaceCondition],
+    sweep: &Sweep,
+    now: Timestamp,
+) -> Vec<NamespaceCondition> {
     let listed = |counts: &BTreeMap<String, usize>, form: fn(&str, usize) -> String| {
         counts.iter().map(|(name, count)| form(name, *count)).collect::<Vec<_>>().join(", ")
     };
-    let verdict = |problem: Option<String>, reason: &'static str, fine: (&'static str, &'static str)| match problem {
+    let verdict = |problem: Option<String>,
+                   reason: &'static str,
+                   fine: (&'static str, &'static str)| match problem {
         Some(message) => ("True", reason, message),
         None => ("False", fine.0, fine.1.to_owned()),
     };
     let content = (!sweep.left.is_empty()).then(|| {
-        let list = listed(&sweep.left, |name, count| format!("{name} has {count} resource instances"));
+        let list =
+            listed(&sweep.left, |name, count| format!("{name} has {count} resource instances"));
         format!("Some resources are remaining: {list}")
     });
     let finalizers = (!sweep.finalizers.is_empty()).then(|| {
-        let list = listed(&sweep.finalizers, |name, count| format!("{name} in {count} resource instances"));
+        let list = listed(&sweep.finalizers, |name, count| {
+            format!("{name} in {count} resource instances")
+        });
         format!("Some content in the namespace has finalizers remaining: {list}")
     });
-    let failed = (!sweep.failed.is_empty())
-        .then(|| format!("Failed to delete all resource types, {} remaining: {}", sweep.failed.len(), sweep.failed.join(", ")));
-    let discovery = sweep.discovery.as_ref().map(|error| format!("Discovery failed for some groups: {error}"));
+    let failed = (!sweep.failed.is_empty()).then(|| {
+        format!(
+            "Failed to delete all resource types, {} remaining: {}",
+            sweep.failed.len(),
+            sweep.failed.join(", ")
+        )
+    });
+    let discovery =
+        sweep.discovery.as_ref().map(|error| format!("Discovery failed for some groups: {error}"));
     let removed = ("ContentRemoved", "All content successfully removed");
     let new = [
-        ("NamespaceDeletionDiscoveryFailure", verdict(discovery, "DiscoveryFailed", ("ResourcesDiscovered", "All resources successfully discovered"))),
-        ("NamespaceDeletionGroupVersionParsingFailure", verdict(None, "GroupVersionParsingFailed", ("ParsedGroupVersions", "All legacy kube types successfully parsed"))),
-        ("NamespaceDeletionContentFailure", verdict(failed, "ContentDeletionFailed", ("ContentDeleted", "All content successfully deleted, may be waiting on finalization"))),
+        (
+            "NamespaceDeletionDiscoveryFailure",
+            verdict(
+                discovery,
+                "DiscoveryFailed",
+                ("ResourcesDiscovered", "All resources successfully discovered"),
+            ),
+        ),
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            verdict(
+                None,
+                "GroupVersionParsingFailed",
+                ("ParsedGroupVersions", "All legacy kube types successfully parsed"),
+            ),
+        ),
+        (
+            "NamespaceDeletionContentFailure",
+            verdict(
+                failed,
+                "ContentDeletionFailed",
+                (
+                    "ContentDeleted",
+                    "All content successfully deleted, may be waiting on finalization",
+                ),
+            ),
+        ),
         ("NamespaceContentRemaining", verdict(content, "SomeResourcesRemain", removed)),
-        ("NamespaceFinalizersRemaining", verdict(finalizers, "SomeFinalizersRemain", ("ContentHasNoFinalizers", "All content-preserving finalizers finished"))),
+        (
+            "NamespaceFinalizersRemaining",
+            verdict(
+                finalizers,
+                "SomeFinalizersRemain",
+                ("ContentHasNoFinalizers", "All content-preserving finalizers finished"),
+            ),
+        ),
     ];
     let mut all: Vec<_> =
         old.iter().filter(|one| !new.iter().any(|(kind, _)| *kind == one.type_)).cloned().collect();
     for (kind, (status, reason, message)) in new {
         let known = old.iter().find(|one| one.type_ == kind);
-        let since = known.filter(|known| known.status == status).and_then(|known| known.last_transition_time.clone());
+        let since = known
+            .filter(|known| known.status == status)
+            .and_then(|known| known.last_transition_time.clone());
         all.push(NamespaceCondition {
             type_: kind.into(),
             status: status.into(),

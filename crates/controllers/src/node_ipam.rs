@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 
-use client::{Api, ErrorExt, EventType, Lister, Outcome, Patch, PatchParams, Result, WorkQueue, spawn_workers};
+use client::{
+    Api, ErrorExt, EventType, Lister, Outcome, Patch, PatchParams, Result, WorkQueue, spawn_workers,
+};
 use k8s_openapi::api::core::v1::Node;
 use machinery::selector::Selector;
 use serde_json::json;
@@ -35,7 +37,10 @@ fn start(context: Context) {
         return;
     };
     let Some(range) = Range::parse(cidr, options.node_cidr_mask_size) else {
-        tracing::error!(cidr, "the cluster CIDR cannot be split into node CIDRs: none are given out");
+        tracing::error!(
+            cidr,
+            "the cluster CIDR cannot be split into node CIDRs: none are given out"
+        );
         return;
     };
     let nodes = context.informers.of::<Node>();
@@ -43,7 +48,8 @@ fn start(context: Context) {
     let adds = queue.clone();
     nodes.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
     let tasks = context.tasks.clone();
-    let controller = Arc::new(Controller { nodes: nodes.lister(), range, given: Mutex::default(), context });
+    let controller =
+        Arc::new(Controller { nodes: nodes.lister(), range, given: Mutex::default(), context });
     tasks.clone().spawn("node-ipam", async move {
         nodes.synced().await;
         // One worker: shares are chosen one after the other.
@@ -65,7 +71,9 @@ impl Controller {
         }
         let all = self.nodes.list(None, &Selector::everything());
         let mut taken: BTreeSet<_> = all.iter().filter_map(|node| pod_cidr(node)).collect();
-        taken.extend(self.given().iter().filter(|(of, _)| of != name).map(|(_, share)| share.clone()));
+        taken.extend(
+            self.given().iter().filter(|(of, _)| of != name).map(|(_, share)| share.clone()),
+        );
         let mine = self.given().iter().find(|(of, _)| of == name).map(|(_, share)| share.clone());
         let Some(share) = mine.or_else(|| self.range.first_free(&taken)) else {
             let message = format!("Node {name} status is now: CIDRNotAvailable");
@@ -103,7 +111,10 @@ impl Range {
     fn parse(list: &str, mask: u8) -> Option<Self> {
         let mut cidrs = list.split(',').filter_map(|cidr| cidr.trim().split_once('/'));
         let (address, bits) = cidrs.find_map(|(address, bits)| {
-            Some((address.parse::<Ipv4Addr>().ok()?, bits.parse::<u8>().ok().filter(|bits| *bits <= 32)?))
+            Some((
+                address.parse::<Ipv4Addr>().ok()?,
+                bits.parse::<u8>().ok().filter(|bits| *bits <= 32)?,
+            ))
         })?;
         if bits > mask || mask > 32 || mask - bits > 16 {
             return None;

@@ -11,7 +11,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use client::{Api, ErrorExt, Event, EventType, Lister, Outcome, Patch, PatchParams, PostParams, Result, WorkQueue, spawn_workers};
+use client::{
+    Api, ErrorExt, Event, EventType, Lister, Outcome, Patch, PatchParams, PostParams, Result,
+    WorkQueue, spawn_workers,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod, Taint};
@@ -85,7 +88,8 @@ fn start(context: Context) {
     leases.subscribe(move |event| {
         let lease = event.object();
         let name = lease.metadata.name.as_deref().unwrap_or_default();
-        let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
+        let renewed =
+            lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
         // The pending look finds the node alive: waking for every beat is needless.
         if this.hear(name, |heard| std::mem::replace(&mut heard.lease, renewed) != renewed) {
             adds.add(name.into());
@@ -135,10 +139,15 @@ impl Controller {
         let Some(node) = self.nodes.get("", name) else {
             return Ok(Outcome::Done);
         };
-        let heard = self.heard.lock().expect("no panic while held").get(name).cloned().unwrap_or_default();
+        let heard =
+            self.heard.lock().expect("no panic while held").get(name).cloned().unwrap_or_default();
         let options = &self.context.options;
         let ever = heard.at.is_some();
-        let grace = if ever { options.node_monitor_grace_period } else { options.node_startup_grace_period };
+        let grace = if ever {
+            options.node_monitor_grace_period
+        } else {
+            options.node_startup_grace_period
+        };
         let now = base::clock::now_seconds();
         let silent = match heard.at {
             Some(at) => at.elapsed(),
@@ -167,12 +176,18 @@ impl Controller {
     }
 
     /// The taints that are due; how long to wait if eviction must.
-    async fn write_taints(&self, name: &str, node: &Node, now: Timestamp) -> Result<Option<Duration>> {
+    async fn write_taints(
+        &self,
+        name: &str,
+        node: &Node,
+        now: Timestamp,
+    ) -> Result<Option<Duration>> {
         let all = self.nodes.list(None, &Selector::everything());
         let any_ready = all.iter().any(|one| ready_status(one) == "True");
         let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
         let mut new = taints(node, &old, any_ready, now);
-        let evicts = |taints: &[Taint]| taints.iter().any(|one| one.effect == "NoExecute" && is_ours(one));
+        let evicts =
+            |taints: &[Taint]| taints.iter().any(|one| one.effect == "NoExecute" && is_ours(one));
         let mut delay = None;
         if evicts(&new) && !evicts(&old) {
             delay = self.eviction_delay();
@@ -205,7 +220,8 @@ impl Controller {
     /// The pods of a node that is not ready are not ready either.
     async fn mark_pods(&self, name: &str) -> Result<()> {
         for pod in self.pods.by_index("node", name) {
-            let Some(ready) = pod::condition(&pod, "Ready").filter(|ready| ready.status != "False") else {
+            let Some(ready) = pod::condition(&pod, "Ready").filter(|ready| ready.status != "False")
+            else {
                 continue;
             };
             let mut condition = ready.clone();
@@ -214,8 +230,16 @@ impl Controller {
             let patch = json!({"status": {"conditions": [condition]}, "metadata": {"uid": pod.metadata.uid}});
             let api: Api<Pod> = self.context.client.api(pod.metadata.namespace.as_deref());
             let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
-            match api.patch_status(pod_name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
-                Ok(_) => self.context.events.event(&*pod, EventType::Warning, "NodeNotReady", "Node is not ready"),
+            match api
+                .patch_status(pod_name, &PatchParams::default(), &Patch::Strategic(&patch))
+                .await
+            {
+                Ok(_) => self.context.events.event(
+                    &*pod,
+                    EventType::Warning,
+                    "NodeNotReady",
+                    "Node is not ready",
+                ),
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
@@ -283,8 +307,10 @@ fn taints(node: &Node, old: &[Taint], evict: bool, now: Timestamp) -> Vec<Taint>
         due.insert((UNSCHEDULABLE.into(), "NoSchedule".into()), ());
     }
     let managed = |taint: &Taint| {
-        let conditional = CONDITION_TAINTS.iter().any(|(_, _, key)| *key == taint.key) || taint.key == UNSCHEDULABLE;
-        conditional && (taint.effect == "NoSchedule" || (taint.effect == "NoExecute" && is_ours(taint)))
+        let conditional = CONDITION_TAINTS.iter().any(|(_, _, key)| *key == taint.key)
+            || taint.key == UNSCHEDULABLE;
+        conditional
+            && (taint.effect == "NoSchedule" || (taint.effect == "NoExecute" && is_ours(taint)))
     };
     let mut all = vec![];
     for taint in old {
@@ -293,7 +319,12 @@ fn taints(node: &Node, old: &[Taint], evict: bool, now: Timestamp) -> Vec<Taint>
             all.push(taint.clone());
         }
     }
-    all.extend(due.into_keys().map(|(key, effect)| Taint { key, effect, time_added: Some(Time(now)), value: None }));
+    all.extend(due.into_keys().map(|(key, effect)| Taint {
+        key,
+        effect,
+        time_added: Some(Time(now)),
+        value: None,
+    }));
     all
 }
 
@@ -317,12 +348,21 @@ mod tests {
             .unwrap();
             let old = node.spec.clone().unwrap().taints.unwrap();
             let new = taints(&node, &old, evict, now);
-            let found: Vec<_> = new.iter().map(|one| (one.key.as_str(), one.effect.as_str())).collect();
+            let found: Vec<_> =
+                new.iter().map(|one| (one.key.as_str(), one.effect.as_str())).collect();
             assert_eq!(found, expected, "{ready}");
         };
         check("True", true, &[("own", "NoSchedule")]);
-        check("False", true, &[("own", "NoSchedule"), (NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")]);
-        check("Unknown", true, &[("own", "NoSchedule"), (UNREACHABLE, "NoExecute"), (UNREACHABLE, "NoSchedule")]);
+        check(
+            "False",
+            true,
+            &[("own", "NoSchedule"), (NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")],
+        );
+        check(
+            "Unknown",
+            true,
+            &[("own", "NoSchedule"), (UNREACHABLE, "NoExecute"), (UNREACHABLE, "NoSchedule")],
+        );
         check("Unknown", false, &[("own", "NoSchedule"), (UNREACHABLE, "NoSchedule")]);
     }
 

@@ -4,8 +4,8 @@
 //! controller, and releases what it controls and no longer matches.
 
 use client::{Api, ErrorExt, Header, Kind, Patch, PatchParams, Result};
-use machinery::{ObjectMeta, OwnerReference};
 use machinery::selector::Selector;
+use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
 /// The owner that controls an object.
@@ -53,7 +53,12 @@ pub fn claim(owner: &ObjectMeta, selector: &Selector, header: &Header) -> Claim 
 }
 
 /// Makes `owner` the controller of an object, if it is still the one with `uid`.
-pub async fn adopt<T: Kind>(api: &Api<T>, name: &str, uid: &str, owner: &OwnerReference) -> Result<()> {
+pub async fn adopt<T: Kind>(
+    api: &Api<T>,
+    name: &str,
+    uid: &str,
+    owner: &OwnerReference,
+) -> Result<()> {
     let patch = json!({"metadata": {"uid": uid, "ownerReferences": [owner]}});
     api.patch(name, &PatchParams::default(), &Patch::Strategic(&patch)).await.map(drop)
 }

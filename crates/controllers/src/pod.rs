@@ -92,7 +92,13 @@ pub fn choose_victims(
 }
 
 /// `Less` means that `a` goes first.
-fn dispensability(a: &Pod, b: &Pod, rank_a: usize, rank_b: usize, now: Timestamp) -> std::cmp::Ordering {
+fn dispensability(
+    a: &Pod,
+    b: &Pod,
+    rank_a: usize,
+    rank_b: usize,
+    now: Timestamp,
+) -> std::cmp::Ordering {
     let assigned = |pod: &Pod| !node_name(pod).is_empty();
     let phase_rank = |pod: &Pod| match phase(pod) {
         "Pending" | "" => 0,
@@ -184,7 +190,11 @@ mod tests {
         check(pod("a", "n", "Running", true, 5000, "-1"), usual());
         check(pod("a", "n", "Running", true, 10, "0"), usual());
         check(pod("a", "n", "Running", true, 1001, "0"), usual());
-        let crowd = [usual(), pod("y", "n", "Running", true, 1000, "0"), pod("a", "m", "Running", true, 10, "0")];
+        let crowd = [
+            usual(),
+            pod("y", "n", "Running", true, 1000, "0"),
+            pod("a", "m", "Running", true, 10, "0"),
+        ];
         let gone = choose_victims(&crowd, &crowd, 1, now);
         assert_ne!(gone[0].metadata.name.as_deref(), Some("a"), "a crowded node is relieved first");
     }

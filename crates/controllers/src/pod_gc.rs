@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, Client, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, Patch, PatchParams, Preconditions, Result,
-    WorkQueue, spawn_workers,
+    Api, Client, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, Patch, PatchParams,
+    Preconditions, Result, WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::Time;
@@ -52,7 +52,8 @@ fn start(context: Context) {
     nodes.subscribe_raw(move |event| {
         if matches!(event, client::RawEvent::Deleted(_)) {
             let pods = this.pods.by_index("node", &event.entry().header.key.name);
-            pods.iter().for_each(|pod| this.queue.add_after(ObjectKey::of(&pod.metadata), QUARANTINE));
+            pods.iter()
+                .for_each(|pod| this.queue.add_after(ObjectKey::of(&pod.metadata), QUARANTINE));
         }
     });
     let this = controller.clone();
@@ -104,7 +105,8 @@ impl Controller {
         let trimmed = pod::is_finished(&pod)
             && self.threshold > 0
             && self.pods.len() > self.threshold
-            && surplus(&self.pods.list(None, &Selector::everything()), self.threshold).contains(key);
+            && surplus(&self.pods.list(None, &Selector::everything()), self.threshold)
+                .contains(key);
         if !(orphaned || unplaced || trimmed) {
             return Ok(Outcome::Done);
         }
@@ -114,7 +116,10 @@ impl Controller {
                 "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
                 "message": "PodGC: node no longer exists", "lastTransitionTime": Time(base::clock::now_seconds()),
             }]}});
-            match api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
+            match api
+                .patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(&patch))
+                .await
+            {
                 Err(error) if error.is_not_found() => return Ok(Outcome::Done),
                 done => drop(done?),
             }

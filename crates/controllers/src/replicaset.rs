@@ -16,7 +16,9 @@ use client::{
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::Resource;
-use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetSpec, ReplicaSetStatus};
+use k8s_openapi::api::apps::v1::{
+    ReplicaSet, ReplicaSetCondition, ReplicaSetSpec, ReplicaSetStatus,
+};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use machinery::selector::Selector;
 use machinery::{ObjectMeta, Time};
@@ -195,7 +197,9 @@ impl Controller {
             if owner::claim(&set.metadata, selector, &entry.header) != Claim::Adopt {
                 continue;
             }
-            let Some(orphan) = self.pods.get_key(&entry.header.key).filter(|pod| pod::is_active(pod)) else {
+            let Some(orphan) =
+                self.pods.get_key(&entry.header.key).filter(|pod| pod::is_active(pod))
+            else {
                 continue;
             };
             if allowed.is_none() {
@@ -233,7 +237,8 @@ impl Controller {
             }
             Plan::Delete(victims) => {
                 self.expectations.expect_deletions(key, victims.iter().cloned());
-                let results = join_all(victims.iter().map(|victim| self.delete(key, set, victim))).await;
+                let results =
+                    join_all(victims.iter().map(|victim| self.delete(key, set, victim))).await;
                 results.into_iter().collect()
             }
         }
@@ -259,10 +264,21 @@ impl Controller {
     async fn create_pod(&self, key: &ObjectKey, set: &ReplicaSet) -> Result<()> {
         let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
         let pod = pod_from(template, &set.metadata, owner::reference(set));
-        match self.context.client.api::<Pod>(Some(&key.namespace)).create(&PostParams::default(), &pod).await {
+        match self
+            .context
+            .client
+            .api::<Pod>(Some(&key.namespace))
+            .create(&PostParams::default(), &pod)
+            .await
+        {
             Ok(created) => {
                 let name = created.metadata.name.unwrap_or_default();
-                self.event(set, EventType::Normal, "SuccessfulCreate", format!("Created pod: {name}"));
+                self.event(
+                    set,
+                    EventType::Normal,
+                    "SuccessfulCreate",
+                    format!("Created pod: {name}"),
+                );
                 Ok(())
             }
             Err(error) => {
@@ -289,7 +305,12 @@ impl Controller {
                 if error.is_not_found() {
                     return Ok(());
                 }
-                self.event(set, EventType::Warning, "FailedDelete", format!("Error deleting: {}", error.text()));
+                self.event(
+                    set,
+                    EventType::Warning,
+                    "FailedDelete",
+                    format!("Error deleting: {}", error.text()),
+                );
                 Err(error)
             }
         }
@@ -305,7 +326,8 @@ impl Controller {
         for attempt in 0..2 {
             updated.status = Some(status.clone());
             match api.replace_status(name, &PostParams::default(), &updated).await {
-                Err(error) if error.is_conflict() && attempt == 0 => match api.get_opt(name).await? {
+                Err(error) if error.is_conflict() && attempt == 0 => match api.get_opt(name).await?
+                {
                     Some(fresh) => updated = fresh,
                     None => return Ok(()),
                 },
@@ -423,4 +445,3 @@ pub fn seconds(now: Timestamp) -> Timestamp {
 pub fn some_if_positive(count: i32) -> Option<i32> {
     (count > 0).then_some(count)
 }
-

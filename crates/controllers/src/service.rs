@@ -49,13 +49,15 @@ pub fn target_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
         Some(IntOrString::String(name)) => {
             let protocol = port.protocol.as_deref().unwrap_or("TCP");
             let named = |one: &&ContainerPort| {
-                one.name.as_ref() == Some(name) && one.protocol.as_deref().unwrap_or("TCP") == protocol
+                one.name.as_ref() == Some(name)
+                    && one.protocol.as_deref().unwrap_or("TCP") == protocol
             };
             let spec = pod.spec.as_ref()?;
             // Sidecars (restartable init containers) serve ports too.
             let sidecars = spec.init_containers.iter().flatten();
             let sidecars = sidecars.filter(|one| one.restart_policy.as_deref() == Some("Always"));
-            let mut ports = spec.containers.iter().chain(sidecars).flat_map(|one| one.ports.iter().flatten());
+            let mut ports =
+                spec.containers.iter().chain(sidecars).flat_map(|one| one.ports.iter().flatten());
             ports.find(named).map(|port| port.container_port)
         }
     }
@@ -78,5 +80,9 @@ pub fn pod_ips(pod: &Pod) -> Vec<String> {
         return vec![];
     };
     let all: Vec<_> = status.pod_ips.iter().flatten().map(|one| one.ip.clone()).collect();
-    if all.is_empty() { status.pod_ip.clone().filter(|ip| !ip.is_empty()).into_iter().collect() } else { all }
+    if all.is_empty() {
+        status.pod_ip.clone().filter(|ip| !ip.is_empty()).into_iter().collect()
+    } else {
+        all
+    }
 }

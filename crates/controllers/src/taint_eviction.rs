@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, Client, DeleteParams, ErrorExt, EventRecorder, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams,
-    Result, WorkQueue, spawn_workers,
+    Api, Client, DeleteParams, ErrorExt, EventRecorder, EventType, Lister, ObjectKey, Outcome,
+    Patch, PatchParams, Result, WorkQueue, spawn_workers,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
@@ -47,7 +47,8 @@ fn start(context: Context) {
     });
     let (this, adds) = (controller.clone(), queue.clone());
     nodes.subscribe(move |event| {
-        let (new, old) = (evicting(event.object()), event.old().map(|old| evicting(old)).unwrap_or_default());
+        let (new, old) =
+            (evicting(event.object()), event.old().map(|old| evicting(old)).unwrap_or_default());
         if new != old && !event.is_deleted() {
             let pods = this.pods.by_index("node", &event.key().name);
             pods.iter().for_each(|pod| adds.add(ObjectKey::of(&pod.metadata)));
@@ -57,7 +58,8 @@ fn start(context: Context) {
     pods.subscribe(move |event| {
         let pod = event.object();
         let node = pod::node_name(pod);
-        let tainted = !node.is_empty() && this.nodes.get("", node).is_some_and(|node| !evicting(&node).is_empty());
+        let tainted = !node.is_empty()
+            && this.nodes.get("", node).is_some_and(|node| !evicting(&node).is_empty());
         if tainted && !event.is_deleted() && !pod::is_deleting(pod) {
             adds.add(event.key());
         }
@@ -100,7 +102,10 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = blank(&toleration.effect) || toleration.effect.as_ref() == Some(&taint.effect);
     let key = blank(&toleration.key) || toleration.key.as_ref() == Some(&taint.key);
     let value = match toleration.operator.as_deref().unwrap_or("Equal") {
-        "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default(),
+        "" | "Equal" => {
+            toleration.value.as_deref().unwrap_or_default()
+                == taint.value.as_deref().unwrap_or_default()
+        }
         "Exists" => true,
         _ => false,
     };
@@ -112,8 +117,13 @@ impl Controller {
         let Some(pod) = self.pods.get_key(key).filter(|pod| !pod::is_deleting(pod)) else {
             return Ok(Outcome::Done);
         };
-        let taints = self.nodes.get("", pod::node_name(&pod)).map(|node| evicting(&node)).unwrap_or_default();
-        let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.clone()).unwrap_or_default();
+        let taints = self
+            .nodes
+            .get("", pod::node_name(&pod))
+            .map(|node| evicting(&node))
+            .unwrap_or_default();
+        let tolerations =
+            pod.spec.as_ref().and_then(|spec| spec.tolerations.clone()).unwrap_or_default();
         let now = base::clock::now();
         let Some(deadline) = deadline(&tolerations, &taints, now) else {
             return Ok(Outcome::Done);
@@ -123,14 +133,22 @@ impl Controller {
         {
             return Ok(Outcome::After(wait));
         }
-        self.events.event(&*pod, EventType::Normal, "TaintManagerEviction", format!("Marking for deletion Pod {key}"));
+        self.events.event(
+            &*pod,
+            EventType::Normal,
+            "TaintManagerEviction",
+            format!("Marking for deletion Pod {key}"),
+        );
         let condition = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [{
             "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
             "message": "Taint manager: deleting due to NoExecute taint",
             "lastTransitionTime": Time(base::clock::now_seconds()),
         }]}});
         let api: Api<Pod> = self.client.api(Some(&key.namespace));
-        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(&condition)).await {
+        match api
+            .patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(&condition))
+            .await
+        {
             Err(error) if error.is_not_found() => return Ok(Outcome::Done),
             done => drop(done?),
         }
@@ -158,13 +176,25 @@ mod tests {
         };
         let check = |tolerations: serde_json::Value, taints: &[Taint], expected: Option<i64>| {
             let tolerations: Vec<Toleration> = from_value(tolerations).unwrap();
-            assert_eq!(deadline(&tolerations, taints, at(150)), expected.map(at), "{tolerations:?}");
+            assert_eq!(
+                deadline(&tolerations, taints, at(150)),
+                expected.map(at),
+                "{tolerations:?}"
+            );
         };
         let both = [taint("a"), taint("b")];
         check(json!([]), &both, Some(150));
         check(json!([]), &[], None);
         check(json!([{"operator": "Exists"}]), &both, None);
-        check(json!([{"key": "a", "operator": "Exists", "tolerationSeconds": 300}]), &both[..1], Some(400));
-        check(json!([{"operator": "Exists"}, {"key": "b", "operator": "Exists", "tolerationSeconds": 60}]), &both, Some(160));
+        check(
+            json!([{"key": "a", "operator": "Exists", "tolerationSeconds": 300}]),
+            &both[..1],
+            Some(400),
+        );
+        check(
+            json!([{"operator": "Exists"}, {"key": "b", "operator": "Exists", "tolerationSeconds": 60}]),
+            &both,
+            Some(160),
+        );
     }
 }

@@ -71,12 +71,17 @@ impl FieldErrors {
 
     /// `value` is shown as upstream shows it: strings quoted, other values as JSON.
     pub fn invalid(&mut self, path: &Path, value: impl serde::Serialize, detail: &str) {
-        self.push("FieldValueInvalid", path, with_detail(&format!("Invalid value: {}", shown(&value)), detail));
+        self.push(
+            "FieldValueInvalid",
+            path,
+            with_detail(&format!("Invalid value: {}", shown(&value)), detail),
+        );
     }
 
     pub fn not_supported(&mut self, path: &Path, value: &str, supported: &[&str]) {
         let listed: Vec<String> = supported.iter().map(|value| format!("{value:?}")).collect();
-        let message = format!("Unsupported value: {value:?}: supported values: {}", listed.join(", "));
+        let message =
+            format!("Unsupported value: {value:?}: supported values: {}", listed.join(", "));
         self.push("FieldValueNotSupported", path, message);
     }
 
@@ -93,11 +98,19 @@ impl FieldErrors {
     }
 
     pub fn too_long(&mut self, path: &Path, limit: usize) {
-        self.push("FieldValueTooLong", path, format!("Too long: may not be more than {limit} bytes"));
+        self.push(
+            "FieldValueTooLong",
+            path,
+            format!("Too long: may not be more than {limit} bytes"),
+        );
     }
 
     pub fn too_many(&mut self, path: &Path, actual: usize, limit: usize) {
-        self.push("FieldValueTooMany", path, format!("Too many: {actual}: must have at most {limit} items"));
+        self.push(
+            "FieldValueTooMany",
+            path,
+            format!("Too many: {actual}: must have at most {limit} items"),
+        );
     }
 
     /// As in the message of the `Status`: one error bare, several in brackets, repeats once.

@@ -89,14 +89,18 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     let (prefix, name) = match text.split_once('/') {
         None => (None, text),
         Some((_, rest)) if rest.contains('/') => {
-            return vec![format!("a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{QUALIFIED}') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')")];
+            return vec![format!(
+                "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{QUALIFIED}') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            )];
         }
         Some((prefix, name)) => (Some(prefix), name),
     };
     match prefix {
         Some("") => wrong.push("prefix part must be non-empty".into()),
         Some(prefix) => {
-            wrong.extend(dns1123_subdomain(prefix).into_iter().map(|text| format!("prefix part {text}")));
+            wrong.extend(
+                dns1123_subdomain(prefix).into_iter().map(|text| format!("prefix part {text}")),
+            );
         }
         None => {}
     }

@@ -94,12 +94,14 @@ where
 
     /// By way of bytes: a second serializer for every field of every kind would double the build.
     fn to_value(&self) -> Value {
-        let json = serde_json::to_vec(self).expect("API structs have string keys and finite numbers");
+        let json =
+            serde_json::to_vec(self).expect("API structs have string keys and finite numbers");
         serde_json::from_slice(&json).expect("what was just written is JSON")
     }
 
     fn encode(&self) -> Vec<u8> {
-        let json = serde_json::to_vec(self).expect("API structs have string keys and finite numbers");
+        let json =
+            serde_json::to_vec(self).expect("API structs have string keys and finite numbers");
         metadata_third(json)
     }
 
@@ -336,7 +338,8 @@ where
     D: serde::Deserializer<'de, Error = serde_json::Error>,
 {
     let mut unknown_fields = vec![];
-    let object: T = serde_ignored::deserialize(decoder, |path| unknown_fields.push(field_path(&path)))?;
+    let object: T =
+        serde_ignored::deserialize(decoder, |path| unknown_fields.push(field_path(&path)))?;
     Ok(Decoded { object: Box::new(object), unknown_fields })
 }
 
@@ -406,7 +409,10 @@ mod tests {
             r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"labels":{"k":"v"},"name":"x"},"data":{"a":"\\\"{,","b":""},"immutable":true}"#
         );
         let empty = Typed::<ConfigMap>::new().empty();
-        assert_eq!(String::from_utf8_lossy(&empty.encode()), r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{}}"#);
+        assert_eq!(
+            String::from_utf8_lossy(&empty.encode()),
+            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{}}"#
+        );
     }
 
     #[test]

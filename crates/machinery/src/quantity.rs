@@ -1,1 +1,143 @@
-//! To be written.
+//! Quantities: `100m`, `1.5Gi`, `2e3`. Exact, in billionths, rounded up as upstream rounds.
+//! Upstream: `k8s.io/apimachinery/pkg/api/resource`.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// Billionths per unit: finer than this upstream does not count.
+const NANO: i128 = 1_000_000_000;
+
+/// The value of a quantity, in billionths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Amount(i128);
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+)]
+pub struct ParseError;
+
+impl Amount {
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let is_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-');
+        let end = text.find(|c| !is_number(c)).unwrap_or(text.len());
+        let (number, suffix) = text.split_at(end);
+        let (negative, digits) = match number.strip_prefix('-') {
+            Some(digits) => (true, digits),
+            None => (false, number.strip_prefix('+').unwrap_or(number)),
+        };
+        let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+        let all_digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        if (whole.is_empty() && fraction.is_empty()) || !all_digits(whole) || !all_digits(fraction)
+        {
+            return Err(ParseError);
+        }
+        let mantissa = format!("{whole}{fraction}").trim_start_matches('0').to_owned();
+        // Beyond 30 digits a value is out of every range that anybody counts in.
+        let mantissa: i128 = match mantissa.len() {
+            0 => 0,
+            1..=30 => mantissa.parse().map_err(|_| ParseError)?,
+            _ => 10i128.pow(30),
+        };
+        let magnitude = scale(mantissa, suffix, fraction.len() as i32)?;
+        Ok(Self(if negative { -magnitude } else { magnitude }))
+    }
+
+    /// In thousandths, rounded up.
+    pub fn milli(self) -> i64 {
+        self.rounded_up(NANO / 1000)
+    }
+
+    /// In whole units, rounded up.
+    pub fn units(self) -> i64 {
+        self.rounded_up(NANO)
+    }
+
+    fn rounded_up(self, step: i128) -> i64 {
+        let up = self.0.div_euclid(step) + i128::from(self.0.rem_euclid(step) != 0);
+        i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
+    }
+}
+
+/// `mantissa × multiplier of suffix ÷ 10^places`, in billionths, rounded up.
+fn scale(mantissa: i128, suffix: &str, places: i32) -> Result<i128, ParseError> {
+    const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    const DECIMAL: [(&str, i32); 10] = [
+        ("", 0),
+        ("n", -9),
+        ("u", -6),
+        ("m", -3),
+        ("k", 3),
+        ("M", 6),
+        ("G", 9),
+        ("T", 12),
+        ("P", 15),
+        ("E", 18),
+    ];
+    let binary = BINARY.iter().position(|one| *one == suffix).map(|at| 10 * (at as u32 + 1));
+    let power = match (binary, DECIMAL.iter().find(|(one, _)| *one == suffix)) {
+        (Some(_), _) => 0,
+        (None, Some((_, power))) => *power,
+        (None, None) => exponent(suffix)?,
+    };
+    let shifted = mantissa.saturating_mul(1i128 << binary.unwrap_or(0));
+    let power = power - places + 9;
+    Ok(match u32::try_from(power) {
+        Ok(power) => shifted.saturating_mul(10i128.checked_pow(power).unwrap_or(i128::MAX)),
+        Err(_) => {
+            let divisor = 10i128.checked_pow(power.unsigned_abs()).unwrap_or(i128::MAX);
+            shifted / divisor + i128::from(shifted % divisor != 0)
+        }
+    })
+}
+
+/// `e3`, `E-2`
+fn exponent(suffix: &str) -> Result<i32, ParseError> {
+    let digits = suffix.strip_prefix(['e', 'E']).ok_or(ParseError)?;
+    digits.parse().ok().filter(|power: &i32| power.abs() <= 30).ok_or(ParseError)
+}
+
+/// In thousandths; what cannot be read counts nothing.
+pub fn milli(quantity: &Quantity) -> i64 {
+    Amount::parse(&quantity.0).unwrap_or_default().milli()
+}
+
+/// In whole units; what cannot be read counts nothing.
+pub fn units(quantity: &Quantity) -> i64 {
+    Amount::parse(&quantity.0).unwrap_or_default().units()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_upstreams_forms() {
+        for (text, thousandths, whole) in [
+            ("100m", 100, 1),
+            ("0.1", 100, 1),
+            ("1.5", 1500, 2),
+            ("2e3", 2_000_000, 2000),
+            ("1Ki", 1_024_000, 1024),
+            ("1.5Gi", 1_610_612_736_000, 1_610_612_736),
+            ("64Mi", 67_108_864_000, 67_108_864),
+            ("3k", 3_000_000, 3000),
+            ("1n", 1, 1),
+            ("-2", -2000, -2),
+            (".5", 500, 1),
+            ("5.", 5000, 5),
+            ("0", 0, 0),
+            ("8E", i64::MAX, 8_000_000_000_000_000_000),
+            ("99999999999999999999999999999999", i64::MAX, i64::MAX),
+        ] {
+            let amount = Amount::parse(text).unwrap_or_else(|_| panic!("{text}"));
+            assert_eq!((amount.milli(), amount.units()), (thousandths, whole), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_upstream_refuses() {
+        for text in ["", "m", "1µ", "1 Gi", "--1", "1.2.3", "1e", "1x", "Gi", "1ee3"] {
+            assert_eq!(Amount::parse(text), Err(ParseError), "{text}");
+        }
+    }
+}

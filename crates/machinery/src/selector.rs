@@ -83,7 +83,11 @@ impl Selector {
                 "NotIn" => Test::NotIn(values),
                 "Exists" => Test::Exists,
                 "DoesNotExist" => Test::DoesNotExist,
-                other => return Err(ParseError(format!("{other:?} is not a valid label selector operator"))),
+                other => {
+                    return Err(ParseError(format!(
+                        "{other:?} is not a valid label selector operator"
+                    )));
+                }
             };
             all.requirements.push(Requirement { key: one.key.clone(), test });
         }
@@ -118,7 +122,9 @@ impl Selector {
                     }
                 }
                 Some(found) => {
-                    return Err(ParseError(format!("found '{found}', expected: ',' or 'end of string'")));
+                    return Err(ParseError(format!(
+                        "found '{found}', expected: ',' or 'end of string'"
+                    )));
                 }
             }
         }
@@ -137,9 +143,12 @@ impl Selector {
                 .filter_map(|op| term.find(op).map(|at| (at, *op)))
                 .min_by_key(|(at, op)| (*at, std::cmp::Reverse(op.len())))
                 .map(|(at, op)| (&term[..at], op, &term[at + op.len()..]))
-                .ok_or_else(|| ParseError(format!("invalid selector: '{text}'; can't understand '{term}'")))?;
+                .ok_or_else(|| {
+                    ParseError(format!("invalid selector: '{text}'; can't understand '{term}'"))
+                })?;
             let value = unescape(value)?;
-            let test = if operator == "!=" { Test::NotIn(vec![value]) } else { Test::In(vec![value]) };
+            let test =
+                if operator == "!=" { Test::NotIn(vec![value]) } else { Test::In(vec![value]) };
             requirements.push(Requirement { key: key.trim().to_owned(), test });
         }
         Ok(Self { requirements, nothing: false })
@@ -204,15 +213,15 @@ impl<'a> Parser<'a> {
     }
 
     fn error(&self, expected: &str) -> ParseError {
-        let word: String = self.rest().chars().take_while(|c| !c.is_whitespace() && *c != ',').collect();
+        let word: String =
+            self.rest().chars().take_while(|c| !c.is_whitespace() && *c != ',').collect();
         ParseError(format!("found '{word}', expected: {expected}"))
     }
 
     fn word(&mut self) -> &'a str {
         let rest = self.rest();
-        let end = rest
-            .find(|c: char| c.is_whitespace() || "=!(),<>".contains(c))
-            .unwrap_or(rest.len());
+        let end =
+            rest.find(|c: char| c.is_whitespace() || "=!(),<>".contains(c)).unwrap_or(rest.len());
         self.at += end;
         &rest[..end]
     }
@@ -235,7 +244,9 @@ impl<'a> Parser<'a> {
         if let Test::In(values) | Test::NotIn(values) = &test {
             for value in values {
                 if let Some(wrong) = names::label_value(value).into_iter().next() {
-                    return Err(ParseError(format!("values[0][{key}]: Invalid value: {value:?}: {wrong}")));
+                    return Err(ParseError(format!(
+                        "values[0][{key}]: Invalid value: {value:?}: {wrong}"
+                    )));
                 }
             }
         }
@@ -250,7 +261,9 @@ impl<'a> Parser<'a> {
             if self.eat(token) {
                 self.space();
                 let value = vec![self.word().to_owned()];
-                if let Some(found) = self.rest().chars().next().filter(|c| value[0].is_empty() && *c != ',') {
+                if let Some(found) =
+                    self.rest().chars().next().filter(|c| value[0].is_empty() && *c != ',')
+                {
                     return Err(ParseError(format!("found '{found}', expected: identifier")));
                 }
                 return Ok(if negative { Test::NotIn(value) } else { Test::In(value) });
@@ -260,9 +273,11 @@ impl<'a> Parser<'a> {
             if self.eat(token) {
                 self.space();
                 let word = self.word();
-                let limit = word
-                    .parse()
-                    .map_err(|_| ParseError(format!("for 'Gt', 'Lt' operators, the value must be an integer: {word:?}")))?;
+                let limit = word.parse().map_err(|_| {
+                    ParseError(format!(
+                        "for 'Gt', 'Lt' operators, the value must be an integer: {word:?}"
+                    ))
+                })?;
                 return Ok(if greater { Test::GreaterThan(limit) } else { Test::LessThan(limit) });
             }
         }
@@ -319,9 +334,17 @@ fn unescape(text: &str) -> Result<String, ParseError> {
         match c {
             '\\' => match chars.next() {
                 Some(next @ ('\\' | ',' | '=')) => out.push(next),
-                _ => return Err(ParseError(format!("invalid field selector: invalid escape sequence in value: {text}"))),
+                _ => {
+                    return Err(ParseError(format!(
+                        "invalid field selector: invalid escape sequence in value: {text}"
+                    )));
+                }
             },
-            ',' | '=' => return Err(ParseError(format!("invalid field selector: unescaped character in value: {text}"))),
+            ',' | '=' => {
+                return Err(ParseError(format!(
+                    "invalid field selector: unescaped character in value: {text}"
+                )));
+            }
             c => out.push(c),
         }
     }
@@ -334,8 +357,9 @@ mod tests {
 
     #[test]
     fn label_selectors_match() {
-        let labels: BTreeMap<String, String> =
-            [("app", "web"), ("tier", "front"), ("n", "5")].map(|(k, v)| (k.into(), v.into())).into();
+        let labels: BTreeMap<String, String> = [("app", "web"), ("tier", "front"), ("n", "5")]
+            .map(|(k, v)| (k.into(), v.into()))
+            .into();
         for (text, expected) in [
             ("", true),
             ("app=web", true),
@@ -347,7 +371,8 @@ mod tests {
             ("!other,n>4,n<6", true),
             ("!app", false),
         ] {
-            let selector = Selector::parse_labels(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let selector =
+                Selector::parse_labels(text).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(selector.matches(Some(&labels)), expected, "{text}");
         }
         for text in ["a=b,", "a in b", "=", "a b", "a>x"] {
@@ -357,9 +382,14 @@ mod tests {
 
     #[test]
     fn field_selectors_unescape() {
-        let selector = Selector::parse_fields(r"metadata.name=a\,b,spec.nodeName!=").expect("valid");
+        let selector =
+            Selector::parse_fields(r"metadata.name=a\,b,spec.nodeName!=").expect("valid");
         assert_eq!(selector.exact("metadata.name"), Some("a,b"));
-        assert!(selector.matches_with(|key| Some(if key == "metadata.name" { "a,b" } else { "n1" })));
+        assert!(selector.matches_with(|key| Some(if key == "metadata.name" {
+            "a,b"
+        } else {
+            "n1"
+        })));
         assert!(Selector::parse_fields("metadata.name").is_err());
     }
 }

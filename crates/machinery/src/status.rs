@@ -129,14 +129,19 @@ impl StatusError {
 
     /// `pods "web" already exists`
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
-        Self::new(Reason::AlreadyExists, format!("{} {name:?} already exists", qualified(resource, group)))
-            .about(group, resource, name)
+        Self::new(
+            Reason::AlreadyExists,
+            format!("{} {name:?} already exists", qualified(resource, group)),
+        )
+        .about(group, resource, name)
     }
 
     /// `Operation cannot be fulfilled on pods "web": …`
     pub fn conflict(group: &str, resource: &str, name: &str, why: impl fmt::Display) -> Self {
-        let message =
-            format!("Operation cannot be fulfilled on {} {name:?}: {why}", qualified(resource, group));
+        let message = format!(
+            "Operation cannot be fulfilled on {} {name:?}: {why}",
+            qualified(resource, group)
+        );
         Self::new(Reason::Conflict, message).about(group, resource, name)
     }
 
@@ -154,9 +159,11 @@ impl StatusError {
     /// `Deployment.apps "web" is invalid: …`, with a cause per error.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: FieldErrors) -> Self {
         let summary = errors.summary();
-        let mut error =
-            Self::new(Reason::Invalid, format!("{} {name:?} is invalid: {summary}", qualified(kind, group)))
-                .about(group, kind, name);
+        let mut error = Self::new(
+            Reason::Invalid,
+            format!("{} {name:?} is invalid: {summary}", qualified(kind, group)),
+        )
+        .about(group, kind, name);
         error.0.causes = errors.causes();
         error
     }
@@ -171,7 +178,8 @@ impl StatusError {
 
     pub fn internal(why: impl fmt::Display) -> Self {
         let message = why.to_string();
-        let mut error = Self::new(Reason::InternalError, format!("Internal error occurred: {message}"));
+        let mut error =
+            Self::new(Reason::InternalError, format!("Internal error occurred: {message}"));
         error.0.causes.push(Cause { reason: String::new(), message, field: String::new() });
         error
     }
@@ -186,7 +194,10 @@ impl StatusError {
     }
 
     pub fn method_not_allowed(group: &str, resource: &str, verb: &str) -> Self {
-        let message = format!("{verb} is not supported on resources of kind {:?}", qualified(resource, group));
+        let message = format!(
+            "{verb} is not supported on resources of kind {:?}",
+            qualified(resource, group)
+        );
         Self::new(Reason::MethodNotAllowed, message).about(group, resource, "")
     }
 
@@ -203,7 +214,11 @@ impl StatusError {
     }
 
     pub fn cause(mut self, reason: &str, field: &str, message: impl Into<String>) -> Self {
-        self.0.causes.push(Cause { reason: reason.into(), message: message.into(), field: field.into() });
+        self.0.causes.push(Cause {
+            reason: reason.into(),
+            message: message.into(),
+            field: field.into(),
+        });
         self
     }
 
@@ -239,9 +254,12 @@ impl StatusError {
         let mut put = |key: &str, value: Value| {
             details.insert(key.into(), value);
         };
-        for (key, text) in
-            [("name", &inner.name), ("group", &inner.group), ("kind", &inner.kind), ("uid", &inner.uid)]
-        {
+        for (key, text) in [
+            ("name", &inner.name),
+            ("group", &inner.group),
+            ("kind", &inner.kind),
+            ("uid", &inner.uid),
+        ] {
             if !text.is_empty() {
                 put(key, text.clone().into());
             }
@@ -277,7 +295,9 @@ impl StatusError {
 impl Cause {
     fn to_json(&self) -> Value {
         let mut cause = serde_json::Map::new();
-        for (key, text) in [("reason", &self.reason), ("message", &self.message), ("field", &self.field)] {
+        for (key, text) in
+            [("reason", &self.reason), ("message", &self.message), ("field", &self.field)]
+        {
             if !text.is_empty() {
                 cause.insert(key.into(), text.clone().into());
             }

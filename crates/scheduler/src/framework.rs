@@ -83,7 +83,12 @@ pub trait PreEnqueue: Send + Sync {
 }
 
 pub trait PreFilter: Send + Sync {
-    fn pre_filter(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster) -> Result<Next, Rejection>;
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+    ) -> Result<Next, Rejection>;
 }
 
 pub trait Filter: Send + Sync {
@@ -92,7 +97,13 @@ pub trait Filter: Send + Sync {
 
 /// Runs when no node fits: may make room.
 pub trait PostFilter: Send + Sync {
-    fn post_filter(&self, framework: &Framework, pod: &PodInfo, cluster: &Cluster, why: &Diagnosis) -> PostFiltered;
+    fn post_filter(
+        &self,
+        framework: &Framework,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        why: &Diagnosis,
+    ) -> PostFiltered;
 }
 
 pub struct PostFiltered {
@@ -104,7 +115,13 @@ pub struct PostFiltered {
 
 pub trait PreScore: Send + Sync {
     /// `nodes` are those that fit.
-    fn pre_score(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster, nodes: &[&NodeInfo]) -> Next;
+    fn pre_score(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        nodes: &[&NodeInfo],
+    ) -> Next;
 }
 
 pub trait Score: Send + Sync {
@@ -120,11 +137,16 @@ pub trait Reserve: Send + Sync {
 }
 
 pub trait Permit: Send + Sync {
-    fn permit<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), Rejection>>;
+    fn permit<'a>(
+        &'a self,
+        pod: &'a PodInfo,
+        node: &'a str,
+    ) -> BoxFuture<'a, Result<(), Rejection>>;
 }
 
 pub trait PreBind: Send + Sync {
-    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str) -> BoxFuture<'a, Result<(), String>>;
+    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str)
+    -> BoxFuture<'a, Result<(), String>>;
 }
 
 pub trait Bind: Send + Sync {
@@ -202,7 +224,8 @@ impl fmt::Display for Diagnosis {
             for reason in self.rejections.values().flat_map(|one| &one.reasons) {
                 *counts.entry(reason).or_default() += 1;
             }
-            let mut texts: Vec<_> = counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            let mut texts: Vec<_> =
+                counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
             texts.sort();
             write!(f, " {}.", texts.join(", "))?;
         }
@@ -234,9 +257,17 @@ impl Framework {
     }
 
     /// Whether the event may help a pod that `plugins` rejected.
-    pub fn helps(&self, plugins: &BTreeSet<&'static str>, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    pub fn helps(
+        &self,
+        plugins: &BTreeSet<&'static str>,
+        pod: &PodInfo,
+        event: &ClusterEvent,
+    ) -> bool {
         plugins.is_empty()
-            || self.plugins.iter().any(|plugin| plugins.contains(plugin.row.name) && (plugin.row.helps)(pod, event))
+            || self
+                .plugins
+                .iter()
+                .any(|plugin| plugins.contains(plugin.row.name) && (plugin.row.helps)(pod, event))
     }
 
     /// The best node for a pod. Pure but for the choice among equals.
@@ -340,7 +371,13 @@ impl Framework {
         }
     }
 
-    fn best(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster, nodes: &[&NodeInfo]) -> String {
+    fn best(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        nodes: &[&NodeInfo],
+    ) -> String {
         let mut totals = vec![0i64; nodes.len()];
         for plugin in &self.plugins {
             let Some(point) = &plugin.points.score else {
@@ -351,20 +388,31 @@ impl Framework {
             {
                 continue;
             }
-            let mut scores: Vec<_> = nodes.iter().map(|node| point.score(state, pod, node, cluster)).collect();
+            let mut scores: Vec<_> =
+                nodes.iter().map(|node| point.score(state, pod, node, cluster)).collect();
             point.normalize(state, pod, &mut scores);
             for (total, score) in totals.iter_mut().zip(scores) {
-                debug_assert!((0..=MAX_SCORE).contains(&score), "{} scored {score}", plugin.row.name);
+                debug_assert!(
+                    (0..=MAX_SCORE).contains(&score),
+                    "{} scored {score}",
+                    plugin.row.name
+                );
                 *total += score * plugin.row.weight;
             }
         }
         let top = totals.iter().max().copied().unwrap_or(0);
-        let equals: Vec<_> = nodes.iter().zip(&totals).filter(|(_, total)| **total == top).collect();
+        let equals: Vec<_> =
+            nodes.iter().zip(&totals).filter(|(_, total)| **total == top).collect();
         let choice = base::rng::below(equals.len() as u64) as usize;
         equals[choice].0.name.clone()
     }
 
-    pub fn post_filter(&self, pod: &PodInfo, cluster: &Cluster, diagnosis: &Diagnosis) -> Option<PostFiltered> {
+    pub fn post_filter(
+        &self,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        diagnosis: &Diagnosis,
+    ) -> Option<PostFiltered> {
         let point = self.plugins.iter().find_map(|plugin| plugin.points.post_filter.as_ref())?;
         Some(point.post_filter(self, pod, cluster, diagnosis))
     }

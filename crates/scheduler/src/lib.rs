@@ -20,7 +20,6 @@ pub mod framework;
 pub mod node;
 pub mod plugins;
 pub mod pod;
-mod quantity;
 mod queue;
 pub mod resources;
 mod scheduler;

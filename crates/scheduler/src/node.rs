@@ -78,7 +78,9 @@ impl NodeInfo {
 }
 
 fn has_affinity(pod: &PodInfo) -> bool {
-    !(pod.affinity.is_empty() && pod.preferred_affinity.is_empty() && pod.preferred_anti_affinity.is_empty())
+    !(pod.affinity.is_empty()
+        && pod.preferred_affinity.is_empty()
+        && pod.preferred_anti_affinity.is_empty())
 }
 
 /// Upstream: `Toleration.ToleratesTaint`.
@@ -99,6 +101,9 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-pub fn tolerates_all<'a>(tolerations: &[Toleration], mut taints: impl Iterator<Item = &'a Taint>) -> bool {
+pub fn tolerates_all<'a>(
+    tolerations: &[Toleration],
+    mut taints: impl Iterator<Item = &'a Taint>,
+) -> bool {
     taints.all(|taint| tolerations.iter().any(|one| tolerates(one, taint)))
 }

@@ -89,7 +89,10 @@ impl Term {
     pub fn matches(&self, pod: &PodInfo, namespaces: &Namespaces) -> bool {
         let namespace = &*pod.key.namespace;
         let in_namespace = self.namespaces.contains(namespace)
-            || self.namespace_selector.as_ref().is_some_and(|one| one.matches(namespaces.get(namespace)));
+            || self
+                .namespace_selector
+                .as_ref()
+                .is_some_and(|one| one.matches(namespaces.get(namespace)));
         in_namespace && self.selector.matches(Some(&pod.labels))
     }
 }
@@ -137,14 +140,30 @@ impl PodInfo {
             ports: host_ports(spec),
             node_selector: spec.node_selector.clone().unwrap_or_default(),
             node_affinity: node.required_during_scheduling_ignored_during_execution,
-            node_preferences: node.preferred_during_scheduling_ignored_during_execution.unwrap_or_default(),
+            node_preferences: node
+                .preferred_during_scheduling_ignored_during_execution
+                .unwrap_or_default(),
             tolerations: spec.tolerations.clone().unwrap_or_default(),
             affinity: required(with.required_during_scheduling_ignored_during_execution, term),
-            anti_affinity: required(against.required_during_scheduling_ignored_during_execution, term),
-            preferred_affinity: preferred(with.preferred_during_scheduling_ignored_during_execution, term),
-            preferred_anti_affinity: preferred(against.preferred_during_scheduling_ignored_during_execution, term),
+            anti_affinity: required(
+                against.required_during_scheduling_ignored_during_execution,
+                term,
+            ),
+            preferred_affinity: preferred(
+                with.preferred_during_scheduling_ignored_during_execution,
+                term,
+            ),
+            preferred_anti_affinity: preferred(
+                against.preferred_during_scheduling_ignored_during_execution,
+                term,
+            ),
             spread: spreads(spec, &labels),
-            images: spec.containers.iter().filter_map(|one| one.image.as_deref()).map(full_image).collect(),
+            images: spec
+                .containers
+                .iter()
+                .filter_map(|one| one.image.as_deref())
+                .map(full_image)
+                .collect(),
             generation: meta.generation.unwrap_or(0),
             labels,
             key,
@@ -170,7 +189,10 @@ impl PodInfo {
     }
 }
 
-fn required(terms: Option<Vec<PodAffinityTerm>>, make: impl Fn(PodAffinityTerm) -> Term) -> Vec<Term> {
+fn required(
+    terms: Option<Vec<PodAffinityTerm>>,
+    make: impl Fn(PodAffinityTerm) -> Term,
+) -> Vec<Term> {
     terms.unwrap_or_default().into_iter().map(make).collect()
 }
 
@@ -178,7 +200,11 @@ fn preferred(
     terms: Option<Vec<k8s_openapi::api::core::v1::WeightedPodAffinityTerm>>,
     make: impl Fn(PodAffinityTerm) -> Term,
 ) -> Vec<(i32, Term)> {
-    terms.unwrap_or_default().into_iter().map(|one| (one.weight, make(one.pod_affinity_term))).collect()
+    terms
+        .unwrap_or_default()
+        .into_iter()
+        .map(|one| (one.weight, make(one.pod_affinity_term)))
+        .collect()
 }
 
 fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
@@ -188,7 +214,11 @@ fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     ports
         .filter(|port| port.host_port.unwrap_or(0) > 0)
         .map(|port| HostPort {
-            ip: port.host_ip.clone().filter(|ip| !ip.is_empty()).unwrap_or_else(|| "0.0.0.0".into()),
+            ip: port
+                .host_ip
+                .clone()
+                .filter(|ip| !ip.is_empty())
+                .unwrap_or_else(|| "0.0.0.0".into()),
             protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
             port: port.host_port.unwrap_or(0),
         })

@@ -29,7 +29,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 enum Place {
     Active,
     Backoff(Instant),
-    Unschedulable { since: Instant },
+    Unschedulable {
+        since: Instant,
+    },
     /// Held back by a PreEnqueue plugin.
     Gated,
     InFlight,
@@ -61,7 +63,8 @@ impl Queue {
         let uid = pod.uid.clone();
         let Some(known) = self.pods.get_mut(&uid) else {
             self.sequence += 1;
-            let place = if framework.pre_enqueue(&pod).is_ok() { Place::Active } else { Place::Gated };
+            let place =
+                if framework.pre_enqueue(&pod).is_ok() { Place::Active } else { Place::Gated };
             let waiting = Waiting {
                 order: (framework.rank(&pod), self.sequence),
                 pod,
@@ -80,7 +83,9 @@ impl Queue {
         known.pod = pod.clone();
         let place = match known.place.clone() {
             Place::Gated if framework.pre_enqueue(&pod).is_ok() => Place::Active,
-            Place::Unschedulable { .. } if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) => {
+            Place::Unschedulable { .. }
+                if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) =>
+            {
                 backoff(known.attempts, Instant::now())
             }
             Place::InFlight => {
@@ -134,7 +139,9 @@ impl Queue {
         for (uid, waiting) in &mut self.pods {
             match waiting.place {
                 Place::InFlight => waiting.missed.push(event.clone()),
-                Place::Unschedulable { since } if framework.helps(&waiting.plugins, &waiting.pod, event) => {
+                Place::Unschedulable { since }
+                    if framework.helps(&waiting.plugins, &waiting.pod, event) =>
+                {
                     moves.push((uid.clone(), backoff(waiting.attempts, since)));
                 }
                 _ => {}
@@ -191,7 +198,6 @@ fn backoff(attempts: u32, since: Instant) -> Place {
     Place::Backoff(since + doubled.min(LAST_BACKOFF))
 }
 
-
 #[cfg(test)]
 mod tests {
     use serde_json::{from_value, json};
@@ -227,7 +233,10 @@ mod tests {
             let body = http_body_util::Full::<bytes::Bytes>::default();
             Ok::<_, std::convert::Infallible>(http::Response::new(body))
         });
-        Framework::new(TABLE, &crate::framework::Handle { client: client::Client::new(service, "test") })
+        Framework::new(
+            TABLE,
+            &crate::framework::Handle { client: client::Client::new(service, "test") },
+        )
     }
 
     fn pod(name: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {

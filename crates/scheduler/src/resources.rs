@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::quantity;
+use machinery::quantity;
 
 /// What a container without a request counts in scoring. Upstream: `DefaultMilliCPURequest`,
 /// `DefaultMemoryRequest`.
@@ -68,7 +68,9 @@ impl Resources {
 /// whichever is more; plus overhead; the pod's own requests go before its containers'.
 /// Upstream: `resourcehelper.PodRequests`.
 pub fn of_pod(spec: &PodSpec) -> Resources {
-    total(spec, |requirements| Resources::from_list(requirements.and_then(|one| one.requests.as_ref())))
+    total(spec, |requirements| {
+        Resources::from_list(requirements.and_then(|one| one.requests.as_ref()))
+    })
 }
 
 /// As [`of_pod`], with the defaults for scoring where nothing is asked.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use base::task::{Stop, Tasks};
 use client::{
-    Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Informers, Lister, Patch, PatchParams,
+    Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Informers, Lister, Patch,
+    PatchParams,
 };
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use machinery::Time;
@@ -108,8 +109,17 @@ struct State {
 
 /// What a decision leaves to be written.
 enum Job {
-    Bind { pod: Arc<PodInfo>, node: String, reserved: CycleState },
-    Report { pod: Arc<PodInfo>, message: String, nominated: Option<String>, victims: Vec<Arc<PodInfo>> },
+    Bind {
+        pod: Arc<PodInfo>,
+        node: String,
+        reserved: CycleState,
+    },
+    Report {
+        pod: Arc<PodInfo>,
+        message: String,
+        nominated: Option<String>,
+        victims: Vec<Arc<PodInfo>>,
+    },
 }
 
 impl Scheduler {
@@ -148,7 +158,12 @@ impl Scheduler {
         // Heartbeats change nothing that matters here.
         let columns = |cluster: &Cluster| {
             let node = cluster.node(&name)?;
-            Some((node.labels.clone(), node.taints.clone(), node.unschedulable, node.allocatable.clone()))
+            Some((
+                node.labels.clone(),
+                node.taints.clone(),
+                node.unschedulable,
+                node.allocatable.clone(),
+            ))
         };
         let before = columns(&state.cluster);
         state.cluster.update_node(node);
@@ -295,7 +310,8 @@ impl Scheduler {
                     }
                 }
                 tracing::warn!(pod = %pod.key, node, error, "binding failed");
-                self.report(pod, "SchedulerError", &format!("binding rejected: {error}"), None).await;
+                self.report(pod, "SchedulerError", &format!("binding rejected: {error}"), None)
+                    .await;
             }
         }
     }
@@ -316,10 +332,13 @@ impl Scheduler {
                 && known.reason.as_deref() == Some(reason)
                 && known.message.as_deref() == Some(message)
         });
-        if same && nominated.is_none_or(|node| status.nominated_node_name.as_deref() == Some(node)) {
+        if same && nominated.is_none_or(|node| status.nominated_node_name.as_deref() == Some(node))
+        {
             return;
         }
-        let since = known.filter(|known| known.status == "False").and_then(|known| known.last_transition_time.clone());
+        let since = known
+            .filter(|known| known.status == "False")
+            .and_then(|known| known.last_transition_time.clone());
         let since = since.unwrap_or_else(|| Time(base::clock::now_seconds()));
         let mut patch = json!({"status": {"conditions": [{
             "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
@@ -345,7 +364,9 @@ impl Scheduler {
                 self.events.event_about(reference(victim), EventType::Normal, "Preempted", message);
             }
             Err(error) if error.is_not_found() => {}
-            Err(error) => tracing::warn!(pod = %victim.key, error = error.text(), "preemption failed"),
+            Err(error) => {
+                tracing::warn!(pod = %victim.key, error = error.text(), "preemption failed")
+            }
         }
     }
 

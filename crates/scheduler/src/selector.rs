@@ -18,7 +18,9 @@ pub fn term_matches(term: &NodeSelectorTerm, name: &str, labels: &Labels) -> boo
     if by_label.clone().next().is_none() && by_field.clone().next().is_none() {
         return false;
     }
-    by_label.into_iter().all(|one| requirement_matches(one, labels.get(&one.key).map(String::as_str)))
+    by_label
+        .into_iter()
+        .all(|one| requirement_matches(one, labels.get(&one.key).map(String::as_str)))
         && by_field
             .into_iter()
             .all(|one| requirement_matches(one, (one.key == "metadata.name").then_some(name)))

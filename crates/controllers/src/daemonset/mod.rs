@@ -11,8 +11,8 @@ mod revision;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent, Result,
-    WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
+    Result, WorkQueue, spawn_workers,
 };
 use futures::future::join_all;
 use k8s_openapi::Resource;
@@ -73,7 +73,9 @@ fn start(context: Context) {
     });
     let this = controller.clone();
     nodes.subscribe(move |event| {
-        let facts = |node: &Node| (node.metadata.labels.clone(), node.spec.as_ref().and_then(|spec| spec.taints.clone()));
+        let facts = |node: &Node| {
+            (node.metadata.labels.clone(), node.spec.as_ref().and_then(|spec| spec.taints.clone()))
+        };
         let changed = event.old().is_none_or(|old| facts(old) != facts(event.object()));
         if changed || event.is_deleted() {
             for entry in this.sets.entries(None, &Selector::everything()) {
@@ -122,12 +124,14 @@ impl Controller {
             self.expectations.forget(key);
             return Ok(Outcome::Done);
         };
-        let Some(spec) = set.spec.as_ref().filter(|_| set.metadata.deletion_timestamp.is_none()) else {
+        let Some(spec) = set.spec.as_ref().filter(|_| set.metadata.deletion_timestamp.is_none())
+        else {
             return Ok(Outcome::Done);
         };
         let selector = Selector::from_api(Some(&spec.selector)).unwrap_or(Selector::nothing());
         if selector.is_everything() {
-            let message = "This daemon set is selecting all pods. A non-empty selector is required.";
+            let message =
+                "This daemon set is selecting all pods. A non-empty selector is required.";
             self.context.events.event(&*set, EventType::Warning, "SelectingAll", message);
             return Ok(Outcome::Done);
         }
@@ -135,7 +139,13 @@ impl Controller {
         let hash = self.sync_revisions(&set, &pods).await?;
         let settled = self.expectations.satisfied(key);
         let now = base::clock::now();
-        let observed = Observed { set: &set, pods: &pods, nodes: &self.nodes.list(None, &Selector::everything()), hash: &hash, now };
+        let observed = Observed {
+            set: &set,
+            pods: &pods,
+            nodes: &self.nodes.list(None, &Selector::everything()),
+            hash: &hash,
+            now,
+        };
         let (mut plan, status) = plan::plan(&observed);
         let mut failure = None;
         if settled {
@@ -175,7 +185,8 @@ impl Controller {
                     if !owner::may_adopt(&sets, &set.metadata).await? {
                         continue;
                     }
-                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(set)).await?;
+                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(set))
+                        .await?;
                 }
                 Claim::Release => {
                     owner::release(&api, &header.key.name, &header.uid, uid).await?;
@@ -206,7 +217,8 @@ impl Controller {
             batch *= 2;
         }
         rest.iter().for_each(|_| self.expectations.created(key));
-        let results = join_all(plan.delete.iter().map(|victim| self.delete(key, set, victim))).await;
+        let results =
+            join_all(plan.delete.iter().map(|victim| self.delete(key, set, victim))).await;
         let deleted: Result<()> = results.into_iter().collect();
         match failure {
             Some(error) if !error.is_namespace_terminating() => Err(error),
@@ -216,7 +228,13 @@ impl Controller {
 
     async fn create(&self, key: &ObjectKey, set: &DaemonSet, hash: &str, node: &str) -> Result<()> {
         let pod = plan::pod_for(set, hash, node);
-        match self.context.client.api::<Pod>(Some(&key.namespace)).create(&PostParams::default(), &pod).await {
+        match self
+            .context
+            .client
+            .api::<Pod>(Some(&key.namespace))
+            .create(&PostParams::default(), &pod)
+            .await
+        {
             Ok(created) => {
                 let message = format!("Created pod: {}", created.metadata.name.unwrap_or_default());
                 self.context.events.event(set, EventType::Normal, "SuccessfulCreate", message);
@@ -257,9 +275,13 @@ impl Controller {
     async fn sync_revisions(&self, set: &DaemonSet, pods: &[Arc<Pod>]) -> Result<String> {
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let known = self.revisions.by_owner(uid);
-        let hashes: Vec<_> = pods.iter().filter_map(|pod| pod.metadata.labels.as_ref()?.get(revision::HASH).cloned()).collect();
+        let hashes: Vec<_> = pods
+            .iter()
+            .filter_map(|pod| pod.metadata.labels.as_ref()?.get(revision::HASH).cloned())
+            .collect();
         let plan = revision::plan(set, &known, &hashes);
-        let api: Api<ControllerRevision> = self.context.client.api(set.metadata.namespace.as_deref());
+        let api: Api<ControllerRevision> =
+            self.context.client.api(set.metadata.namespace.as_deref());
         if let Some(create) = plan.create {
             match api.create(&PostParams::default(), &create).await {
                 // Ours that the cache does not show yet: the name is the template's hash.
@@ -283,7 +305,11 @@ impl Controller {
 
 /// Whether a pod runs the template with this hash.
 fn is_current(pod: &Pod, hash: &str) -> bool {
-    pod.metadata.labels.as_ref().and_then(|labels| labels.get(revision::HASH)).is_some_and(|one| one == hash)
+    pod.metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(revision::HASH))
+        .is_some_and(|one| one == hash)
 }
 
 /// The node that a pod is on, or is meant for.
@@ -294,7 +320,8 @@ fn node_of(pod: &Pod) -> Option<String> {
     }
     let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
     let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
-    let mut fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
+    let mut fields =
+        required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
     let pinned = fields.find(|one| one.key == "metadata.name" && one.operator == "In")?;
     pinned.values.as_ref()?.first().cloned()
 }

@@ -8,8 +8,8 @@ use client::ObjectKey;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{
-    Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint,
-    Toleration,
+    Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
+    PodSpec, Taint, Toleration,
 };
 use machinery::ObjectMeta;
 
@@ -55,9 +55,11 @@ pub fn plan(observed: &Observed) -> (Plan, NewStatus) {
         visit(observed, node, &name, &here, &mut plan);
     }
     // Pods that wait for a node that is gone.
-    let known: BTreeSet<_> = observed.nodes.iter().filter_map(|node| node.metadata.name.clone()).collect();
+    let known: BTreeSet<_> =
+        observed.nodes.iter().filter_map(|node| node.metadata.name.clone()).collect();
     for (node, pods) in by_node.iter().filter(|(node, _)| !known.contains(*node)) {
-        let unbound = pods.iter().filter(|pod| pod::node_name(pod).is_empty() && !pod::is_deleting(pod));
+        let unbound =
+            pods.iter().filter(|pod| pod::node_name(pod).is_empty() && !pod::is_deleting(pod));
         tracing::trace!(node, "a daemon pod waits for a node that is gone");
         plan.delete.extend(unbound.map(|pod| ObjectKey::of(&pod.metadata)));
     }
@@ -96,7 +98,9 @@ fn visit(observed: &Observed, node: &Node, name: &str, here: &[&Arc<Pod>], plan:
         match pod::phase(pod) {
             "Failed" => {
                 let key = ObjectKey::of(&pod.metadata);
-                plan.failed.push(format!("Found failed daemon pod {key} on node {name}, will try to kill it"));
+                plan.failed.push(format!(
+                    "Found failed daemon pod {key} on node {name}, will try to kill it"
+                ));
                 plan.delete.push(key);
             }
             "Succeeded" => plan.delete.push(ObjectKey::of(&pod.metadata)),
@@ -104,7 +108,9 @@ fn visit(observed: &Observed, node: &Node, name: &str, here: &[&Arc<Pod>], plan:
         }
     }
     // The oldest stays; with a surge, an old and a new one may run side by side.
-    let allowed = 1 + usize::from(surge(observed.set) > 0 && kept.iter().any(|pod| !is_current(pod, observed.hash)));
+    let allowed = 1 + usize::from(
+        surge(observed.set) > 0 && kept.iter().any(|pod| !is_current(pod, observed.hash)),
+    );
     kept.sort_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0));
     plan.delete.extend(kept.iter().skip(allowed).map(|pod| ObjectKey::of(&pod.metadata)));
 }
@@ -114,12 +120,14 @@ pub fn fits(set: &DaemonSet, node: &Node) -> (bool, bool) {
     let pod = pod_for(set, "", node.metadata.name.as_deref().unwrap_or_default());
     let spec = pod.spec.unwrap_or_default();
     let labels = node.metadata.labels.clone().unwrap_or_default();
-    let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value))
-        && set_affinity_matches(set, node);
+    let selected =
+        spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value))
+            && set_affinity_matches(set, node);
     if !selected {
         return (false, false);
     }
-    let taints: Vec<_> = node.spec.iter().flat_map(|spec| spec.taints.clone().unwrap_or_default()).collect();
+    let taints: Vec<_> =
+        node.spec.iter().flat_map(|spec| spec.taints.clone().unwrap_or_default()).collect();
     let tolerations = spec.tolerations.unwrap_or_default();
     let untolerated = |effects: &[&str]| {
         let hard = |taint: &&Taint| effects.contains(&taint.effect.as_str());
@@ -131,14 +139,21 @@ pub fn fits(set: &DaemonSet, node: &Node) -> (bool, bool) {
 fn set_affinity_matches(set: &DaemonSet, node: &Node) -> bool {
     let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let affinity = spec.and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
-    let required = affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
-    required.is_none_or(|required| required.node_selector_terms.iter().any(|term| term_matches(term, node)))
+    let required =
+        affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
+    required.is_none_or(|required| {
+        required.node_selector_terms.iter().any(|term| term_matches(term, node))
+    })
 }
 
 fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
     let labels = node.metadata.labels.as_ref();
-    let label = |one: &NodeSelectorRequirement| labels.and_then(|labels| labels.get(&one.key)).map(String::as_str);
-    let field = |one: &NodeSelectorRequirement| (one.key == "metadata.name").then_some(node.metadata.name.as_deref()).flatten();
+    let label = |one: &NodeSelectorRequirement| {
+        labels.and_then(|labels| labels.get(&one.key)).map(String::as_str)
+    };
+    let field = |one: &NodeSelectorRequirement| {
+        (one.key == "metadata.name").then_some(node.metadata.name.as_deref()).flatten()
+    };
     let by_label: Vec<_> = term.match_expressions.iter().flatten().collect();
     let by_field: Vec<_> = term.match_fields.iter().flatten().collect();
     !(by_label.is_empty() && by_field.is_empty())
@@ -162,7 +177,8 @@ fn requirement_matches(one: &NodeSelectorRequirement, value: Option<&str>) -> bo
 }
 
 fn rolling(set: &DaemonSet) -> Option<k8s_openapi::api::apps::v1::RollingUpdateDaemonSet> {
-    let strategy = set.spec.as_ref().and_then(|spec| spec.update_strategy.clone()).unwrap_or_default();
+    let strategy =
+        set.spec.as_ref().and_then(|spec| spec.update_strategy.clone()).unwrap_or_default();
     let rolling = strategy.type_.as_deref().unwrap_or("RollingUpdate") == "RollingUpdate";
     rolling.then(|| strategy.rolling_update.unwrap_or_default())
 }
@@ -181,7 +197,10 @@ fn update(observed: &Observed, by_node: &ByNode, plan: &mut Plan) {
     let count = wanted.len() as i32;
     let max_surge = rolling.max_surge.as_ref().map_or(0, |value| scaled(Some(value), count, true));
     let unavailable_default = if max_surge > 0 { 0 } else { 1 };
-    let max_unavailable = rolling.max_unavailable.as_ref().map_or(unavailable_default, |value| scaled(Some(value), count, true));
+    let max_unavailable = rolling
+        .max_unavailable
+        .as_ref()
+        .map_or(unavailable_default, |value| scaled(Some(value), count, true));
     let (mut unavailable, mut surging) = (0, 0);
     let (mut spare, mut serving, mut unsurged) = (vec![], vec![], vec![]);
     for node in wanted {
@@ -200,7 +219,9 @@ fn update(observed: &Observed, by_node: &ByNode, plan: &mut Plan) {
                 // The new one serves: the old one may go.
                 Some(new) if available(&new) => spare.push(key),
                 Some(_) => {}
-                None if old.metadata.deletion_timestamp.is_none() && !available(&old) => spare.push(key),
+                None if old.metadata.deletion_timestamp.is_none() && !available(&old) => {
+                    spare.push(key)
+                }
                 None => {
                     serving.push(key);
                     unsurged.push(name);
@@ -247,7 +268,9 @@ fn status(observed: &Observed, by_node: &ByNode) -> NewStatus {
         status.desired_number_scheduled += 1;
         // Of several pods the one that serves best counts.
         let mut best = here.iter().collect::<Vec<_>>();
-        best.sort_by_key(|pod| (!pod::is_ready(pod), pod.metadata.creation_timestamp.as_ref().map(|time| time.0)));
+        best.sort_by_key(|pod| {
+            (!pod::is_ready(pod), pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+        });
         let Some(pod) = best.first() else {
             continue;
         };
@@ -320,7 +343,9 @@ fn pin(spec: &mut PodSpec, node: &str) {
         operator: "In".into(),
         values: Some(vec![node.into()]),
     };
-    let selector = node_affinity.required_during_scheduling_ignored_during_execution.get_or_insert_with(NodeSelector::default);
+    let selector = node_affinity
+        .required_during_scheduling_ignored_during_execution
+        .get_or_insert_with(NodeSelector::default);
     selector.node_selector_terms =
         vec![NodeSelectorTerm { match_fields: Some(vec![requirement]), match_expressions: None }];
 }
@@ -358,15 +383,26 @@ mod tests {
     fn every_fitting_node_has_one_current_pod() {
         let set = set();
         let check = |nodes: &[Arc<Node>], pods: &[Arc<Pod>], create: &[&str], delete: &[&str]| {
-            let (plan, _) = plan(&Observed { set: &set, pods, nodes, hash: "new", now: Timestamp::UNIX_EPOCH });
+            let (plan, _) =
+                plan(&Observed { set: &set, pods, nodes, hash: "new", now: Timestamp::UNIX_EPOCH });
             let deleted: Vec<_> = plan.delete.iter().map(|key| key.name.to_string()).collect();
-            assert_eq!((plan.create, deleted), (create.iter().map(|one| one.to_string()).collect(), delete.iter().map(|one| one.to_string()).collect()));
+            assert_eq!(
+                (plan.create, deleted),
+                (
+                    create.iter().map(|one| one.to_string()).collect(),
+                    delete.iter().map(|one| one.to_string()).collect()
+                )
+            );
         };
         let none = json!([]);
         let (a, b) = (node("a", "x", none.clone()), node("b", "x", none.clone()));
         let other = node("o", "y", none);
         let tainted = node("t", "x", json!([{"key": "k", "effect": "NoSchedule"}]));
-        let silent = node("s", "x", json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]));
+        let silent = node(
+            "s",
+            "x",
+            json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]),
+        );
         check(&[a.clone(), other.clone(), tainted.clone(), silent], &[], &["a", "s"], &[]);
         check(std::slice::from_ref(&a), &[pod("a", "1", "new", "Running")], &[], &[]);
         check(std::slice::from_ref(&a), &[pod("a", "1", "new", "Failed")], &[], &["1"]);

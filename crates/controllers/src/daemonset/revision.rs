@@ -43,7 +43,8 @@ pub fn plan(set: &DaemonSet, known: &[Arc<ControllerRevision>], in_use: &[String
             plan.create = Some(made);
         }
     }
-    let limit = set.spec.as_ref().and_then(|spec| spec.revision_history_limit).unwrap_or(KEPT).max(0);
+    let limit =
+        set.spec.as_ref().and_then(|spec| spec.revision_history_limit).unwrap_or(KEPT).max(0);
     let is_old = |one: &&Arc<ControllerRevision>| {
         let hash = hash_of(one);
         hash != plan.hash && !in_use.contains(&hash)
@@ -51,12 +52,19 @@ pub fn plan(set: &DaemonSet, known: &[Arc<ControllerRevision>], in_use: &[String
     let mut old: Vec<_> = known.iter().filter(is_old).collect();
     old.sort_by_key(|one| one.revision);
     let surplus = old.len().saturating_sub(limit as usize);
-    plan.delete = old.into_iter().take(surplus).filter_map(|one| one.metadata.name.clone()).collect();
+    plan.delete =
+        old.into_iter().take(surplus).filter_map(|one| one.metadata.name.clone()).collect();
     plan
 }
 
 fn hash_of(revision: &ControllerRevision) -> String {
-    revision.metadata.labels.as_ref().and_then(|labels| labels.get(HASH)).cloned().unwrap_or_default()
+    revision
+        .metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(HASH))
+        .cloned()
+        .unwrap_or_default()
 }
 
 /// What `kubectl rollout undo` patches a DaemonSet with.
@@ -71,7 +79,8 @@ fn new_revision(set: &DaemonSet, data: Value, revision: i64) -> ControllerRevisi
     let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
     let collisions = set.status.as_ref().and_then(|status| status.collision_count);
     let hash = template_hash(&template, collisions);
-    let mut labels = template.metadata.as_ref().and_then(|meta| meta.labels.clone()).unwrap_or_default();
+    let mut labels =
+        template.metadata.as_ref().and_then(|meta| meta.labels.clone()).unwrap_or_default();
     labels.insert(HASH.into(), hash.clone());
     ControllerRevision {
         metadata: ObjectMeta {

@@ -21,7 +21,8 @@ pub fn wanted(deployment: &Deployment) -> i32 {
 
 pub fn is_rolling(deployment: &Deployment) -> bool {
     let strategy = deployment.spec.as_ref().and_then(|spec| spec.strategy.as_ref());
-    strategy.and_then(|strategy| strategy.type_.as_deref()).unwrap_or("RollingUpdate") == "RollingUpdate"
+    strategy.and_then(|strategy| strategy.type_.as_deref()).unwrap_or("RollingUpdate")
+        == "RollingUpdate"
 }
 
 pub fn is_paused(deployment: &Deployment) -> bool {
@@ -79,7 +80,11 @@ pub fn scaled(value: Option<&IntOrString>, total: i32, up: bool) -> i32 {
         None => 25,
     };
     let hundredfold = percent * i64::from(total);
-    let scaled = if up { hundredfold.div_euclid(100) + i64::from(hundredfold.rem_euclid(100) > 0) } else { hundredfold / 100 };
+    let scaled = if up {
+        hundredfold.div_euclid(100) + i64::from(hundredfold.rem_euclid(100) > 0)
+    } else {
+        hundredfold / 100
+    };
     i32::try_from(scaled).unwrap_or(i32::MAX)
 }
 

@@ -16,8 +16,8 @@ mod status;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent, Result,
-    WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
+    Result, WorkQueue, spawn_workers,
 };
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
@@ -87,13 +87,18 @@ impl Controller {
         let owner = owner_of(header);
         if let RawEvent::Applied { old: Some(old), .. } = event {
             let was = owner_of(&old.header);
-            was.filter(|was| Some(was) != owner.as_ref()).into_iter().for_each(|was| self.queue.add(was));
+            was.filter(|was| Some(was) != owner.as_ref())
+                .into_iter()
+                .for_each(|was| self.queue.add(was));
         }
         match owner {
             Some(owner) => self.queue.add(owner),
             None if header.controller().is_none() && !header.deleting => {
-                for deployment in self.deployments.list(Some(&header.key.namespace), &Selector::everything()) {
-                    if selector_of(&deployment).is_some_and(|one| one.matches(Some(&header.labels))) {
+                for deployment in
+                    self.deployments.list(Some(&header.key.namespace), &Selector::everything())
+                {
+                    if selector_of(&deployment).is_some_and(|one| one.matches(Some(&header.labels)))
+                    {
                         self.queue.add(ObjectKey::of(&deployment.metadata));
                     }
                 }
@@ -127,7 +132,8 @@ impl Controller {
         };
         let selector = Selector::from_api(Some(&spec.selector)).unwrap_or(Selector::nothing());
         if selector.is_everything() {
-            let message = "This deployment is selecting all pods. A non-empty selector is required.";
+            let message =
+                "This deployment is selecting all pods. A non-empty selector is required.";
             self.context.events.event(&*deployment, EventType::Warning, "SelectingAll", message);
             return Ok(Outcome::Done);
         }
@@ -146,7 +152,11 @@ impl Controller {
         self.carry_out(key, &deployment, plan).await
     }
 
-    async fn claim(&self, deployment: &Deployment, selector: &Selector) -> Result<Vec<Arc<ReplicaSet>>> {
+    async fn claim(
+        &self,
+        deployment: &Deployment,
+        selector: &Selector,
+    ) -> Result<Vec<Arc<ReplicaSet>>> {
         let meta = &deployment.metadata;
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let api: Api<ReplicaSet> = self.context.client.api(Some(namespace));
@@ -166,7 +176,13 @@ impl Controller {
                     if !owner::may_adopt(&deployments, meta).await? {
                         continue;
                     }
-                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(deployment)).await?;
+                    owner::adopt(
+                        &api,
+                        &header.key.name,
+                        &header.uid,
+                        &owner::reference(deployment),
+                    )
+                    .await?;
                 }
                 Claim::Ignore => continue,
             }
@@ -175,7 +191,12 @@ impl Controller {
         Ok(sets)
     }
 
-    async fn carry_out(&self, key: &ObjectKey, deployment: &Deployment, plan: Plan) -> Result<Outcome> {
+    async fn carry_out(
+        &self,
+        key: &ObjectKey,
+        deployment: &Deployment,
+        plan: Plan,
+    ) -> Result<Outcome> {
         let mut updated = plan.deployment;
         let mut failure = None;
         for action in plan.actions {
@@ -184,7 +205,9 @@ impl Controller {
                 break;
             }
         }
-        if updated.status != deployment.status || updated.metadata.annotations != deployment.metadata.annotations {
+        if updated.status != deployment.status
+            || updated.metadata.annotations != deployment.metadata.annotations
+        {
             let api: Api<Deployment> = self.context.client.api(Some(&key.namespace));
             match api.replace_status(&key.name, &PostParams::default(), &updated).await {
                 Err(error) if error.is_not_found() => return Ok(Outcome::Done),
@@ -210,13 +233,21 @@ impl Controller {
         match action {
             Action::Create { set, event } => match api.create(&PostParams::default(), &set).await {
                 Ok(_) => self.tell(deployment, event),
-                Err(error) if error.is_already_exists() => self.collide(&api, updated, &set, error).await?,
+                Err(error) if error.is_already_exists() => {
+                    self.collide(&api, updated, &set, error).await?
+                }
                 Err(error) if error.is_namespace_terminating() => return Err(error),
                 Err(error) => {
                     let name = set.metadata.name.as_deref().unwrap_or_default();
-                    let message = format!("Failed to create new replica set {name:?}: {}", error.text());
+                    let message =
+                        format!("Failed to create new replica set {name:?}: {}", error.text());
                     status::set_progress(updated, "False", "ReplicaSetCreateError", &message);
-                    self.context.events.event(deployment, EventType::Warning, "ReplicaSetCreateError", message);
+                    self.context.events.event(
+                        deployment,
+                        EventType::Warning,
+                        "ReplicaSetCreateError",
+                        message,
+                    );
                     return Err(error);
                 }
             },
@@ -250,7 +281,8 @@ impl Controller {
     ) -> Result<()> {
         let name = set.metadata.name.as_deref().unwrap_or_default();
         let existing = api.get(name).await?;
-        let ours = owner::controller(&existing.metadata).map(|owner| &owner.uid) == updated.metadata.uid.as_ref();
+        let ours = owner::controller(&existing.metadata).map(|owner| &owner.uid)
+            == updated.metadata.uid.as_ref();
         if ours && plan::same_template(&existing, updated) {
             return Ok(());
         }

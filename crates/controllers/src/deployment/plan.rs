@@ -14,8 +14,8 @@ use machinery::ObjectMeta;
 use serde_json::Value;
 
 use super::arithmetic::{
-    DESIRED_REPLICAS, MAX_REPLICAS, REVISION, REVISION_HISTORY, by_age, is_paused, is_rolling, max_surge, number,
-    replicas, revision, spec, wanted,
+    DESIRED_REPLICAS, MAX_REPLICAS, REVISION, REVISION_HISTORY, by_age, is_paused, is_rolling,
+    max_surge, number, replicas, revision, spec, wanted,
 };
 use super::{rollout, status};
 use crate::owner;
@@ -117,20 +117,33 @@ impl Pass {
     fn is_scaling(&self) -> bool {
         let wanted = wanted(&self.deployment);
         let active = self.all().into_iter().filter(|set| replicas(set) > 0);
-        active.into_iter().any(|set| number(set, DESIRED_REPLICAS).is_some_and(|desired| desired != wanted))
+        active
+            .into_iter()
+            .any(|set| number(set, DESIRED_REPLICAS).is_some_and(|desired| desired != wanted))
     }
 
     fn note_pause(&mut self) {
         let old = self.deployment.status.clone().unwrap_or_default();
-        let reason = status::condition(&old, status::PROGRESSING).and_then(|one| one.reason.as_deref());
+        let reason =
+            status::condition(&old, status::PROGRESSING).and_then(|one| one.reason.as_deref());
         let (paused, noted) = (is_paused(&self.deployment), reason == Some(status::PAUSED));
         if reason == Some(status::TIMED_OUT) || paused == noted {
             return;
         }
         if paused {
-            status::set_progress(&mut self.deployment, "Unknown", status::PAUSED, "Deployment is paused");
+            status::set_progress(
+                &mut self.deployment,
+                "Unknown",
+                status::PAUSED,
+                "Deployment is paused",
+            );
         } else {
-            status::set_progress(&mut self.deployment, "Unknown", "DeploymentResumed", "Deployment is resumed");
+            status::set_progress(
+                &mut self.deployment,
+                "Unknown",
+                "DeploymentResumed",
+                "Deployment is resumed",
+            );
         }
     }
 
@@ -199,7 +212,8 @@ impl Pass {
     /// Scales a set (annotations included). True if its size changes.
     pub fn resize(&mut self, name: &str, to: i32) -> bool {
         let (wanted, surge) = (wanted(&self.deployment), max_surge(&self.deployment));
-        let Some(set) = self.old.iter_mut().chain(self.new.as_mut()).find(|set| named(set) == name) else {
+        let Some(set) = self.old.iter_mut().chain(self.new.as_mut()).find(|set| named(set) == name)
+        else {
             return false;
         };
         let before = replicas(set);
@@ -214,7 +228,9 @@ impl Pass {
         let set = set.clone();
         // One write per set: an update planned before carries on with this one's content.
         let planned = self.actions.iter_mut().find_map(|action| match action {
-            Action::Update { set: planned, event } if named(planned) == name => Some((planned, event)),
+            Action::Update { set: planned, event } if named(planned) == name => {
+                Some((planned, event))
+            }
             _ => None,
         });
         match planned {
@@ -265,7 +281,13 @@ fn prune(tree: &mut Value) {
             map.values_mut().for_each(prune);
             // An empty object can mean something (`emptyDir: {}`): only empty lists and maps of
             // metadata are dropped, and nulls.
-            map.retain(|key, value| !(is_empty(value) && (value.is_null() || value.is_array() || key == "labels" || key == "annotations")));
+            map.retain(|key, value| {
+                !(is_empty(value)
+                    && (value.is_null()
+                        || value.is_array()
+                        || key == "labels"
+                        || key == "annotations"))
+            });
         }
         Value::Array(items) => items.iter_mut().for_each(prune),
         _ => {}
@@ -280,9 +302,9 @@ pub fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> Str
     if let Some(collisions) = collisions {
         bytes.extend(collisions.to_le_bytes());
     }
-    let hash = bytes.iter().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    });
+    let hash = bytes
+        .iter()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
     let digits = hash.to_string().into_bytes();
     digits.iter().map(|digit| ALPHABET[usize::from(*digit) % ALPHABET.len()] as char).collect()
 }
@@ -299,7 +321,10 @@ fn new_set(deployment: &Deployment) -> ReplicaSet {
     selector.match_labels.get_or_insert_default().insert(HASH_LABEL.into(), hash.clone());
     ReplicaSet {
         metadata: ObjectMeta {
-            name: Some(format!("{}-{hash}", deployment.metadata.name.as_deref().unwrap_or_default())),
+            name: Some(format!(
+                "{}-{hash}",
+                deployment.metadata.name.as_deref().unwrap_or_default()
+            )),
             namespace: deployment.metadata.namespace.clone(),
             owner_references: Some(vec![owner::reference(deployment)]),
             labels: Some(labels),

@@ -6,8 +6,8 @@ use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::arithmetic::{
-    DESIRED_REPLICAS, actual, available, by_age, by_size_newer, by_size_older, is_rolling, max_surge, max_unavailable,
-    number, proportion, replicas, revision, wanted,
+    DESIRED_REPLICAS, actual, available, by_age, by_size_newer, by_size_older, is_rolling,
+    max_surge, max_unavailable, number, proportion, replicas, revision, wanted,
 };
 use super::plan::{Action, Pass, named};
 use super::status;
@@ -34,7 +34,8 @@ pub fn rolling(pass: &mut Pass) {
 /// All old pods go, then the new ones come.
 pub fn recreate(pass: &mut Pass, pods: &[Arc<Pod>]) {
     pass.adopt_new();
-    let active: Vec<_> = pass.old.iter().filter(|set| replicas(set) > 0).map(|set| named(set).to_owned()).collect();
+    let active: Vec<_> =
+        pass.old.iter().filter(|set| replicas(set) > 0).map(|set| named(set).to_owned()).collect();
     let mut scaled = false;
     for name in active {
         scaled |= pass.resize(&name, 0);
@@ -43,7 +44,9 @@ pub fn recreate(pass: &mut Pass, pods: &[Arc<Pod>]) {
         return;
     }
     let new_uid = pass.new.as_ref().and_then(|set| set.metadata.uid.clone());
-    let is_old = |pod: &Arc<Pod>| owner::controller(&pod.metadata).map(|owner| &owner.uid) != new_uid.as_ref();
+    let is_old = |pod: &Arc<Pod>| {
+        owner::controller(&pod.metadata).map(|owner| &owner.uid) != new_uid.as_ref()
+    };
     if pods.iter().any(|pod| is_old(pod) && !pod::is_finished(pod)) {
         return;
     }
@@ -124,7 +127,12 @@ pub fn scale(pass: &mut Pass) {
         return;
     }
     if pass.new.as_ref().is_some_and(|new| is_saturated(&pass.deployment, new)) {
-        let active: Vec<_> = pass.old.iter().filter(|set| replicas(set) > 0).map(|set| named(set).to_owned()).collect();
+        let active: Vec<_> = pass
+            .old
+            .iter()
+            .filter(|set| replicas(set) > 0)
+            .map(|set| named(set).to_owned())
+            .collect();
         for name in active {
             pass.resize(&name, 0);
         }
@@ -137,7 +145,8 @@ pub fn scale(pass: &mut Pass) {
 
 fn scale_in_proportion(pass: &mut Pass) {
     let wanted = wanted(&pass.deployment);
-    let mut active: Vec<_> = pass.all().into_iter().filter(|set| replicas(set) > 0).cloned().collect();
+    let mut active: Vec<_> =
+        pass.all().into_iter().filter(|set| replicas(set) > 0).cloned().collect();
     let total: i32 = active.iter().map(replicas).sum();
     let allowed = if wanted > 0 { wanted + max_surge(&pass.deployment) } else { 0 };
     let to_add = allowed - total;
@@ -182,7 +191,9 @@ fn active_or_latest(pass: &Pass) -> Option<String> {
 
 fn is_saturated(deployment: &Deployment, new: &ReplicaSet) -> bool {
     let wanted = wanted(deployment);
-    number(new, DESIRED_REPLICAS) == Some(wanted) && replicas(new) == wanted && available(new) == wanted
+    number(new, DESIRED_REPLICAS) == Some(wanted)
+        && replicas(new) == wanted
+        && available(new) == wanted
 }
 
 fn clean_up_if_complete(pass: &mut Pass) {
@@ -199,15 +210,18 @@ pub fn clean_up(pass: &mut Pass) {
     let Some(limit) = limit.filter(|limit| *limit != i32::MAX) else {
         return;
     };
-    let mut old: Vec<_> = pass.old.iter().filter(|set| set.metadata.deletion_timestamp.is_none()).collect();
+    let mut old: Vec<_> =
+        pass.old.iter().filter(|set| set.metadata.deletion_timestamp.is_none()).collect();
     let Some(surplus) = old.len().checked_sub(limit.max(0) as usize) else {
         return;
     };
     old.sort_by_key(|set| revision(set));
     let is_idle = |set: &&ReplicaSet| {
-        let observed = set.status.as_ref().and_then(|status| status.observed_generation).unwrap_or(0);
+        let observed =
+            set.status.as_ref().and_then(|status| status.observed_generation).unwrap_or(0);
         actual(set) == 0 && replicas(set) == 0 && set.metadata.generation.unwrap_or(0) <= observed
     };
-    let gone: Vec<_> = old.into_iter().take(surplus).filter(is_idle).map(|set| named(set).to_owned()).collect();
+    let gone: Vec<_> =
+        old.into_iter().take(surplus).filter(is_idle).map(|set| named(set).to_owned()).collect();
     pass.actions.extend(gone.into_iter().map(Action::Delete));
 }

@@ -69,7 +69,8 @@ pub fn has_deadline(deployment: &Deployment) -> bool {
 /// Sets `Progressing`, where there is a deadline to progress by.
 pub fn set_progress(deployment: &mut Deployment, status: &str, reason: &str, message: &str) {
     if has_deadline(deployment) {
-        let condition = new_condition(PROGRESSING, status, reason, message, base::clock::now_seconds());
+        let condition =
+            new_condition(PROGRESSING, status, reason, message, base::clock::now_seconds());
         set_condition(deployment.status.get_or_insert_default(), condition);
     }
 }
@@ -176,7 +177,8 @@ fn progress(
 
 fn is_progressing(old: &DeploymentStatus, new: &DeploymentStatus) -> bool {
     let count = |value: Option<i32>| value.unwrap_or(0);
-    let outdated = |status: &DeploymentStatus| count(status.replicas) - count(status.updated_replicas);
+    let outdated =
+        |status: &DeploymentStatus| count(status.replicas) - count(status.updated_replicas);
     count(new.updated_replicas) > count(old.updated_replicas)
         || outdated(new) < outdated(old)
         || count(new.ready_replicas) > count(old.ready_replicas)
@@ -196,14 +198,19 @@ fn is_timed_out(deployment: &Deployment, status: &DeploymentStatus, now: Timesta
         Some(NEW_SET_AVAILABLE) => false,
         Some(TIMED_OUT) => true,
         _ => {
-            let from = current.last_update_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+            let from =
+                current.last_update_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             now.duration_since(from).as_secs() > deadline_of(deployment).as_secs() as i64
         }
     }
 }
 
 /// When to look whether the deadline has passed.
-pub fn recheck(deployment: &Deployment, status: &DeploymentStatus, now: Timestamp) -> Option<Duration> {
+pub fn recheck(
+    deployment: &Deployment,
+    status: &DeploymentStatus,
+    now: Timestamp,
+) -> Option<Duration> {
     let current = condition(status, PROGRESSING)?;
     if !has_deadline(deployment)
         || is_complete(deployment, status)

@@ -4,7 +4,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus, ReplicaSet, ReplicaSetStatus};
 use serde_json::{Value, from_value, json};
 
-use super::arithmetic::{annotation, available, is_rolling, max_surge, max_unavailable, replicas, wanted};
+use super::arithmetic::{
+    annotation, available, is_rolling, max_surge, max_unavailable, replicas, wanted,
+};
 use super::plan::{self, Action, Observed};
 use super::status::{self, condition};
 
@@ -27,12 +29,19 @@ impl Play {
                 "spec": {"containers": [{"name": "c", "image": "one"}]}}},
         });
         whole["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
-        Self { deployment: from_value(whole).unwrap(), sets: vec![], now: 1000, events: vec![], broken: "bad" }
+        Self {
+            deployment: from_value(whole).unwrap(),
+            sets: vec![],
+            now: 1000,
+            events: vec![],
+            broken: "bad",
+        }
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Deployment)) {
         change(&mut self.deployment);
-        self.deployment.metadata.generation = self.deployment.metadata.generation.map(|one| one + 1);
+        self.deployment.metadata.generation =
+            self.deployment.metadata.generation.map(|one| one + 1);
     }
 
     fn set_image(&mut self, image: &str) {
@@ -66,7 +75,8 @@ impl Play {
             self.events.extend(event);
             let name = set.metadata.name.clone();
             if set.metadata.creation_timestamp.is_none() {
-                set.metadata.creation_timestamp = Some(machinery::Time(Timestamp::from_second(self.now).unwrap()));
+                set.metadata.creation_timestamp =
+                    Some(machinery::Time(Timestamp::from_second(self.now).unwrap()));
                 set.metadata.uid = name.clone();
             }
             self.sets.retain(|one| one.metadata.name != name);
@@ -83,7 +93,8 @@ impl Play {
         for set in &mut self.sets {
             let spec = set.spec.as_ref().unwrap();
             let count = spec.replicas.unwrap();
-            let image = spec.template.as_ref().unwrap().spec.as_ref().unwrap().containers[0].image.clone();
+            let image =
+                spec.template.as_ref().unwrap().spec.as_ref().unwrap().containers[0].image.clone();
             let serves = if image.as_deref() == Some(self.broken) { 0 } else { count };
             let status = ReplicaSetStatus {
                 replicas: count,
@@ -100,7 +111,8 @@ impl Play {
 
     /// Invariant of a rolling update: neither too many pods nor too few that serve.
     fn check(&self) {
-        let available_now = condition(&self.status(), status::AVAILABLE).is_some_and(|one| one.status == "True");
+        let available_now =
+            condition(&self.status(), status::AVAILABLE).is_some_and(|one| one.status == "True");
         if !available_now || !is_rolling(&self.deployment) {
             return;
         }
@@ -125,7 +137,9 @@ impl Play {
     }
 
     fn reason(&self) -> String {
-        condition(&self.status(), status::PROGRESSING).and_then(|one| one.reason.clone()).unwrap_or_default()
+        condition(&self.status(), status::PROGRESSING)
+            .and_then(|one| one.reason.clone())
+            .unwrap_or_default()
     }
 
     /// Sizes of the sets, oldest first.
@@ -145,14 +159,18 @@ fn a_rollout_completes_with_upstreams_events_and_conditions() {
     assert_eq!(play.events, [format!("Scaled up replica set {name} from 0 to 3")]);
     let message = condition(&play.status(), status::PROGRESSING).unwrap().message.clone().unwrap();
     assert_eq!(message, format!("ReplicaSet {name:?} has successfully progressed."));
-    assert_eq!(play.deployment.metadata.annotations.as_ref().unwrap()["deployment.kubernetes.io/revision"], "1");
+    assert_eq!(
+        play.deployment.metadata.annotations.as_ref().unwrap()["deployment.kubernetes.io/revision"],
+        "1"
+    );
 
     play.set_image("two");
     play.run();
     assert_eq!(play.sizes(), [0, 3]);
     assert_eq!(play.status().updated_replicas, Some(3));
     assert_eq!(play.reason(), "NewReplicaSetAvailable");
-    let steps: Vec<_> = play.events[1..].iter().map(|event| event.rsplit_once(" from ").unwrap().1).collect();
+    let steps: Vec<_> =
+        play.events[1..].iter().map(|event| event.rsplit_once(" from ").unwrap().1).collect();
     assert_eq!(steps, ["0 to 1", "3 to 2", "1 to 2", "2 to 1", "2 to 3", "1 to 0"]);
 
     // Back to the first template: its set is taken up again, under a new revision.
@@ -166,9 +184,13 @@ fn a_rollout_completes_with_upstreams_events_and_conditions() {
 
 #[test]
 fn surge_and_unavailability_are_kept_for_many_settings() {
-    for (replicas, surge, unavailable) in
-        [(1, json!("25%"), json!("25%")), (10, json!(3), json!(0)), (10, json!(0), json!(2)), (7, json!("100%"), json!("100%")), (4, json!(0), json!(0))]
-    {
+    for (replicas, surge, unavailable) in [
+        (1, json!("25%"), json!("25%")),
+        (10, json!(3), json!(0)),
+        (10, json!(0), json!(2)),
+        (7, json!("100%"), json!("100%")),
+        (4, json!(0), json!(0)),
+    ] {
         let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}});
         let mut play = Play::new(json!({"replicas": replicas, "strategy": strategy}));
         play.run();
@@ -248,6 +270,9 @@ fn hashes_are_safe_and_collisions_change_them() {
     let play = Play::new(json!({}));
     let template = play.deployment.spec.unwrap().template;
     let hash = plan::template_hash(&template, None);
-    assert!(hash.len() <= 10 && hash.chars().all(|c| "bcdfghjklmnpqrstvwxz2456789".contains(c)), "{hash}");
+    assert!(
+        hash.len() <= 10 && hash.chars().all(|c| "bcdfghjklmnpqrstvwxz2456789".contains(c)),
+        "{hash}"
+    );
     assert_ne!(hash, plan::template_hash(&template, Some(1)));
 }

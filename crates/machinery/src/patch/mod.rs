@@ -15,7 +15,9 @@ pub enum PatchKind {
     Merge,
     Strategic,
     /// Server-side apply; `force` takes fields from other managers.
-    Apply { force: bool },
+    Apply {
+        force: bool,
+    },
 }
 
 /// What a list or map means to server-side apply.
@@ -73,7 +75,8 @@ pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
     let patch: json_patch::Patch =
         serde_json::from_slice(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
     let mut document = document.clone();
-    json_patch::patch(&mut document, &patch).map_err(|error| PatchError::Unfit(error.to_string()))?;
+    json_patch::patch(&mut document, &patch)
+        .map_err(|error| PatchError::Unfit(error.to_string()))?;
     Ok(document)
 }
 

@@ -43,7 +43,12 @@ impl Merger<'_> {
         definition.and_then(|name| self.schema.field(name, field)).unwrap_or_default()
     }
 
-    fn map(&self, mut original: Fields, mut patch: Fields, definition: Option<&str>) -> Result<Fields, PatchError> {
+    fn map(
+        &self,
+        mut original: Fields,
+        mut patch: Fields,
+        definition: Option<&str>,
+    ) -> Result<Fields, PatchError> {
         match patch.remove(PATCH) {
             None => {}
             Some(Value::String(directive)) => match directive.as_str() {
@@ -92,7 +97,9 @@ impl Merger<'_> {
             (Some(Value::Array(old)), Value::Array(new)) if facts.merges => {
                 Value::Array(self.list(old, new, &facts)?)
             }
-            (_, Value::Array(new)) if facts.merges => Value::Array(self.list(vec![], new, &facts)?),
+            (_, Value::Array(new)) if facts.merges => {
+                Value::Array(self.list(vec![], new, &facts)?)
+            }
             (_, new) => match without_directives(new) {
                 Some(new) => new,
                 None => return Ok(()),
@@ -102,8 +109,16 @@ impl Merger<'_> {
         Ok(())
     }
 
-    fn list(&self, original: Vec<Value>, patch: Vec<Value>, facts: &FieldFacts) -> Result<Vec<Value>, PatchError> {
-        let Some(key) = facts.merge_key.as_deref().filter(|_| patch.iter().chain(&original).all(Value::is_object))
+    fn list(
+        &self,
+        original: Vec<Value>,
+        patch: Vec<Value>,
+        facts: &FieldFacts,
+    ) -> Result<Vec<Value>, PatchError> {
+        let Some(key) = facts
+            .merge_key
+            .as_deref()
+            .filter(|_| patch.iter().chain(&original).all(Value::is_object))
         else {
             let mut merged: Vec<Value> = vec![];
             for one in original.iter().chain(&patch) {
@@ -134,7 +149,9 @@ impl Merger<'_> {
             let place = merged.iter().position(|one| one.get(key) == Some(wanted));
             match place {
                 Some(at) => {
-                    let (Value::Object(old), Value::Object(new)) = (merged[at].take(), element.clone()) else {
+                    let (Value::Object(old), Value::Object(new)) =
+                        (merged[at].take(), element.clone())
+                    else {
                         unreachable!("all elements are objects");
                     };
                     merged[at] = Value::Object(self.map(old, new, facts.definition.as_deref())?);
@@ -168,7 +185,12 @@ fn index(list: &[Value], one: &Value, key: Option<&str>) -> Option<usize> {
 }
 
 /// The elements of the patch in the patch's order, the others woven in where they stood.
-fn in_order(merged: Vec<Value>, patch: &[Value], server: &[Value], key: Option<&str>) -> Vec<Value> {
+fn in_order(
+    merged: Vec<Value>,
+    patch: &[Value],
+    server: &[Value],
+    key: Option<&str>,
+) -> Vec<Value> {
     let (mut ours, mut others): (Vec<Value>, Vec<Value>) =
         merged.into_iter().partition(|one| index(patch, one, key).is_some());
     ours.sort_by_key(|one| index(patch, one, key));
@@ -205,17 +227,25 @@ fn without_directives(value: Value) -> Option<Value> {
                     || key == RETAIN_KEYS
                     || key.starts_with(DELETE_FROM)
                     || key.starts_with(SET_ORDER);
-                if directive || value.is_null() { None } else { Some((key, without_directives(value)?)) }
+                if directive || value.is_null() {
+                    None
+                } else {
+                    Some((key, without_directives(value)?))
+                }
             };
             Some(Value::Object(fields.into_iter().filter_map(keep).collect()))
         }
-        Value::Array(list) => Some(Value::Array(list.into_iter().filter_map(without_directives).collect())),
+        Value::Array(list) => {
+            Some(Value::Array(list.into_iter().filter_map(without_directives).collect()))
+        }
         other => Some(other),
     }
 }
 
 fn unknown_directive(directive: &str) -> PatchError {
-    PatchError::Malformed(format!("invalid type of patch directive or unknown directive: {directive}"))
+    PatchError::Malformed(format!(
+        "invalid type of patch directive or unknown directive: {directive}"
+    ))
 }
 
 fn no_key(key: &str) -> PatchError {
@@ -274,7 +304,11 @@ mod tests {
                 json!({"$setElementOrder/list":[n("b"), n("a")]}),
                 json!({"list":[n("b"), n("a")]}),
             ),
-            (json!({"set":[1,2,3]}), json!({"$deleteFromPrimitiveList/set":[2]}), json!({"set":[1,3]})),
+            (
+                json!({"set":[1,2,3]}),
+                json!({"$deleteFromPrimitiveList/set":[2]}),
+                json!({"set":[1,3]}),
+            ),
             (
                 json!({"m":{"a":1,"b":2}}),
                 json!({"m":{"$retainKeys":["b","c"],"c":3}}),

@@ -1,3 +1,5 @@
+//! Messages, trees and envelopes, over a table that has every shape and kind of field.
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -179,11 +181,7 @@ fn envelopes_open() {
     check(b"", Err(Error::Empty));
     check(b"{}", Err(Error::NoPrefix));
     check(b"k8s\0", Err(Error::EmptyBody));
-    let text = Error::NoPrefix.to_string();
-    assert_eq!(
-        text,
-        "provided data does not appear to be a protobuf message, expected prefix [107, 56, 115, 0]"
-    );
+    assert!(Error::NoPrefix.to_string().ends_with(&format!("{MAGIC:?}").replace(',', "")));
     let sealed = |tree: Value| descriptors().seal(&tree).expect("seals");
     let tree = json!({"apiVersion": "a/v1", "kind": "Part", "n": 7});
     check(&sealed(tree.clone()), Ok(tree));

@@ -33,7 +33,8 @@ impl Score for BalancedAllocation {
         let share = |used: i64, capacity: i64| {
             (capacity > 0).then(|| (used as f64 / capacity as f64).min(1.0))
         };
-        let cpu = share(node.requested.milli_cpu + pod.requests.milli_cpu, node.allocatable.milli_cpu);
+        let cpu =
+            share(node.requested.milli_cpu + pod.requests.milli_cpu, node.allocatable.milli_cpu);
         let memory = share(node.requested.memory + pod.requests.memory, node.allocatable.memory);
         let deviation = match (cpu, memory) {
             (Some(cpu), Some(memory)) => (cpu - memory).abs() / 2.0,

@@ -34,7 +34,10 @@ impl Bind for DefaultBinder {
         Box::pin(async move {
             let pods = Gvr::new("", "v1", "pods");
             let path = format!("{}/binding", pods.object(Some(&pod.key.namespace), &pod.key.name));
-            let sent = self.client.call(Method::POST, &path, "application/json", binding.to_string()).await;
+            let sent = self
+                .client
+                .call(Method::POST, &path, "application/json", binding.to_string())
+                .await;
             sent.map(drop).map_err(|error| error.text())
         })
     }

@@ -33,7 +33,13 @@ struct Candidate {
 }
 
 impl PostFilter for DefaultPreemption {
-    fn post_filter(&self, framework: &Framework, pod: &PodInfo, cluster: &Cluster, why: &Diagnosis) -> PostFiltered {
+    fn post_filter(
+        &self,
+        framework: &Framework,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        why: &Diagnosis,
+    ) -> PostFiltered {
         let nothing = |message: String| PostFiltered { nominated: None, victims: vec![], message };
         if let Err(reason) = may_preempt(pod, cluster) {
             return nothing(format!("preemption: {reason}"));
@@ -52,7 +58,11 @@ impl PostFilter for DefaultPreemption {
             }
         }
         if let Some(best) = choose(candidates) {
-            return PostFiltered { nominated: Some(best.node), victims: best.victims, message: String::new() };
+            return PostFiltered {
+                nominated: Some(best.node),
+                victims: best.victims,
+                message: String::new(),
+            };
         }
         let mut parts = vec![];
         let hopeless = why.rejections.len() - hopeful.len();
@@ -88,7 +98,8 @@ fn victims_on(
     cluster: &Cluster,
 ) -> Option<Vec<Arc<PodInfo>>> {
     let mut emptied = node.clone();
-    let mut removed: Vec<_> = node.pods.values().filter(|one| one.priority < pod.priority).cloned().collect();
+    let mut removed: Vec<_> =
+        node.pods.values().filter(|one| one.priority < pod.priority).cloned().collect();
     if removed.is_empty() {
         return None;
     }

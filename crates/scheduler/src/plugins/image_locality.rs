@@ -27,7 +27,9 @@ impl Score for ImageLocality {
         let total = cluster.nodes().count().max(1) as f64;
         let present = pod.images.iter().filter_map(|image| Some((image, *node.images.get(image)?)));
         let sum: i64 = present
-            .map(|(image, size)| (size as f64 * cluster.nodes_with_image(image) as f64 / total) as i64)
+            .map(|(image, size)| {
+                (size as f64 * cluster.nodes_with_image(image) as f64 / total) as i64
+            })
             .sum();
         let most = MOST_PER_CONTAINER * pod.images.len().max(1) as i64;
         MAX_SCORE * (sum.clamp(LEAST, most) - LEAST) / (most - LEAST)

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score};
+use crate::framework::{
+    CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score,
+};
 use crate::node::NodeInfo;
 use crate::pod::{PodInfo, Term};
 
@@ -52,7 +54,12 @@ fn count(counts: &mut HashMap<Pair, i64>, node: &NodeInfo, key: &str, by: i64) {
 }
 
 impl PreFilter for InterPodAffinity {
-    fn pre_filter(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster) -> Result<Next, Rejection> {
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+    ) -> Result<Next, Rejection> {
         let mut counts = Counts::default();
         let has_terms = !(pod.affinity.is_empty() && pod.anti_affinity.is_empty());
         let spaces = &cluster.namespaces;
@@ -62,7 +69,9 @@ impl PreFilter for InterPodAffinity {
                     count(&mut counts.existing_anti, node, &term.topology_key, 1);
                 }
                 // Affinity counts pods that match all terms, anti-affinity those that match one.
-                if !pod.affinity.is_empty() && pod.affinity.iter().all(|term| term.matches(other, spaces)) {
+                if !pod.affinity.is_empty()
+                    && pod.affinity.iter().all(|term| term.matches(other, spaces))
+                {
                     for term in &pod.affinity {
                         count(&mut counts.affinity, node, &term.topology_key, 1);
                     }
@@ -95,7 +104,8 @@ impl Filter for InterPodAffinity {
         if pod.anti_affinity.iter().any(|term| any(&counts.anti, &term.topology_key)) {
             return Err(Rejection::new("node(s) didn't match pod anti-affinity rules"));
         }
-        let forbidden = |(pair, count): (&Pair, &i64)| *count > 0 && node.labels.get(&pair.0) == Some(&pair.1);
+        let forbidden =
+            |(pair, count): (&Pair, &i64)| *count > 0 && node.labels.get(&pair.0) == Some(&pair.1);
         if counts.existing_anti.iter().any(forbidden) {
             return Err(Rejection::new("node(s) didn't satisfy existing pods anti-affinity rules"));
         }
@@ -104,7 +114,12 @@ impl Filter for InterPodAffinity {
 }
 
 /// The first pod of a group that wants its own kind near may go anywhere.
-fn near_enough(pod: &PodInfo, node: &NodeInfo, counts: &HashMap<Pair, i64>, matches_itself: bool) -> bool {
+fn near_enough(
+    pod: &PodInfo,
+    node: &NodeInfo,
+    counts: &HashMap<Pair, i64>,
+    matches_itself: bool,
+) -> bool {
     let mut all = true;
     for term in &pod.affinity {
         let Some(pair) = pair(node, &term.topology_key) else {
@@ -116,8 +131,15 @@ fn near_enough(pod: &PodInfo, node: &NodeInfo, counts: &HashMap<Pair, i64>, matc
 }
 
 impl PreScore for InterPodAffinity {
-    fn pre_score(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster, _: &[&NodeInfo]) -> Next {
-        let has_preferences = !(pod.preferred_affinity.is_empty() && pod.preferred_anti_affinity.is_empty());
+    fn pre_score(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        _: &[&NodeInfo],
+    ) -> Next {
+        let has_preferences =
+            !(pod.preferred_affinity.is_empty() && pod.preferred_anti_affinity.is_empty());
         let mut scores: HashMap<Pair, i64> = HashMap::new();
         let spaces = &cluster.namespaces;
         for node in cluster.nodes().filter(|node| has_preferences || node.with_affinity > 0) {
@@ -127,11 +149,21 @@ impl PreScore for InterPodAffinity {
                 }
             };
             for other in node.pods.values() {
-                pod.preferred_affinity.iter().for_each(|(weight, term)| add(term, other, i64::from(*weight)));
-                pod.preferred_anti_affinity.iter().for_each(|(weight, term)| add(term, other, -i64::from(*weight)));
+                pod.preferred_affinity
+                    .iter()
+                    .for_each(|(weight, term)| add(term, other, i64::from(*weight)));
+                pod.preferred_anti_affinity
+                    .iter()
+                    .for_each(|(weight, term)| add(term, other, -i64::from(*weight)));
                 other.affinity.iter().for_each(|term| add(term, pod, HARD_WEIGHT));
-                other.preferred_affinity.iter().for_each(|(weight, term)| add(term, pod, i64::from(*weight)));
-                other.preferred_anti_affinity.iter().for_each(|(weight, term)| add(term, pod, -i64::from(*weight)));
+                other
+                    .preferred_affinity
+                    .iter()
+                    .for_each(|(weight, term)| add(term, pod, i64::from(*weight)));
+                other
+                    .preferred_anti_affinity
+                    .iter()
+                    .for_each(|(weight, term)| add(term, pod, -i64::from(*weight)));
             }
         }
         if scores.is_empty() {
@@ -145,12 +177,16 @@ impl PreScore for InterPodAffinity {
 impl Score for InterPodAffinity {
     fn score(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
         let scores = state.get::<HashMap<Pair, i64>>("InterPodAffinity/score");
-        let here = scores.into_iter().flatten().filter(|(pair, _)| node.labels.get(&pair.0) == Some(&pair.1));
+        let here = scores
+            .into_iter()
+            .flatten()
+            .filter(|(pair, _)| node.labels.get(&pair.0) == Some(&pair.1));
         here.map(|(_, score)| *score).sum()
     }
 
     fn normalize(&self, _: &CycleState, _: &PodInfo, scores: &mut [i64]) {
-        let (min, max) = (scores.iter().min().copied().unwrap_or(0), scores.iter().max().copied().unwrap_or(0));
+        let (min, max) =
+            (scores.iter().min().copied().unwrap_or(0), scores.iter().max().copied().unwrap_or(0));
         for score in scores {
             *score = if max > min { MAX_SCORE * (*score - min) / (max - min) } else { 0 };
         }

@@ -37,7 +37,10 @@ pub static PLUGINS: &[Row] = &[
 
 /// The hint of plugins that look at nodes only.
 fn node_changes(_: &PodInfo, event: &ClusterEvent) -> bool {
-    matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::NodeUpdated(_) | ClusterEvent::PodUpdated)
+    matches!(
+        event,
+        ClusterEvent::NodeAdded(_) | ClusterEvent::NodeUpdated(_) | ClusterEvent::PodUpdated
+    )
 }
 
 /// The hint of plugins that count what pods take.

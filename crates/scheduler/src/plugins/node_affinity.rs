@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, Next, Points, PreScore, Rejection, Row, Score, normalize};
+use crate::framework::{
+    CycleState, Filter, Next, Points, PreScore, Rejection, Row, Score, normalize,
+};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::selector;
@@ -40,8 +42,8 @@ impl PreScore for NodeAffinity {
 impl Score for NodeAffinity {
     fn score(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
         let preferred = pod.node_preferences.iter();
-        let matching =
-            preferred.filter(|one| selector::term_matches(&one.preference, &node.name, &node.labels));
+        let matching = preferred
+            .filter(|one| selector::term_matches(&one.preference, &node.name, &node.labels));
         matching.map(|one| i64::from(one.weight)).sum()
     }
 

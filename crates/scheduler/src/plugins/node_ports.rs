@@ -21,7 +21,12 @@ pub const ROW: Row = Row {
 struct NodePorts;
 
 impl PreFilter for NodePorts {
-    fn pre_filter(&self, _: &mut CycleState, pod: &PodInfo, _: &Cluster) -> Result<Next, Rejection> {
+    fn pre_filter(
+        &self,
+        _: &mut CycleState,
+        pod: &PodInfo,
+        _: &Cluster,
+    ) -> Result<Next, Rejection> {
         Ok(if pod.ports.is_empty() { Next::Skip } else { Next::Filter })
     }
 }
@@ -30,7 +35,9 @@ impl Filter for NodePorts {
     fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let mut taken = node.pods.values().flat_map(|one| &one.ports);
         if taken.any(|taken| pod.ports.iter().any(|wanted| wanted.conflicts(taken))) {
-            return Err(Rejection::new("node(s) didn't have free ports for the requested pod ports"));
+            return Err(Rejection::new(
+                "node(s) didn't have free ports for the requested pod ports",
+            ));
         }
         Ok(())
     }

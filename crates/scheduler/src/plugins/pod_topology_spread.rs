@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score};
+use crate::framework::{
+    CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score,
+};
 use crate::node::{NodeInfo, tolerates_all};
 use crate::pod::{PodInfo, Spread};
 
@@ -49,17 +51,26 @@ fn matching(spread: &Spread, pod: &PodInfo, node: &NodeInfo) -> i64 {
 }
 
 impl PreFilter for PodTopologySpread {
-    fn pre_filter(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster) -> Result<Next, Rejection> {
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+    ) -> Result<Next, Rejection> {
         let hard: Vec<_> = pod.spread.iter().filter(|spread| spread.hard).collect();
         if hard.is_empty() {
             return Ok(Next::Skip);
         }
-        let complete = |node: &&NodeInfo| hard.iter().all(|spread| node.labels.contains_key(&spread.topology_key));
+        let complete = |node: &&NodeInfo| {
+            hard.iter().all(|spread| node.labels.contains_key(&spread.topology_key))
+        };
         let domains: Vec<_> = hard
             .iter()
             .map(|spread| {
                 let mut counts = BTreeMap::new();
-                for node in cluster.nodes().filter(complete).filter(|node| counts_in(spread, pod, node)) {
+                for node in
+                    cluster.nodes().filter(complete).filter(|node| counts_in(spread, pod, node))
+                {
                     let value = node.labels[&spread.topology_key].clone();
                     *counts.entry(value).or_default() += matching(spread, pod, node);
                 }
@@ -80,7 +91,8 @@ impl Filter for PodTopologySpread {
         let hard = pod.spread.iter().filter(|spread| spread.hard);
         for (spread, domain) in hard.zip(domains.into_iter().flatten()) {
             let Some(value) = node.labels.get(&spread.topology_key) else {
-                let why = "node(s) didn't match pod topology spread constraints (missing required label)";
+                let why =
+                    "node(s) didn't match pod topology spread constraints (missing required label)";
                 return Err(Rejection::unresolvable(why));
             };
             let itself = i64::from(spread.selector.matches(Some(&pod.labels)));
@@ -94,7 +106,13 @@ impl Filter for PodTopologySpread {
 }
 
 impl PreScore for PodTopologySpread {
-    fn pre_score(&self, state: &mut CycleState, pod: &PodInfo, cluster: &Cluster, nodes: &[&NodeInfo]) -> Next {
+    fn pre_score(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        nodes: &[&NodeInfo],
+    ) -> Next {
         let soft: Vec<_> = pod.spread.iter().filter(|spread| !spread.hard).collect();
         if soft.is_empty() {
             return Next::Skip;

@@ -10,7 +10,11 @@ use crate::pod::PodInfo;
 pub const ROW: Row = Row {
     name: "NodeResourcesFit",
     weight: 1,
-    build: |_| Points { filter: Some(Arc::new(Fit)), score: Some(Arc::new(Fit)), ..Default::default() },
+    build: |_| Points {
+        filter: Some(Arc::new(Fit)),
+        score: Some(Arc::new(Fit)),
+        ..Default::default()
+    },
     helps: super::room_appears,
 };
 
@@ -48,9 +52,15 @@ fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<Shortage> {
     };
     check("cpu", asked.milli_cpu, used.milli_cpu, all.milli_cpu);
     check("memory", asked.memory, used.memory, all.memory);
-    check("ephemeral-storage", asked.ephemeral_storage, used.ephemeral_storage, all.ephemeral_storage);
+    check(
+        "ephemeral-storage",
+        asked.ephemeral_storage,
+        used.ephemeral_storage,
+        all.ephemeral_storage,
+    );
     for (name, amount) in &asked.scalar {
-        let of = |amounts: &crate::resources::Resources| amounts.scalar.get(name).copied().unwrap_or(0);
+        let of =
+            |amounts: &crate::resources::Resources| amounts.scalar.get(name).copied().unwrap_or(0);
         check(name, *amount, of(used), of(all));
     }
     short
@@ -88,15 +98,24 @@ mod tests {
                 {"name": "c", "resources": {"requests": requests}}]}});
             PodInfo::new(&from_value(object).unwrap())
         };
-        let check = |requests: serde_json::Value, node: &NodeInfo, expected: &[&str], hopeless: bool| {
-            let result = Fit.filter(&CycleState::default(), &pod(requests), node);
-            match result {
-                Ok(()) => assert!(expected.is_empty()),
-                Err(rejection) => assert_eq!((rejection.reasons, rejection.unresolvable), (expected.iter().map(|one| one.to_string()).collect(), hopeless)),
-            }
-        };
+        let check =
+            |requests: serde_json::Value, node: &NodeInfo, expected: &[&str], hopeless: bool| {
+                let result = Fit.filter(&CycleState::default(), &pod(requests), node);
+                match result {
+                    Ok(()) => assert!(expected.is_empty()),
+                    Err(rejection) => assert_eq!(
+                        (rejection.reasons, rejection.unresolvable),
+                        (expected.iter().map(|one| one.to_string()).collect(), hopeless)
+                    ),
+                }
+            };
         check(json!({"cpu": "1"}), &node, &[], false);
-        check(json!({"cpu": "2", "memory": "2Gi"}), &node, &["Insufficient cpu", "Insufficient memory"], true);
+        check(
+            json!({"cpu": "2", "memory": "2Gi"}),
+            &node,
+            &["Insufficient cpu", "Insufficient memory"],
+            true,
+        );
         check(json!({"example.com/gpu": "2"}), &node, &["Insufficient example.com/gpu"], true);
         node.add(Arc::new(pod(json!({"cpu": "600m"}))));
         check(json!({"cpu": "500m"}), &node, &["Too many pods", "Insufficient cpu"], false);

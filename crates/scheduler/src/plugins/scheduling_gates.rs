@@ -19,6 +19,9 @@ impl PreEnqueue for SchedulingGates {
         if pod.gates.is_empty() {
             return Ok(());
         }
-        Err(Rejection::unresolvable(format!("waiting for scheduling gates: [{}]", pod.gates.join(" "))))
+        Err(Rejection::unresolvable(format!(
+            "waiting for scheduling gates: [{}]",
+            pod.gates.join(" ")
+        )))
     }
 }

@@ -22,7 +22,10 @@ struct TaintToleration;
 
 impl Filter for TaintToleration {
     fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let hard = node.taints.iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
+        let hard = node
+            .taints
+            .iter()
+            .filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
         if tolerates_all(&pod.tolerations, hard) {
             return Ok(());
         }
@@ -34,9 +37,11 @@ impl Score for TaintToleration {
     /// How many soft taints the pod does not tolerate.
     fn score(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
         let soft = node.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
-        let for_soft = |effect: Option<&str>| matches!(effect, None | Some("" | "PreferNoSchedule"));
+        let for_soft =
+            |effect: Option<&str>| matches!(effect, None | Some("" | "PreferNoSchedule"));
         let untolerated = soft.filter(|taint| {
-            let mut tolerations = pod.tolerations.iter().filter(|one| for_soft(one.effect.as_deref()));
+            let mut tolerations =
+                pod.tolerations.iter().filter(|one| for_soft(one.effect.as_deref()));
             !tolerations.any(|one| tolerates(one, taint))
         });
         untolerated.count() as i64

@@ -64,20 +64,27 @@ fn cpu(amount: &str) -> Value {
 #[tokio::test]
 async fn a_pod_goes_where_it_fits_best() {
     let framework = framework();
-    let check = |what: &str, pod: PodInfo, nodes: &[Value], pods: &[(PodInfo, &str)], expected: &str| {
-        let cluster = cluster(nodes, pods);
-        match framework.schedule(&pod, &cluster) {
-            Ok(node) => assert_eq!(node, expected, "{what}"),
-            Err(diagnosis) => assert_eq!(diagnosis.to_string(), expected, "{what}"),
-        }
-    };
+    let check =
+        |what: &str, pod: PodInfo, nodes: &[Value], pods: &[(PodInfo, &str)], expected: &str| {
+            let cluster = cluster(nodes, pods);
+            match framework.schedule(&pod, &cluster) {
+                Ok(node) => assert_eq!(node, expected, "{what}"),
+                Err(diagnosis) => assert_eq!(diagnosis.to_string(), expected, "{what}"),
+            }
+        };
     let (a, b) = (node("a", json!({})), node("b", json!({})));
     let two = [a.clone(), b.clone()];
     let plain = || pod("p", json!({}));
     check("no node", plain(), &[], &[], "no nodes available to schedule pods");
     check("the emptier", plain(), &two, &[(pod("x", cpu("3")), "a")], "b");
     check("too big", pod("p", cpu("5")), &two, &[], "0/2 nodes are available: 2 Insufficient cpu.");
-    check("a selector", pod("p", json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "a"}}})), &two, &[], "a");
+    check(
+        "a selector",
+        pod("p", json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "a"}}})),
+        &two,
+        &[],
+        "a",
+    );
     let tainted = node("a", json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}));
     let cordoned = node("b", json!({"spec": {"unschedulable": true}}));
     let why = "0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable.";
@@ -87,8 +94,17 @@ async fn a_pod_goes_where_it_fits_best() {
     let port = json!({"spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}]}});
     let taken = [(pod("x", port.clone()), "a")];
     check("host ports", pod("p", port.clone()), &two, &taken, "b");
-    check("host ports", pod("p", port), std::slice::from_ref(&a), &taken, "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.");
-    let image = node("b", json!({"status": {"images": [{"names": ["i:latest"], "sizeBytes": 900_000_000_i64}]}}));
+    check(
+        "host ports",
+        pod("p", port),
+        std::slice::from_ref(&a),
+        &taken,
+        "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.",
+    );
+    let image = node(
+        "b",
+        json!({"status": {"images": [{"names": ["i:latest"], "sizeBytes": 900_000_000_i64}]}}),
+    );
     check("images", plain(), &[a, image], &[], "b");
 }
 
@@ -103,18 +119,34 @@ async fn pods_attract_and_repel_each_other() {
     let two = [node("a", json!({})), node("b", json!({}))];
     let on_a = [(pod("x", json!({})), "a")];
     let check = |what: &str, pod: PodInfo, pods: &[(PodInfo, &str)], expected: &str| {
-        let found = framework.schedule(&pod, &cluster(&two, pods)).unwrap_or_else(|why| why.to_string());
+        let found =
+            framework.schedule(&pod, &cluster(&two, pods)).unwrap_or_else(|why| why.to_string());
         assert_eq!(found, expected, "{what}");
     };
     check("near", pod("p", near.clone()), &on_a, "a");
     check("far", pod("p", far.clone()), &on_a, "b");
-    check("an existing pod keeps others away", pod("p", json!({})), &[(pod("x", far.clone()), "a")], "b");
+    check(
+        "an existing pod keeps others away",
+        pod("p", json!({})),
+        &[(pod("x", far.clone()), "a")],
+        "b",
+    );
     let both = [(pod("x", json!({})), "a"), (pod("y", json!({})), "b")];
-    check("far from both", pod("p", far), &both, "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.");
+    check(
+        "far from both",
+        pod("p", far),
+        &both,
+        "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.",
+    );
     check("spread", pod("p", spread), &on_a, "b");
     let stranger = pod("x", json!({"metadata": {"labels": {"app": "db"}}}));
     let lonely = json!({"metadata": {"labels": {"app": "db"}}, "spec": near["spec"]});
-    check("near nobody", pod("p", lonely), &[(stranger, "a")], "0/2 nodes are available: 2 node(s) didn't match pod affinity rules.");
+    check(
+        "near nobody",
+        pod("p", lonely),
+        &[(stranger, "a")],
+        "0/2 nodes are available: 2 node(s) didn't match pod affinity rules.",
+    );
     let first = framework.schedule(&pod("p", near), &cluster(&two, &[]));
     assert!(first.is_ok(), "the first of its kind goes anywhere");
 }
@@ -142,6 +174,7 @@ async fn the_important_take_room_from_as_few_as_possible() {
     };
     check(pod("p", with("2", 10)), Some("a"), &["low"], "");
     check(pod("p", with("3", 10)), Some("a"), &["middle", "low"], "");
-    let nobody = "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.";
+    let nobody =
+        "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.";
     check(pod("p", with("2", 0)), None, &[], nobody);
 }
