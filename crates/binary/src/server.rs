@@ -171,11 +171,13 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
 }
 
 /// The component of the one server of an embedded store: its Lease is taken, as clients expect, and
-/// not renewed, since nobody else can want it.
+/// not renewed, since nobody else can want it. The identity is the same in every life of the server,
+/// so that the next one need not wait for the Lease of the last.
 fn only_candidate(client: Client, name: &str) -> Election {
     let host = nix::unistd::gethostname().unwrap_or_default();
     let election = Election::new(client, "kube-system", name, &host.to_string_lossy());
-    Election { renews: false, ..election }
+    let identity = format!("{}_embedded", host.to_string_lossy());
+    Election { renews: false, identity, ..election }
 }
 
 /// Until Ctrl-C, SIGTERM, or the end of a task that must not end.

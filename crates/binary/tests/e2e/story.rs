@@ -20,6 +20,9 @@ pub const SHORT: Duration = Duration::from_secs(20);
 /// The time that one request may take.
 const REQUEST: Duration = Duration::from_secs(5);
 
+/// Read when the server starts: what is asked of one registry is fetched from another.
+const REGISTRIES: &str = "mirrors:\n  registry.test:\n    endpoint:\n    - http://127.0.0.1:5000\n";
+
 pub struct Story {
     // Before `server`: its host's cable ends here.
     pub switch: Switch,
@@ -44,6 +47,8 @@ impl Story {
         let binary = std::env::var_os("DECAPOD_BINARY")
             .map_or_else(|| env!("CARGO_BIN_EXE_decapod").into(), PathBuf::from);
         let mut server = Server::new(host, &binary, &arguments)?;
+        std::fs::create_dir(server.data_directory())?;
+        std::fs::write(server.data_directory().join("registries.yaml"), REGISTRIES)?;
         if let Err(error) = server.start() {
             bail!("{error:#}\n{}", server.report());
         }

@@ -5,6 +5,7 @@ mod commands;
 mod ending;
 mod healing;
 mod killing;
+mod pulling;
 mod rolling;
 mod service;
 mod start;
@@ -39,6 +40,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("commands: changes", commands::changes),
     chapter("commands: watch and wait", commands::watch),
     chapter("commands: discovery, schema, identity, health", commands::surface),
+    chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),
     chapter("healing: a killed process comes back", healing::killed_process),
     chapter("healing: a deleted pod is replaced", healing::deleted_pod),
     chapter("healing: a failing liveness probe restarts", healing::liveness),
