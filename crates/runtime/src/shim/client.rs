@@ -136,6 +136,7 @@ impl Client {
         })
         .await?;
         match answer.error {
+            Some(text) if answer.ended => Err(Error::Gone(io::Error::other(text))),
             Some(text) => Err(Error::Refused(text)),
             None => Ok((answer, fds, connection)),
         }

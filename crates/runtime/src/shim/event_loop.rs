@@ -352,13 +352,11 @@ impl Shim {
         process: protocol::ExecProcess,
         fds: Vec<OwnedFd>,
     ) -> io::Result<()> {
-        let spawned = if self.ended.is_some() {
-            Err(io::Error::other("the container is not running"))
-        } else {
-            exec::spawn(&self.config, self.started.pid, &process, fds)
-        };
-        match spawned {
-            Err(error) => protocol::send(&connection, &failure(&error), &[]),
+        match exec::spawn(&self.config, self.started.pid, &process, fds) {
+            Err(error) => {
+                let ended = self.ended.is_some() || has_ended(self.started.pid);
+                protocol::send(&connection, &Answer { ended, ..failure(&error) }, &[])
+            }
             Ok(spawned) => {
                 let mut answer =
                     Answer { version: VERSION, pid: Some(spawned.pid), ..Default::default() };
@@ -477,6 +475,13 @@ impl Reader {
 fn connected(waiter: &UnixStream) -> bool {
     let mut fds = [PollFd::new(waiter.as_fd(), PollFlags::POLLIN)];
     !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(n) if n > 0)
+}
+
+/// Whether our child has ended, without taking notice of it.
+fn has_ended(pid: i32) -> bool {
+    use nix::sys::wait::{Id, waitid};
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    !matches!(waitid(Id::Pid(Pid::from_raw(pid)), look), Ok(WaitStatus::StillAlive))
 }
 
 fn failure(error: &io::Error) -> Answer {

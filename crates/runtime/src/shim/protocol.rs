@@ -72,6 +72,9 @@ pub(crate) struct Answer {
     pub version: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The reason is that the container has ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ended: bool,
     /// The process concerned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
