@@ -168,7 +168,18 @@ pub fn changes(old: Option<&PodStatus>, new: &PodStatus) -> Option<Value> {
 fn changed_items(old: Option<&Value>, new: &Value, key: &str) -> Value {
     let items = |list: Option<&Value>| list.and_then(Value::as_array).cloned().unwrap_or_default();
     let (old, new) = (items(old), items(Some(new)));
-    let mut out: Vec<Value> = new.iter().filter(|item| !old.contains(item)).cloned().collect();
+    let mut out: Vec<Value> = vec![];
+    for item in new.iter().filter(|item| !old.contains(item)) {
+        let mut item = item.clone();
+        // Items merge field by field: what is no longer there must be taken away.
+        let before = old.iter().find(|o| o[key] == item[key]).and_then(Value::as_object);
+        for name in before.into_iter().flat_map(Map::keys) {
+            if item.get(name).is_none() {
+                item[name] = Value::Null;
+            }
+        }
+        out.push(item);
+    }
     if key == "ip" {
         let gone = old.iter().filter(|item| !new.iter().any(|n| n[key] == item[key]));
         out.extend(gone.map(|item| json!({"$patch": "delete", key: item[key]})));
@@ -199,6 +210,11 @@ mod tests {
             json!({"conditions": [condition("Ready", "False"), condition("Gate", "True")]}),
             json!({"conditions": [condition("Ready", "True"), condition("Gate", "True")]}),
             json!({"conditions": [condition("Ready", "True")]}),
+        );
+        check(
+            json!({"conditions": [{"type": "Ready", "status": "False", "reason": "R"}]}),
+            json!({"conditions": [condition("Ready", "True")]}),
+            json!({"conditions": [{"type": "Ready", "status": "True", "reason": null}]}),
         );
         check(
             json!({"podIPs": [{"ip": "a"}]}),

@@ -94,9 +94,13 @@ fn merge(target: &mut Value, patch: &Value) {
 fn merge_list(target: &mut Value, items: &[Value], by: &str) {
     let mut all = target.as_array().cloned().unwrap_or_default();
     for item in items {
-        all.retain(|known| known[by] != item[by]);
-        if item["$patch"] != "delete" {
-            all.push(item.clone());
+        if item["$patch"] == "delete" {
+            all.retain(|known| known[by] != item[by]);
+            continue;
+        }
+        match all.iter_mut().find(|known| known[by] == item[by]) {
+            Some(known) => merge(known, item),
+            None => all.push(item.clone()),
         }
     }
     *target = Value::Array(all);

@@ -94,6 +94,8 @@ async fn a_pod_runs_restarts_and_goes() {
     bench.until_ready("a").await;
     let pod = bench.api.pod("a");
     assert_eq!(pod["status"]["podIP"], "10.42.0.3");
+    let conditions = pod["status"]["conditions"].as_array().expect("conditions");
+    assert!(conditions.iter().all(|c| c["reason"].is_null() && c["message"].is_null()), "{pod}");
     assert_eq!(pod["status"]["hostIP"], "192.168.7.1");
     assert_eq!(pod["status"]["qosClass"], "BestEffort");
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
