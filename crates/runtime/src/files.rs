@@ -7,15 +7,27 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Replaces `path` in one step; a reader sees the old or the new content.
+/// Replaces `path` in one step; a reader sees the old or the new content. Not forced to the disk:
+/// what this is used for describes processes, which no power loss leaves alive. After one the file
+/// may be empty, which reads as "not there".
 pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace(path, content, false)
+}
+
+/// As [`write_atomic`], and on the disk when this returns.
+pub(crate) fn write_durable(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace(path, content, true)
+}
+
+fn replace(path: &Path, content: &[u8], durable: bool) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     // Two writers of one file must not share it.
     partial.push(format!(".{}", base::rng::alphanumeric(8)));
     let written = File::create(&partial).and_then(|mut file| {
         file.write_all(content)?;
-        // After a power loss an empty file under the final name would be worse than none.
-        file.sync_data()?;
+        if durable {
+            file.sync_data()?;
+        }
         fs::rename(&partial, path)
     });
     if written.is_err() {
@@ -28,9 +40,9 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> 
     write_atomic(path, &serde_json::to_vec(value)?)
 }
 
-/// `None` when there is no such file.
+/// `None` when there is no such file, or an empty one.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let Some(bytes) = read(path)? else { return Ok(None) };
+    let Some(bytes) = read(path)?.filter(|bytes| !bytes.is_empty()) else { return Ok(None) };
     let parsed = serde_json::from_slice(&bytes);
     parsed.map(Some).map_err(|error| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display()))

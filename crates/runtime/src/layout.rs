@@ -7,7 +7,7 @@
 //!        images/index.json              names → images
 //!        images/leases/<container>      the layers that a container uses
 //!        sandboxes/<id>/                config.pb state.json resolv.conf hostname shm/
-//!        containers/<id>/               config.pb state.json exit.json config.json upper/ work/ rootfs/
+//!        containers/<id>/               config.pb state.json started exit.json config.json upper/ …
 //!        ipam/<address>                 the sandbox that holds it
 //! <run>/sandboxes/<id20>/               net uts ipc (pinned), pause.pid
 //!       containers/<id20>/              shim.json shim.sock started.json oci/ shim.log

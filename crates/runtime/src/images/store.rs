@@ -338,7 +338,10 @@ impl ImageStore {
         let _alone = self.lock("index.lock", FlockArg::LockExclusive)?;
         let mut index = self.read_index()?;
         let result = change(&mut index);
-        files::write_json(&self.root.join("index.json"), &index)
+        let path = self.root.join("index.json");
+        serde_json::to_vec(&index)
+            .map_err(io::Error::from)
+            .and_then(|bytes| files::write_durable(&path, &bytes))
             .during(|| "write the index of images".into())?;
         Ok(result)
     }

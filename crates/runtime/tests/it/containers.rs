@@ -121,7 +121,9 @@ fn limits_are_set_and_an_oom_kill_is_told() {
 fn events_come_in_order_and_shims_are_small() {
     in_world(|world| async move {
         let mut events = world.runtime.events().await.expect("events");
+        let before = tokio::time::Instant::now();
         let (sandbox, id) = world.run("events", container("c", "sleep 600")).await;
+        println!("a pod with a container: {:?}", before.elapsed());
         let shims: Vec<u64> = shim_sizes(&world.directory);
         println!("private memory of the shim: {shims:?} KiB");
         assert_eq!(shims.len(), 1);

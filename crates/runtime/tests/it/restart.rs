@@ -199,3 +199,31 @@ fn churn(directory: &std::path::Path) {
         futures::future::join_all(lanes).await;
     });
 }
+
+#[test]
+fn after_a_reboot_nothing_runs_and_nothing_may_run_again() {
+    in_world(|world| async move {
+        let (sandbox, id) = world.run("reboot", container("c", "sleep 600")).await;
+        // What a reboot does: processes, namespaces and `/run` are gone, the disk is not.
+        let sandboxes = world.config.run_dir.join("sandboxes");
+        for pin in ["net", "uts", "ipc"] {
+            nix::mount::umount(&sandboxes.join(&sandbox[..20]).join(pin)).expect("unpinned");
+        }
+        let started = world.config.run_dir.join("containers").join(&id[..20]).join("started.json");
+        let text = std::fs::read_to_string(started).expect("a record");
+        let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        world.tasks.shutdown(crate::world::LIMIT).await;
+        for key in ["shim_pid", "pid"] {
+            // SAFETY: a plain system call.
+            unsafe { libc::kill(record[key].as_i64().expect("a number") as i32, libc::SIGKILL) };
+        }
+        std::fs::remove_dir_all(&world.config.run_dir).expect("removed");
+        let world = world.restarted().await;
+        let status = world.runtime.container_status(&id).await.expect("known");
+        assert_eq!((status.state(), status.exit_code), (ContainerState::Exited, 255));
+        let status = world.runtime.pod_sandbox_status(&sandbox).await.expect("known");
+        assert_eq!(status.state(), PodSandboxState::NotReady);
+        assert!(world.runtime.start_container(&id).await.is_err());
+        world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
+    });
+}

@@ -8,7 +8,7 @@ use cri::{ContainerConfig, Result};
 use prost::Message;
 
 use super::Embedded;
-use super::containers::{ContainerEntry, ContainerRecord, Phase};
+use super::containers::{ContainerEntry, ContainerRecord, Phase, STARTED};
 use crate::files;
 use crate::shim::{self, ExitRecord, StartedRecord, Wait};
 
@@ -47,7 +47,7 @@ impl Embedded {
         let phase = exit.map_or(Phase::Created, Phase::Exited);
         let entry = Arc::new(ContainerEntry::new(id.to_owned(), record, config, phase));
         self.table().containers.insert(id.to_owned(), entry.clone());
-        let was_started = self.0.layout.run_container(id).join("shim.json").exists();
+        let was_started = directory.join(STARTED).exists();
         if *entry.phase.borrow() == Phase::Created && was_started {
             self.adopt_shim(&entry).await?;
         }

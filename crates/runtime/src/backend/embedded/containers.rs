@@ -20,6 +20,8 @@ use crate::shim::{Client, ExitRecord, ShimConfig, Started, Wait, spawn_shim};
 
 /// How long a killed container may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// An empty file beside `state.json`.
+pub(super) const STARTED: &str = "started";
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
@@ -263,6 +265,8 @@ impl Embedded {
         };
         let path = run.join("shim.json");
         files::write_json(&path, &shim)?;
+        // On the disk that survives a reboot: a container that ran is not one that may still run.
+        std::fs::write(layout.container(&entry.id).join(STARTED), "")?;
         let errors = std::fs::File::create(run.join("shim.log"))?;
         spawn_shim(&self.0.config.executable, &path, errors).await.map_err(Error::from)
     }
