@@ -48,13 +48,7 @@ impl ApiStatus {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let details = &status["details"];
         if status["kind"] != "Status" {
-            let text = String::from_utf8_lossy(body).trim().to_owned();
-            let message = match (code, text.as_str()) {
-                (StatusCode::NOT_FOUND, _) => "the server could not find the requested resource".into(),
-                (_, "") => format!("the server answered {code}"),
-                _ => text,
-            };
-            return Self { code: code.as_u16(), message, ..Self::default() };
+            return Self::generic(code, &String::from_utf8_lossy(body));
         }
         let causes = details["causes"].as_array().into_iter().flatten();
         Self {
@@ -66,6 +60,24 @@ impl ApiStatus {
             causes: causes.map(|cause| (text(&cause["field"]), text(&cause["message"]))).collect(),
             has_details: details.is_object(),
         }
+    }
+
+    /// Of an answer without a Status. Upstream: `apierrors.NewGenericServerResponse`.
+    fn generic(code: StatusCode, body: &str) -> Self {
+        let (reason, message) = match code.as_u16() {
+            401 => ("Unauthorized", "the server has asked for the client to provide credentials".into()),
+            403 => ("Forbidden", body.trim().to_owned()),
+            404 => ("NotFound", "the server could not find the requested resource".into()),
+            405 => ("MethodNotAllowed", "the server does not allow this method on the requested resource".into()),
+            429 => ("TooManyRequests", "the server has received too many requests and has asked us to try again later".into()),
+            503 => ("ServiceUnavailable", "the server is currently unable to handle the request".into()),
+            500.. => (
+                "InternalError",
+                format!("an error on the server ({:?}) has prevented the request from succeeding", body.trim()),
+            ),
+            _ => ("", format!("the server responded with the status code {} but did not return more information", code.as_u16())),
+        };
+        Self { code: code.as_u16(), reason: reason.into(), message, ..Self::default() }
     }
 
     /// Upstream: `cmdutil.checkErr`.
@@ -209,7 +221,12 @@ mod tests {
                     "causes":[{"field":"a","message":"b"},{"field":"c","message":"d"}]}}),
                 "The Pod \"x\" is invalid: \n* a: b\n* c: d",
             ),
-            (500, json!("boom"), "Error from server: \"boom\""),
+            (
+                500,
+                json!({"boom":1}),
+                "Error from server (InternalError): an error on the server (\"{\\\"boom\\\":1}\") has prevented the request from succeeding",
+            ),
+            (404, json!("x"), "Error from server (NotFound): the server could not find the requested resource"),
         ] {
             let code = StatusCode::from_u16(code).expect("a code");
             let status = ApiStatus::of(code, body.to_string().as_bytes());

@@ -166,7 +166,7 @@ impl Applier<'_> {
         self.cluster
             .call(Method::PATCH, &query_path(&path, &query), "application/apply-patch+yaml", body)
             .await
-            .map_err(conflict_advice)
+            .map_err(explained)
     }
 
     async fn create(&self, one: &Manifest, modified: &Value) -> Result<Value> {
@@ -258,8 +258,14 @@ fn with_annotation(object: &Value) -> Value {
     object
 }
 
-/// Upstream's hint on what to do about conflicts.
-fn conflict_advice(error: Failure) -> Failure {
+/// Upstream's hint on what to do about conflicts, and what it says of servers without this apply.
+fn explained(error: Failure) -> Failure {
+    if let Some(status) = error.status().filter(|status| status.code == 415) {
+        return Failure::Plain(format!(
+            "Server-side apply not available on the server: ({})",
+            status.message
+        ));
+    }
     let Some(status) = error.status().filter(|status| status.reason == "Conflict") else {
         return error;
     };

@@ -212,7 +212,7 @@ impl Delete {
     async fn delete(&self, cluster: &Cluster, victim: &Victim) -> Result<Option<String>> {
         let path = victim.resource.object(victim.namespace.as_deref(), &victim.name);
         if self.dry_run == DryRun::Client {
-            return cluster.get(&path).await.map(|_| None);
+            return Ok(None);
         }
         let policy = format!("{:?}", self.cascade);
         let mut options = json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy });

@@ -82,12 +82,11 @@ impl Get {
         let mut cluster = cluster.clone();
         let targets = self.targets(&mut cluster, &catalog).await?;
         if targets.all.is_empty() {
-            return Err(own(
-                "You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.",
-            ));
+            console.note("You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n");
+            return Err(own("Required resource not specified."));
         }
         if targets.all.iter().any(|one| one.name.is_some()) {
-            self.check_named()?;
+            self.check_named(&targets)?;
         }
         if self.watch || self.watch_only {
             return self.watch(&cluster, console, &targets, output).await;
@@ -116,8 +115,8 @@ impl Get {
         Ok(targets)
     }
 
-    fn check_named(&self) -> Result<()> {
-        if self.all_namespaces {
+    fn check_named(&self, targets: &Targets) -> Result<()> {
+        if self.all_namespaces && targets.all.iter().any(|one| one.resource.namespaced) {
             return Err(own("a resource cannot be retrieved by name across all namespaces"));
         }
         if self.selector.is_some() {

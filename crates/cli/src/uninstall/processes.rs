@@ -5,7 +5,7 @@
 //! alone proves nothing: numbers are given out again.
 
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -140,13 +140,15 @@ impl Process {
         if std::ffi::OsStr::from_bytes(&now) != line.as_str() {
             return Ok(());
         }
-        let ended = AsyncFd::with_interest(descriptor, Interest::READABLE)?;
+        // SAFETY: the descriptor is owned by the registration, which alone closes it.
+        let ended = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }
+            .map_err(|error| error.into_parts().1)?;
         for (signal, patience) in [(Signal::SIGTERM, GRACE), (Signal::SIGKILL, KILLED)] {
             if kill(Pid::from_raw(self.pid), signal).is_err() {
                 return Ok(());
             }
             if let Ok(outcome) = tokio::time::timeout(patience, ended.readable()).await {
-                outcome.with_context(|| format!("cannot wait for {}", ended.as_raw_fd()))?.retain_ready();
+                outcome.with_context(|| format!("cannot wait for the end of {}", self.pid))?.retain_ready();
                 return Ok(());
             }
         }

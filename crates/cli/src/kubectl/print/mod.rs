@@ -85,14 +85,6 @@ impl Printer {
         matches!(self.output, Output::Name | Output::Columns(_))
     }
 
-    /// The headers, where there are some even without objects.
-    pub fn start(&mut self) -> String {
-        match &self.output {
-            Output::Columns(columns) if !self.no_headers => self.grid.render(&[columns.headers()]),
-            _ => String::new(),
-        }
-    }
-
     /// All of a list at once, so that columns are aligned over all.
     pub fn items(&mut self, items: &[Value]) -> Result<String> {
         if let Output::Columns(columns) = &self.output {

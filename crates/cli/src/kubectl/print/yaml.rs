@@ -336,7 +336,7 @@ fn is_text_to_readers(text: &str) -> bool {
         "", "~", "null", "Null", "NULL", "true", "True", "TRUE", "false", "False", "FALSE", "y",
         "Y", "yes", "Yes", "YES", "n", "N", "no", "No", "NO", "on", "On", "ON", "off", "Off",
         "OFF", ".nan", ".NaN", ".NAN", ".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF", "-.inf",
-        "-.Inf", "-.INF", "<<", "=",
+        "-.Inf", "-.INF", "<<",
     ];
     !WORDS.contains(&text) && !is_number(text) && !is_base_60(text) && !is_timestamp(text)
 }
@@ -344,7 +344,8 @@ fn is_text_to_readers(text: &str) -> bool {
 fn is_number(text: &str) -> bool {
     let plain = text.replace('_', "");
     let unsigned = plain.strip_prefix(['+', '-']).unwrap_or(&plain);
-    if !unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+    let starts = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    if !starts || text.starts_with('_') {
         return false;
     }
     for (prefix, radix) in [("0x", 16), ("0X", 16), ("0b", 2), ("0o", 8)] {
@@ -487,6 +488,26 @@ spec:
             (" a\nb", "|2-\n   a\n  b"),
             ("a \nb", "\"a \\nb\""),
             ("größer", "größer"),
+            ("2024-1-2 3:04:05", "\"2024-1-2 3:04:05\""),
+            ("=", "="),
+            (".", "."),
+            ("0o7", "\"0o7\""),
+            ("08", "\"08\""),
+            ("0b1", "\"0b1\""),
+            ("-", "'-'"),
+            ("?x", "?x"),
+            ("\"dq\"", "'\"dq\"'"),
+            ("x: ", "'x: '"),
+            ("a,b", "a,b"),
+            ("~", "\"~\""),
+            ("NaN", "NaN"),
+            (".5", "\".5\""),
+            ("+1", "\"+1\""),
+            ("--- a", "'--- a'"),
+            ("1_", "\"1_\""),
+            ("_1", "_1"),
+            ("1e", "1e"),
+            ("e1", "e1"),
             ("\u{1b}[0m", "\"\\e[0m\""),
         ] {
             let mut out = String::new();
