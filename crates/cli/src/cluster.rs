@@ -23,7 +23,8 @@ pub const DEFAULT_DATA_DIR: &str = "/var/lib/decapod";
 /// One event of a watch, or one line of JSON: larger ones mean that something is wrong.
 const LINE_LIMIT: usize = 64 << 20;
 
-/// Flags that say where the cluster is and who asks.
+// Flags that say where the cluster is and who asks. (A doc comment would become the help text of
+// every command that has them.)
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Connection {
     /// Path to the kubeconfig file to use

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use runtime::ImageStore;
 use runtime::images::import::import;
 use runtime::images::pull::Puller;
@@ -103,7 +103,7 @@ impl Import {
     fn run(&self, store: &ImageStore) -> Result<()> {
         for file in &self.files {
             let found = import(store, file, self.name.as_deref())
-                .with_context(|| format!("cannot import {}", file.display()))?;
+                .map_err(|error| anyhow!("cannot import {}: {error}", file.display()))?;
             for image in found {
                 println!("imported {}", called(&image));
             }
@@ -120,7 +120,7 @@ async fn pull(store: &ImageStore, data_dir: &Path, references: &[String]) -> Res
         let image = puller
             .pull(reference, None)
             .await
-            .with_context(|| format!("cannot pull {reference}"))?;
+            .map_err(|error| anyhow!("cannot pull {reference}: {error}"))?;
         println!("pulled {}", called(&image));
     }
     Ok(())

@@ -71,7 +71,8 @@ impl Place {
             process.stop().await?;
             say(format!("stopped {} (pid {})", process.name(), process.pid));
         }
-        let is_alone = !processes::others(&all, &ours);
+        let is_alone = processes::other_nodes(&all, &ours).next().is_none();
+        let owns_network = processes::other_nodes(&all, &ours).all(|other| !other.same_network);
         let had_node = self.runtime_dir.exists() || self.run_dir.exists();
         if had_node {
             let containers = leftovers::entries(&self.runtime_dir.join("containers"));
@@ -81,11 +82,11 @@ impl Place {
                 .context("cannot remove the containers")?;
             say(format!("removed {containers} containers, {pods} pod sandboxes and the pod network"));
         }
-        if had_node && is_alone {
+        if had_node && owns_network {
             leftovers::remove_tables()?;
             say("removed the nftables tables of kube-proxy".into());
         }
-        for address in leftovers::remove_addresses(&dns, had_node && is_alone).await? {
+        for address in leftovers::remove_addresses(&dns, had_node && owns_network).await? {
             say(format!("removed the DNS address {address}"));
         }
         for mount in leftovers::unmount_below(&[&self.data_dir, &self.run_dir])? {

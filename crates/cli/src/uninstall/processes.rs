@@ -31,6 +31,8 @@ const COMMANDS: &[&str] = &[
 ];
 /// Those that have pods or rules in the kernel.
 const NODE_COMMANDS: &[&str] = &["server", "agent", "kubelet", "kube-proxy"];
+/// Other distributions' nodes.
+const FOREIGN_NODES: &[&str] = &["kubelet", "kube-proxy", "k3s", "rke2", "k0s"];
 /// A server commits and drains first.
 const GRACE: Duration = Duration::from_secs(20);
 const KILLED: Duration = Duration::from_secs(10);
@@ -41,23 +43,29 @@ pub struct Process {
     pub words: Vec<String>,
     /// To resolve relative paths.
     pub directory: PathBuf,
+    /// Whether its paths are ours, and its network.
+    pub same_mounts: bool,
+    pub same_network: bool,
 }
 
-/// Our commands' processes in this mount namespace, this one excepted.
+/// All processes that belong to some cluster, this one excepted.
 pub fn all() -> Vec<Process> {
-    let own = fs::read_link("/proc/self/ns/mnt").ok();
+    let namespace = |pid: &str, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+    let (mounts, network) = (namespace("self", "mnt"), namespace("self", "net"));
     let read = |entry: fs::DirEntry| -> Option<Process> {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let name = entry.file_name().into_string().ok()?;
+        let pid: i32 = name.parse().ok()?;
         let line = fs::read(entry.path().join("cmdline")).ok()?;
         let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
         let process = Process {
             pid,
             words: words.filter(|word| !word.is_empty()).collect(),
             directory: fs::read_link(entry.path().join("cwd")).unwrap_or_default(),
+            same_mounts: namespace(&name, "mnt") == mounts,
+            same_network: namespace(&name, "net") == network,
         };
-        let is_near = fs::read_link(entry.path().join("ns/mnt")).ok() == own;
         let is_self = u32::try_from(pid).is_ok_and(|pid| pid == std::process::id());
-        (is_near && !is_self && process.command().is_some()).then_some(process)
+        (!is_self && (process.command().is_some() || process.is_foreign_node())).then_some(process)
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(read).collect()
@@ -71,16 +79,24 @@ pub fn of_data_dir(all: &[Process], data_dir: &Path) -> Vec<Process> {
     ours
 }
 
-/// Whether another cluster has a node on this host.
-pub fn others(all: &[Process], ours: &[Process]) -> bool {
-    let is_node = |process: &&Process| process.command().is_some_and(|one| NODE_COMMANDS.contains(&one));
-    all.iter().filter(is_node).any(|process| !ours.contains(process))
+/// Nodes of other clusters.
+pub fn other_nodes<'a>(all: &'a [Process], ours: &'a [Process]) -> impl Iterator<Item = &'a Process> {
+    let is_node = |process: &&Process| {
+        let own = process.command().is_some_and(|one| NODE_COMMANDS.contains(&one));
+        own || process.is_foreign_node()
+    };
+    all.iter().filter(is_node).filter(|process| !ours.contains(process))
 }
 
 impl Process {
     /// The name it is to be called by.
     pub fn name(&self) -> &str {
         self.command().unwrap_or("a process")
+    }
+
+    fn is_foreign_node(&self) -> bool {
+        let program = self.words.first().and_then(|word| Path::new(word).file_name()?.to_str());
+        program.is_some_and(|program| FOREIGN_NODES.contains(&program))
     }
 
     /// `decapod [flags] server …`: the first word that is a command of ours.
@@ -107,6 +123,9 @@ impl Process {
     }
 
     fn belongs_to(&self, data_dir: &Path) -> bool {
+        if !self.same_mounts || self.command().is_none() {
+            return false;
+        }
         let resolved = |text: &str| {
             let path = self.directory.join(text);
             path.canonicalize().unwrap_or(path)
@@ -174,14 +193,14 @@ mod tests {
 
     fn process(line: &str) -> Process {
         let words = line.split(' ').map(Into::into).collect();
-        Process { pid: 1, words, directory: "/work".into() }
+        let directory = "/somewhere".into();
+        Process { pid: 1, words, directory, same_mounts: true, same_network: true }
     }
 
     #[test]
     fn command_lines_lead_to_data_directories() {
         let check = |line: &str, data_dir: &str, expected: bool| {
-            let all: Vec<Process> = vec![process(line)].into_iter().filter(|p| p.command().is_some()).collect();
-            let got = !of_data_dir(&all, Path::new(data_dir)).is_empty();
+            let got = !of_data_dir(&[process(line)], Path::new(data_dir)).is_empty();
             assert_eq!(got, expected, "{line}");
         };
         check("decapod server", DEFAULT_DATA_DIR, true);
@@ -190,7 +209,7 @@ mod tests {
         check("decapod --data-dir=/data/x agent", "/data/x", true);
         check("decapod server -d /data/x", "/data/x", true);
         check("decapod server -d/data/x", "/data/x", true);
-        check("decapod server --data-dir relative", "/work/relative", true);
+        check("decapod server --data-dir relative", "/somewhere/relative", true);
         check("decapod dns --kubeconfig=/data/x/dns.kubeconfig --address=10.43.0.10", "/data/x", true);
         check("decapod dns --kubeconfig=/data/xy/dns.kubeconfig", "/data/x", false);
         check("decapod server --data-dir=/data/xy", "/data/x", false);
@@ -207,10 +226,18 @@ mod tests {
 
     #[test]
     fn other_clusters_are_seen() {
-        let all = [process("decapod server"), process("decapod agent -d /data/x"), process("decapod dns")];
+        let all = [
+            process("decapod server"),
+            process("decapod agent -d /data/x"),
+            process("decapod dns"),
+            Process { same_network: false, ..process("/usr/bin/kubelet --x") },
+        ];
         let ours = of_data_dir(&all, Path::new("/data/x"));
         assert_eq!(ours.len(), 1);
-        assert!(others(&all, &ours));
-        assert!(!others(&all[1..], &ours), "a DNS process has nothing in the kernel");
+        // A DNS process has nothing in the kernel.
+        assert_eq!(other_nodes(&all, &ours).count(), 2);
+        assert_eq!(other_nodes(&all[1..3], &ours).count(), 0);
+        let elsewhere = Process { same_mounts: false, ..process("decapod server") };
+        assert!(of_data_dir(&[elsewhere], Path::new(DEFAULT_DATA_DIR)).is_empty());
     }
 }

@@ -16,15 +16,19 @@ pub const ACCEPT: &str =
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Table {
-    pub metadata: ListMeta,
+    #[serde(deserialize_with = "or_default")]
     pub column_definitions: Vec<Column>,
+    #[serde(deserialize_with = "or_default")]
     pub rows: Vec<Row>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ListMeta {
-    pub resource_version: String,
+/// Go writes an empty list as `null`.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -207,6 +211,13 @@ mod tests {
         assert!(printer.print(vec![table()], None).starts_with("NAME"));
         let later = Table { column_definitions: vec![], ..table() };
         assert_eq!(printer.print(vec![later], None), "web-1   1/1\ndb      3\n");
+    }
+
+    #[test]
+    fn the_events_of_a_watch_have_no_columns() {
+        let event = json!({"columnDefinitions":null,"rows":[{"cells":["a"]}]});
+        let table: Table = serde_json::from_value(event).expect("a table");
+        assert_eq!((table.column_definitions.len(), table.rows.len()), (0, 1));
     }
 
     #[test]
