@@ -163,6 +163,7 @@ fn shim_sizes(directory: &std::path::Path) -> Vec<u64> {
                 let line = text.lines().find_map(|line| line.strip_prefix(key));
                 line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
             };
+            println!("a shim's resident memory: {} KiB", of("Rss:"));
             // Clean pages are the program's: shared as soon as there is a second shim.
             found.push(of("Private_Dirty:"));
         }
