@@ -153,10 +153,20 @@ fn chunk(reader: &mut impl BufRead) -> Result<Option<Vec<u8>>> {
     Ok((size > 0).then_some(bytes))
 }
 
+type Builder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
+
+fn builder(roots: &Arc<RootCertStore>) -> Result<Builder> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.with_root_certificates(Arc::clone(roots)))
+}
+
 /// Talks to an API server with the identity of a kubeconfig.
 #[derive(Clone)]
 pub struct ApiClient {
     address: String,
+    roots: Arc<RootCertStore>,
     config: Arc<ClientConfig>,
 }
 
@@ -192,12 +202,15 @@ impl ApiClient {
         let chain = CertificateDer::pem_slice_iter(certificate.as_bytes());
         let chain = chain.collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key)?;
-        Ok(Self { address: address.to_owned(), config: Arc::new(config) })
+        let roots = Arc::new(roots);
+        let config = builder(&roots)?.with_client_auth_cert(chain, key)?;
+        Ok(Self { address: address.to_owned(), roots, config: Arc::new(config) })
+    }
+
+    /// The same server, seen by a stranger.
+    pub fn without_identity(&self) -> Result<Self> {
+        let config = builder(&self.roots)?.with_no_client_auth();
+        Ok(Self { config: Arc::new(config), ..self.clone() })
     }
 
     pub fn get(&self, path: &str, limit: Duration) -> Result<Response> {

@@ -118,10 +118,9 @@ fn settle(span: Duration) -> Result<()> {
 
 fn times(server: &Server, started: Instant, run: &mut Run) -> Result<()> {
     let elapsed = || started.elapsed().as_secs_f64() * 1e3;
-    let kubeconfig = server.kubeconfig();
     server.host().in_network(|| {
         let client = wait::until_every(Duration::from_millis(1), LIMIT, "/readyz", || {
-            let client = ApiClient::from_kubeconfig(&fs::read_to_string(&kubeconfig)?)?;
+            let client = server.api()?;
             let answer = client.get("/readyz", LIMIT)?;
             ensure!(answer.status == 200, "{}", answer.body);
             Ok(client)

@@ -135,9 +135,8 @@ impl Story {
         })
     }
 
-    /// A client with the administrator's certificate, for requests that kubectl is too slow for.
     pub fn api(&self) -> Result<ApiClient> {
-        ApiClient::from_kubeconfig(&std::fs::read_to_string(self.server.kubeconfig())?)
+        self.server.api()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What people type at kubectl, against what upstream prints. Leaves everything as it was.
 
 use anyhow::{Context, Result, ensure};
-use testkit::{http, places, wait};
+use testkit::{places, wait};
 
 use crate::expect;
 use crate::story::{LONG, SHORT, Story};
@@ -260,8 +260,7 @@ pub fn changes(story: &mut Story) -> Result<()> {
     ] {
         story.shows(line, printed)?;
     }
-    edit(story)?;
-    server_side(story)
+    edit(story)
 }
 
 fn edit(story: &Story) -> Result<()> {
@@ -271,20 +270,6 @@ fn edit(story: &Story) -> Result<()> {
     let printed = String::from_utf8_lossy(&output.stdout);
     ensure!(printed.trim() == "configmap/web edited", "{output:?}");
     story.shows("get cm web -o jsonpath={.data.colour}", "green")
-}
-
-fn server_side(story: &Story) -> Result<()> {
-    let manifest = |value: &str| {
-        format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: shared\ndata:\n  a: {value}\n")
-    };
-    let apply = ["apply", "--server-side", "-f", "-"];
-    let printed = story.server.kubectl_with(&apply, &manifest("one"))?;
-    expect::like(&printed, "configmap/shared serverside-applied")?;
-    let other = [&apply[..], &["--field-manager=other"]].concat();
-    let error =
-        story.server.kubectl_with(&other, &manifest("two")).expect_err("the field is owned");
-    ensure!(error.to_string().contains("conflict with \"kubectl\": .data.a"), "{error:#}");
-    story.kubectl("delete configmap shared").map(drop)
 }
 
 pub fn watch(story: &mut Story) -> Result<()> {
@@ -342,26 +327,18 @@ pub fn surface(story: &mut Story) -> Result<()> {
     story.shows("get --raw /healthz", "ok")?;
     story.shows("get --raw /readyz", "ok")?;
     story.shows("get --raw /readyz?verbose", "[+]ping ok\n...\nreadyz check passed")?;
-    let forbidden = http_without_certificate(story)?;
-    ensure!(forbidden.contains("system:anonymous"), "{forbidden}");
-    Ok(())
+    stranger(story)
 }
 
-/// What a stranger gets to see: version and health, no objects.
-fn http_without_certificate(story: &Story) -> Result<String> {
-    let plain = story.get("127.0.0.1:6443", "/").map(|response: http::Response| response.status);
-    ensure!(plain.as_ref().map_or(true, |status| *status == 400), "plain HTTP: {plain:?}");
-    let arguments = [
-        "get",
-        "pods",
-        "--kubeconfig=/dev/null",
-        "--server=https://127.0.0.1:6443",
-        "--insecure-skip-tls-verify",
-        "--username=",
-        "--token=",
-    ];
-    match story.server.kubectl(&arguments) {
-        Ok(printed) => Ok(printed),
-        Err(error) => Ok(format!("{error:#}")),
+/// What somebody without a certificate gets: health and version, no objects.
+fn stranger(story: &Story) -> Result<()> {
+    let client = story.api()?.without_identity()?;
+    let host = story.server.host();
+    let ask = |path: &str| host.in_network(|| client.get(path, SHORT));
+    for (path, status) in [("/readyz", 200), ("/version", 200), ("/api/v1/pods", 403)] {
+        let answer = ask(path)??;
+        ensure!(answer.status == status, "{path}: {answer:?}");
+        ensure!(status == 200 || answer.body.contains("system:anonymous"), "{path}: {answer:?}");
     }
+    Ok(())
 }
