@@ -24,7 +24,11 @@ const OUTPUT: &str = "crates/api/facts/fields.tsv";
 pub fn run(args: &[String]) -> Outcome<()> {
     let [path] = args else { return Err("usage: cargo xtask facts OPENAPI.json[.gz]".to_owned()) };
     let text = if path.ends_with(".gz") {
-        let output = Command::new("gzip").arg("-dc").arg(path).output().map_err(|error| format!("gzip: {error}"))?;
+        let output = Command::new("gzip")
+            .arg("-dc")
+            .arg(path)
+            .output()
+            .map_err(|error| format!("gzip: {error}"))?;
         String::from_utf8(output.stdout).map_err(|error| format!("{path}: {error}"))?
     } else {
         fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?
@@ -39,11 +43,19 @@ pub fn run(args: &[String]) -> Outcome<()> {
 fn table(definitions: &Json) -> String {
     let mut out = String::new();
     for (name, definition) in definitions.fields() {
-        let kinds: Vec<String> = definition.get("x-kubernetes-group-version-kind").map_or(vec![], |kinds| {
-            let part = |kind: &Json, key: &str| kind.get(key).map_or("", Json::text).to_owned();
-            let one = |kind: &Json| format!("{}/{}/{}", part(kind, "group"), part(kind, "version"), part(kind, "kind"));
-            kinds.items().iter().map(one).collect()
-        });
+        let kinds: Vec<String> =
+            definition.get("x-kubernetes-group-version-kind").map_or(vec![], |kinds| {
+                let part = |kind: &Json, key: &str| kind.get(key).map_or("", Json::text).to_owned();
+                let one = |kind: &Json| {
+                    format!(
+                        "{}/{}/{}",
+                        part(kind, "group"),
+                        part(kind, "version"),
+                        part(kind, "kind")
+                    )
+                };
+                kinds.items().iter().map(one).collect()
+            });
         let map_type = definition.get("x-kubernetes-map-type").map_or("", Json::text);
         line(&mut out, &[name, map_type, &kinds.join(",")]);
         for (field, schema) in definition.get("properties").map_or(&EMPTY, Json::fields) {
@@ -173,7 +185,11 @@ impl Parser<'_> {
     }
 
     /// The elements between brackets, the opening one being next.
-    fn list(&mut self, close: u8, mut element: impl FnMut(&mut Self) -> Outcome<()>) -> Outcome<()> {
+    fn list(
+        &mut self,
+        close: u8,
+        mut element: impl FnMut(&mut Self) -> Outcome<()>,
+    ) -> Outcome<()> {
         self.at += 1;
         while self.peek()? != close {
             element(self)?;
@@ -216,6 +232,9 @@ mod tests {
                 "x-kubernetes-patch-strategy": "merge"},
             "s": {"type": "string", "description": "a \"quoted\" word"}}}}"##;
         let document = Parser { text: text.as_bytes(), at: 0 }.value().expect("JSON");
-        assert_eq!(table(&document), "a.B\tatomic\tg/v1/B\n\tports\t[]a.P\tmap\tport,protocol\tport\tmerge\n\ts\n");
+        assert_eq!(
+            table(&document),
+            "a.B\tatomic\tg/v1/B\n\tports\t[]a.P\tmap\tport,protocol\tport\tmerge\n\ts\n"
+        );
     }
 }

@@ -19,7 +19,9 @@ use machinery::StatusError;
 use machinery::selector::Selector;
 use machinery::status::Reason;
 use serde::Deserialize;
-use store::{EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, WatchItem, WatchRequest};
+use store::{
+    EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, WatchItem, WatchRequest,
+};
 use tokio::sync::{mpsc, watch};
 
 use crate::registry::Stored;
@@ -60,7 +62,8 @@ impl Entry {
         let fields = if row.strategy.selectable_names().is_empty() {
             vec![]
         } else {
-            let object = row.stored_codec().decode(&kv.value).map_err(StatusError::internal)?.object;
+            let object =
+                row.stored_codec().decode(&kv.value).map_err(StatusError::internal)?.object;
             row.strategy.selectable_fields(&*object)
         };
         let (revision, value) = (kv.mod_revision, kv.value.clone());
@@ -166,12 +169,15 @@ impl Cacher {
 
     /// Feeds the cache until the store is closed. Runs as one task.
     pub async fn feed(self: Arc<Self>) {
-        let mut backoff = base::backoff::Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        let mut backoff =
+            base::backoff::Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         loop {
             match self.follow().await {
                 Ok(()) => backoff.reset(),
                 Err(store::Error::Unavailable(why)) if &*why == "closed" => return,
-                Err(error) => tracing::warn!(prefix = self.prefix, %error, "watch cache lost the store"),
+                Err(error) => {
+                    tracing::warn!(prefix = self.prefix, %error, "watch cache lost the store")
+                }
             }
             tokio::time::sleep(backoff.step()).await;
         }
@@ -196,7 +202,8 @@ impl Cacher {
     }
 
     fn replace(&self, kvs: Vec<KeyValue>, revision: Revision) {
-        let entries = kvs.iter().filter_map(|kv| self.entry(kv)).map(|e| (e.key.clone(), e)).collect();
+        let entries =
+            kvs.iter().filter_map(|kv| self.entry(kv)).map(|e| (e.key.clone(), e)).collect();
         let mut state = self.state.write().expect("no panic under the lock");
         let ring = VecDeque::new();
         *state = State { entries, ring, ring_bytes: 0, floor: revision, revision };
@@ -220,10 +227,11 @@ impl Cacher {
         let parsed: Vec<(Key, Option<Arc<Entry>>)> = events
             .iter()
             .filter_map(|event| match event.kind {
-                EventKind::Put => self.entry(&event.kv).map(|entry| (entry.key.clone(), Some(entry))),
-                EventKind::Delete => {
-                    parse_key(&self.prefix, self.row.namespaced, &event.kv.key).map(|key| (key, None))
+                EventKind::Put => {
+                    self.entry(&event.kv).map(|entry| (entry.key.clone(), Some(entry)))
                 }
+                EventKind::Delete => parse_key(&self.prefix, self.row.namespaced, &event.kv.key)
+                    .map(|key| (key, None)),
             })
             .collect();
         let mut state = self.state.write().expect("no panic under the lock");
@@ -273,7 +281,8 @@ impl Cacher {
         if tokio::time::timeout(FRESHNESS_LIMIT, wait).await.is_ok() {
             return Ok(());
         }
-        let message = format!("Too large resource version: {revision}, current: {}", self.revision());
+        let message =
+            format!("Too large resource version: {revision}, current: {}", self.revision());
         Err(StatusError::new(Reason::Timeout, message)
             .cause("ResourceVersionTooLarge", "", "Too large resource version")
             .retry_after(1))
@@ -298,8 +307,12 @@ impl Cacher {
         let start = Bound::Included(Key::new(scope.namespace.clone(), ""));
         let mut found = vec![];
         let mut left = 0;
-        let in_scope = |entry: &&Arc<Entry>| scope.namespace.is_empty() || entry.key.namespace == scope.namespace;
-        for entry in state.entries.range((start, Bound::Unbounded)).map(|(_, e)| e).take_while(in_scope) {
+        let in_scope = |entry: &&Arc<Entry>| {
+            scope.namespace.is_empty() || entry.key.namespace == scope.namespace
+        };
+        for entry in
+            state.entries.range((start, Bound::Unbounded)).map(|(_, e)| e).take_while(in_scope)
+        {
             if !scope.matches(entry) {
                 continue;
             }
@@ -398,7 +411,9 @@ impl Cursor {
                 self.history = Some(watch);
                 Ok(())
             }
-            Err(store::Error::Compacted { requested, floor }) => Err(too_old(Revision(requested.0 - 1), floor)),
+            Err(store::Error::Compacted { requested, floor }) => {
+                Err(too_old(Revision(requested.0 - 1), floor))
+            }
             Err(error) => Err(StatusError::internal(error)),
         }
     }
@@ -408,7 +423,11 @@ impl Cursor {
         match history.items.recv().await {
             Some(WatchItem::Events(revision, events)) => {
                 self.at = revision;
-                Ok(events.iter().filter_map(|event| self.from_store(revision, event)).map(Arc::new).collect())
+                Ok(events
+                    .iter()
+                    .filter_map(|event| self.from_store(revision, event))
+                    .map(Arc::new)
+                    .collect())
             }
             Some(WatchItem::Progress(revision)) => {
                 self.at = revision;
@@ -442,7 +461,9 @@ pub fn too_old(requested: Revision, floor: Revision) -> StatusError {
 pub fn parse_key(prefix: &str, namespaced: bool, key: &[u8]) -> Option<Key> {
     let rest = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
     match rest.split_once('/') {
-        Some((namespace, name)) if namespaced && !name.contains('/') => Some(Key::new(namespace, name)),
+        Some((namespace, name)) if namespaced && !name.contains('/') => {
+            Some(Key::new(namespace, name))
+        }
         None if !namespaced => Some(Key::new("", rest)),
         _ => None,
     }

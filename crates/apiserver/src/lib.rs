@@ -27,9 +27,9 @@ pub mod registry;
 pub mod request;
 pub mod resource;
 pub mod serve;
-pub mod verbs;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod verbs;
 
 pub use machinery::StatusError;
 pub use registry::Registry;

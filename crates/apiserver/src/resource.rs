@@ -56,7 +56,11 @@ pub struct Resource {
 
 impl Resource {
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.clone()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     /// The codec of the version that is stored.
@@ -200,7 +204,12 @@ pub trait Strategy: Send + Sync {
         FieldErrors::default()
     }
 
-    fn validate_update(&self, _ctx: &RequestContext, object: &dyn Object, _old: &dyn Object) -> FieldErrors {
+    fn validate_update(
+        &self,
+        _ctx: &RequestContext,
+        object: &dyn Object,
+        _old: &dyn Object,
+    ) -> FieldErrors {
         self.validate(object)
     }
 

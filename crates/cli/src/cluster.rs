@@ -141,7 +141,8 @@ impl Cluster {
         accept: &str,
         body: Option<(&str, Vec<u8>)>,
     ) -> Result<Response<transport::Body>> {
-        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        let mut request =
+            Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
         for (name, value) in &self.headers {
             request = request.header(*name, value);
         }
@@ -153,7 +154,8 @@ impl Cluster {
             None => transport::empty(),
         };
         let request = request.body(body).map_err(|error| own(error.to_string()))?;
-        let response = self.http.request(request).await.map_err(|error| self.unreachable(&error))?;
+        let response =
+            self.http.request(request).await.map_err(|error| self.unreachable(&error))?;
         for warning in response.headers().get_all(header::WARNING) {
             if let Some(text) = warning.to_str().ok().and_then(warning_text) {
                 eprintln!("Warning: {text}");
@@ -297,12 +299,13 @@ mod tests {
 
     #[test]
     fn the_nearest_kubeconfig_wins() {
-        let check = |flag: Option<&str>, data_dir: &str, environment: Option<&str>, expected: &str| {
-            let connection =
-                Connection { kubeconfig: flag.map(Into::into), ..Connection::default() };
-            let got = connection.path(Path::new(data_dir), environment.map(Into::into));
-            assert_eq!(got, Path::new(expected));
-        };
+        let check =
+            |flag: Option<&str>, data_dir: &str, environment: Option<&str>, expected: &str| {
+                let connection =
+                    Connection { kubeconfig: flag.map(Into::into), ..Connection::default() };
+                let got = connection.path(Path::new(data_dir), environment.map(Into::into));
+                assert_eq!(got, Path::new(expected));
+            };
         check(Some("/a"), "/data", Some("/b"), "/a");
         check(None, "/data", Some("/b"), "/data/kubeconfig");
         check(None, DEFAULT_DATA_DIR, Some("/nowhere/b:/nowhere/c"), "/nowhere/b");

@@ -65,17 +65,41 @@ impl ApiStatus {
     /// Of an answer without a Status. Upstream: `apierrors.NewGenericServerResponse`.
     fn generic(code: StatusCode, body: &str) -> Self {
         let (reason, message) = match code.as_u16() {
-            401 => ("Unauthorized", "the server has asked for the client to provide credentials".into()),
+            // Upstream tells the text nobody; it is what helps.
+            400 => ("BadRequest", body.trim().to_owned()),
+            401 => (
+                "Unauthorized",
+                "the server has asked for the client to provide credentials".into(),
+            ),
             403 => ("Forbidden", body.trim().to_owned()),
             404 => ("NotFound", "the server could not find the requested resource".into()),
-            405 => ("MethodNotAllowed", "the server does not allow this method on the requested resource".into()),
-            429 => ("TooManyRequests", "the server has received too many requests and has asked us to try again later".into()),
-            503 => ("ServiceUnavailable", "the server is currently unable to handle the request".into()),
+            405 => (
+                "MethodNotAllowed",
+                "the server does not allow this method on the requested resource".into(),
+            ),
+            429 => (
+                "TooManyRequests",
+                "the server has received too many requests and has asked us to try again later"
+                    .into(),
+            ),
+            503 => (
+                "ServiceUnavailable",
+                "the server is currently unable to handle the request".into(),
+            ),
             500.. => (
                 "InternalError",
-                format!("an error on the server ({:?}) has prevented the request from succeeding", body.trim()),
+                format!(
+                    "an error on the server ({:?}) has prevented the request from succeeding",
+                    body.trim()
+                ),
             ),
-            _ => ("", format!("the server responded with the status code {} but did not return more information", code.as_u16())),
+            _ => (
+                "",
+                format!(
+                    "the server responded with the status code {} but did not return more information",
+                    code.as_u16()
+                ),
+            ),
         };
         Self { code: code.as_u16(), reason: reason.into(), message, ..Self::default() }
     }
@@ -105,9 +129,9 @@ impl ApiStatus {
         match self.causes.as_slice() {
             [] => text,
             [one] => format!("{text}: {}", cause(one)),
-            many => many.iter().fold(format!("{text}: "), |text, one| {
-                format!("{text}\n* {}", cause(one))
-            }),
+            many => many
+                .iter()
+                .fold(format!("{text}: "), |text, one| format!("{text}\n* {}", cause(one))),
         }
     }
 }
@@ -226,7 +250,11 @@ mod tests {
                 json!({"boom":1}),
                 "Error from server (InternalError): an error on the server (\"{\\\"boom\\\":1}\") has prevented the request from succeeding",
             ),
-            (404, json!("x"), "Error from server (NotFound): the server could not find the requested resource"),
+            (
+                404,
+                json!("x"),
+                "Error from server (NotFound): the server could not find the requested resource",
+            ),
         ] {
             let code = StatusCode::from_u16(code).expect("a code");
             let status = ApiStatus::of(code, body.to_string().as_bytes());

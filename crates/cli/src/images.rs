@@ -95,7 +95,10 @@ fn make_private(data_dir: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir);
     made.with_context(|| {
-        format!("cannot make the data directory {}; choose another with --data-dir", data_dir.display())
+        format!(
+            "cannot make the data directory {}; choose another with --data-dir",
+            data_dir.display()
+        )
     })
 }
 
@@ -192,9 +195,19 @@ fn size_text(bytes: u64) -> String {
     let mut size = bytes as f64;
     for unit in ["B", "kB", "MB", "GB"] {
         if size < 1000.0 {
-            let digits = if size >= 100.0 || unit == "B" { 0 } else if size >= 10.0 { 1 } else { 2 };
+            let digits = if size >= 100.0 || unit == "B" {
+                0
+            } else if size >= 10.0 {
+                1
+            } else {
+                2
+            };
             let text = format!("{size:.digits$}");
-            let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+            let text = if text.contains('.') {
+                text.trim_end_matches('0').trim_end_matches('.')
+            } else {
+                &text
+            };
             return format!("{text}{unit}");
         }
         size /= 1000.0;
@@ -214,7 +227,11 @@ mod tests {
             size: 4_266_000,
             ..ImageRecord::default()
         };
-        let nameless = ImageRecord { id: format!("sha256:{}", "cd".repeat(32)), size: 12, ..ImageRecord::default() };
+        let nameless = ImageRecord {
+            id: format!("sha256:{}", "cd".repeat(32)),
+            size: 12,
+            ..ImageRecord::default()
+        };
         let expected = "\
 IMAGE                   TAG      IMAGE ID        SIZE
 <none>                  <none>   cdcdcdcdcdcdc   12B
@@ -227,9 +244,14 @@ localhost:5000/app      v1       ababababababa   4.27MB
 
     #[test]
     fn sizes_have_three_digits() {
-        for (bytes, expected) in
-            [(0, "0B"), (999, "999B"), (1000, "1kB"), (15_300, "15.3kB"), (248_000_000, "248MB"), (1_500_000_000, "1.5GB")]
-        {
+        for (bytes, expected) in [
+            (0, "0B"),
+            (999, "999B"),
+            (1000, "1kB"),
+            (15_300, "15.3kB"),
+            (248_000_000, "248MB"),
+            (1_500_000_000, "1.5GB"),
+        ] {
             assert_eq!(size_text(bytes), expected);
         }
     }
@@ -239,7 +261,8 @@ localhost:5000/app      v1       ababababababa   4.27MB
         let root = tempfile::tempdir().expect("a temporary directory");
         let container = root.path().join("c1");
         std::fs::create_dir(&container).expect("creates");
-        std::fs::write(container.join("state.json"), r#"{"image_id":"sha256:ab"}"#).expect("writes");
+        std::fs::write(container.join("state.json"), r#"{"image_id":"sha256:ab"}"#)
+            .expect("writes");
         assert!(used_images(root.path()).contains("sha256:ab"));
         assert!(used_images(&root.path().join("none")).is_empty());
     }

@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::List;
+use k8s_openapi::api::core::v1::Secret;
 use machinery::ObjectMeta;
 use pki::{BootstrapToken, JoinToken};
 
@@ -83,7 +83,9 @@ impl Create {
         };
         let until = match self.ttl {
             Duration::ZERO => None,
-            ttl => Some(base::clock::now().checked_add(ttl).context("the time to live is too long")?),
+            ttl => {
+                Some(base::clock::now().checked_add(ttl).context("the time to live is too long")?)
+            }
         };
         let join = join_token(&token, cluster.ca_pem.as_deref())?;
         let body = serde_json::to_vec(&secret(&token, &self.description, until))?;
@@ -94,7 +96,8 @@ impl Create {
 
 /// With the hash of the authority, so that a node can tell the cluster from an impostor.
 fn join_token(token: &BootstrapToken, ca_pem: Option<&str>) -> Result<JoinToken> {
-    let pem = ca_pem.context("the kubeconfig names no authority, which a join token vouches for")?;
+    let pem =
+        ca_pem.context("the kubeconfig names no authority, which a join token vouches for")?;
     let certificates = pki::certificates(pem.as_bytes())?;
     let ca = certificates.first().context("the kubeconfig's authority is no certificate")?;
     Ok(JoinToken { ca_hash: Some(ca.fingerprint()), secret: token.to_string() })
@@ -177,7 +180,11 @@ mod tests {
             assert_eq!(got, expected);
         };
         let text = "abcdef.0123456789abcdef";
-        check("", None, [text, "<forever>", "<never>", "authentication,signing", "<none>", "<none>"]);
+        check(
+            "",
+            None,
+            [text, "<forever>", "<never>", "authentication,signing", "<none>", "<none>"],
+        );
         check(
             "for node 2",
             Some("2026-01-01T23:30:00Z"),

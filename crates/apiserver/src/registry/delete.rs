@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use store::{Compare, KeyRange, Op, Txn};
 
 use super::write::Attempt;
-use super::{DeleteOptions, List, ListOptions, Outcome, Registry, Stored, Written, store_error, store_key};
+use super::{
+    DeleteOptions, List, ListOptions, Outcome, Registry, Stored, Written, store_error, store_key,
+};
 use crate::StatusError;
 use crate::admission::{Attributes, Operation};
 use crate::request::{Key, RequestContext};
@@ -62,7 +64,12 @@ impl Registry {
 
     /// Marks the object as being deleted where something keeps it: a grace period, finalizers.
     /// `false`: nothing does, it may go at once.
-    fn begin(&self, ctx: &RequestContext, object: &mut dyn Object, options: &DeleteOptions) -> bool {
+    fn begin(
+        &self,
+        ctx: &RequestContext,
+        object: &mut dyn Object,
+        options: &DeleteOptions,
+    ) -> bool {
         let strategy = &*ctx.resource.strategy;
         let grace = match strategy.grace(object, options.grace_period_seconds) {
             Grace::None => 0,
@@ -75,7 +82,8 @@ impl Registry {
             let meta = object.meta_mut();
             meta.deletion_timestamp = Some(Time(now + Duration::from_secs(grace as u64)));
             meta.deletion_grace_period_seconds = Some(grace);
-            if let Some(generation) = meta.generation.as_mut().filter(|generation| **generation > 0) {
+            if let Some(generation) = meta.generation.as_mut().filter(|generation| **generation > 0)
+            {
                 *generation += 1;
             }
             strategy.starts_deleting(object);
@@ -150,7 +158,8 @@ fn check_preconditions(
     options: &DeleteOptions,
 ) -> Result<(), StatusError> {
     let row = &ctx.resource;
-    let conflict = |why: String| Err(StatusError::conflict(&row.group, &row.plural, old.name(), why));
+    let conflict =
+        |why: String| Err(StatusError::conflict(&row.group, &row.plural, old.name(), why));
     if let Some(uid) = options.precondition_uid.as_deref().filter(|uid| *uid != old.uid()) {
         return conflict(format!(
             "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
@@ -158,7 +167,9 @@ fn check_preconditions(
         ));
     }
     let version = old.meta().resource_version.as_deref().unwrap_or_default();
-    if let Some(wanted) = options.precondition_resource_version.as_deref().filter(|wanted| *wanted != version) {
+    if let Some(wanted) =
+        options.precondition_resource_version.as_deref().filter(|wanted| *wanted != version)
+    {
         return conflict(format!(
             "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
         ));
@@ -170,13 +181,14 @@ fn check_preconditions(
 fn set_finalizers(object: &mut dyn Object, options: &DeleteOptions, orphans_by_default: bool) {
     let has = |name: &str| object.meta().finalizers.iter().flatten().any(|one| one == name);
     let (had_orphan, had_foreground) = (has(ORPHAN), has(FOREGROUND));
-    let (orphan, foreground) = match (options.orphan_dependents, options.propagation_policy.as_deref()) {
-        (Some(orphan), _) => (orphan, !orphan && had_foreground),
-        (None, Some("Orphan")) => (true, false),
-        (None, Some("Foreground")) => (false, true),
-        (None, Some(_)) => (false, false),
-        (None, None) => (had_orphan || (orphans_by_default && !had_foreground), had_foreground),
-    };
+    let (orphan, foreground) =
+        match (options.orphan_dependents, options.propagation_policy.as_deref()) {
+            (Some(orphan), _) => (orphan, !orphan && had_foreground),
+            (None, Some("Orphan")) => (true, false),
+            (None, Some("Foreground")) => (false, true),
+            (None, Some(_)) => (false, false),
+            (None, None) => (had_orphan || (orphans_by_default && !had_foreground), had_foreground),
+        };
     let finalizers = object.meta_mut().finalizers.get_or_insert_default();
     finalizers.retain(|one| one != ORPHAN && one != FOREGROUND);
     for (wanted, name) in [(orphan, ORPHAN), (foreground, FOREGROUND)] {

@@ -25,7 +25,8 @@ pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
         meta.namespace = None;
     }
     if meta.name.as_deref().unwrap_or_default().is_empty() {
-        meta.name = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()).map(generated_name);
+        meta.name =
+            meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()).map(generated_name);
     }
     meta.uid = Some(base::rng::uuid());
     meta.creation_timestamp = Some(Time(base::clock::now_seconds()));
@@ -37,7 +38,8 @@ pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
 }
 
 fn generated_name(prefix: &str) -> String {
-    let end = prefix.char_indices().map(|(at, _)| at).nth(GENERATED_PREFIX_LIMIT).unwrap_or(prefix.len());
+    let end =
+        prefix.char_indices().map(|(at, _)| at).nth(GENERATED_PREFIX_LIMIT).unwrap_or(prefix.len());
     format!("{}{}", &prefix[..end], base::rng::alphanumeric(5))
 }
 
@@ -78,13 +80,19 @@ pub(super) fn check_preconditions(
         None | Some("") if row.strategy.unconditional_update() => {}
         None | Some("") => {
             let mut errors = FieldErrors::default();
-            errors.invalid(&Path::new("metadata").child("resourceVersion"), 0, "must be specified for an update");
+            errors.invalid(
+                &Path::new("metadata").child("resourceVersion"),
+                0,
+                "must be specified for an update",
+            );
             return Err(StatusError::invalid(&row.group, &row.kind, name, errors));
         }
         version if version == before.resource_version.as_deref() => {}
         Some(_) => return Err(modified(row, name)),
     }
-    if let Some(uid) = meta.uid.as_deref().filter(|uid| !uid.is_empty() && Some(*uid) != before.uid.as_deref()) {
+    if let Some(uid) =
+        meta.uid.as_deref().filter(|uid| !uid.is_empty() && Some(*uid) != before.uid.as_deref())
+    {
         let why = format!(
             "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
             before.uid.as_deref().unwrap_or_default()
@@ -138,10 +146,9 @@ pub(super) fn validate_update(object: &dyn Object, old: &dyn Object) -> FieldErr
             errors.forbidden(&path.child("finalizers"), &detail);
         }
     }
-    for (name, now, then) in [
-        ("name", &meta.name, &before.name),
-        ("namespace", &meta.namespace, &before.namespace),
-    ] {
+    for (name, now, then) in
+        [("name", &meta.name, &before.name), ("namespace", &meta.namespace, &before.namespace)]
+    {
         if now != then {
             errors.invalid(&path.child(name), now, "field is immutable");
         }
@@ -197,7 +204,11 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     for (index, owner) in meta.owner_references.iter().flatten().enumerate() {
         let at = path.child("ownerReferences").index(index);
         if owner.api_version.is_empty() {
-            errors.invalid(&at.child("apiVersion"), &owner.api_version, "version must not be empty");
+            errors.invalid(
+                &at.child("apiVersion"),
+                &owner.api_version,
+                "version must not be empty",
+            );
         }
         for (name, value) in [("kind", &owner.kind), ("name", &owner.name), ("uid", &owner.uid)] {
             if value.is_empty() {

@@ -28,7 +28,7 @@ use crate::StatusError;
 use crate::admission::{Attributes, Chain, Operation};
 use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
 use crate::request::{Key, RequestContext, UserInfo};
-use crate::resource::{Created, CreateHandler, Resource, ResourceTable};
+use crate::resource::{CreateHandler, Created, Resource, ResourceTable};
 
 /// See the module. Clones are the same registry.
 #[derive(Clone)]
@@ -177,7 +177,12 @@ impl Registry {
         self.0.chain.validate(&attributes).await?;
         let errors = ctx.resource.strategy.validate(&*object);
         if !errors.is_empty() {
-            return Err(StatusError::invalid(&ctx.resource.group, &ctx.resource.kind, &key.name, errors));
+            return Err(StatusError::invalid(
+                &ctx.resource.group,
+                &ctx.resource.kind,
+                &key.name,
+                errors,
+            ));
         }
         ctx.resource.strategy.review(self, ctx, object).await
     }
@@ -251,10 +256,13 @@ pub(crate) fn store_error(error: store::Error) -> StatusError {
     use machinery::status::Reason;
     match error {
         store::Error::Compacted { requested, floor } => crate::cacher::too_old(requested, floor),
-        store::Error::TooLarge { .. } => {
-            StatusError::new(Reason::RequestEntityTooLarge, format!("etcdserver: request is too large ({error})"))
+        store::Error::TooLarge { .. } => StatusError::new(
+            Reason::RequestEntityTooLarge,
+            format!("etcdserver: request is too large ({error})"),
+        ),
+        store::Error::Unavailable(why) => {
+            StatusError::new(Reason::ServiceUnavailable, format!("the state store refuses: {why}"))
         }
-        store::Error::Unavailable(why) => StatusError::new(Reason::ServiceUnavailable, format!("the state store refuses: {why}")),
         other => StatusError::internal(other),
     }
 }

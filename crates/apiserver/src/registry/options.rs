@@ -42,7 +42,10 @@ pub enum WatchEvent {
     Modified(Stored),
     /// The last state, at the deleting revision.
     Deleted(Stored),
-    Bookmark { revision: Revision, initial_events_end: bool },
+    Bookmark {
+        revision: Revision,
+        initial_events_end: bool,
+    },
     /// The watch ends with this.
     Error(StatusError),
 }

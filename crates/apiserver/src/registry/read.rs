@@ -85,10 +85,16 @@ impl Registry {
         token: &str,
     ) -> Result<List, StatusError> {
         let bad = |why: &str| StatusError::bad_request(format!("continue key is not valid: {why}"));
-        let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|error| bad(&error.to_string()))?;
-        let token: ContinueToken = serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
+        let bytes = URL_SAFE_NO_PAD
+            .decode(token.trim_end_matches('='))
+            .map_err(|error| bad(&error.to_string()))?;
+        let token: ContinueToken =
+            serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
         if token.v != "meta.k8s.io/v1" {
-            return Err(bad(&format!("server does not recognize this encoded version {:?}", token.v)));
+            return Err(bad(&format!(
+                "server does not recognize this encoded version {:?}",
+                token.v
+            )));
         }
         let prefix = storage_scope(row, &scope.namespace);
         let start = format!("{prefix}{}", token.start.trim_start_matches('/'));
@@ -119,7 +125,8 @@ impl Registry {
         let mut items = vec![];
         loop {
             let range = KeyRange { start: start.clone(), end: end.clone() };
-            let request = RangeRequest { range, limit: PAGE, revision: Some(at), count_only: false };
+            let request =
+                RangeRequest { range, limit: PAGE, revision: Some(at), count_only: false };
             let page = self.0.store.range(request).await.map_err(store_error)?;
             let mut left = page.count;
             for kv in &page.kvs {
@@ -138,7 +145,9 @@ impl Registry {
             }
             match page.kvs.last() {
                 Some(last) if page.more => start = [&last.key[..], b"\0"].concat().into(),
-                _ => return Ok(List { items, revision: at, continue_token: None, remaining: None }),
+                _ => {
+                    return Ok(List { items, revision: at, continue_token: None, remaining: None });
+                }
             }
         }
     }
@@ -189,11 +198,17 @@ impl Registry {
         Ok(Box::pin(futures::stream::unfold(watcher, Watcher::step)))
     }
 
-    fn scope(&self, row: &Resource, namespace: &str, options: &ListOptions) -> Result<Scope, StatusError> {
+    fn scope(
+        &self,
+        row: &Resource,
+        namespace: &str,
+        options: &ListOptions,
+    ) -> Result<Scope, StatusError> {
         let known = row.strategy.selectable_names();
         for requirement in &options.fields.requirements {
             let name = requirement.key.as_str();
-            let generic = name == "metadata.name" || (name == "metadata.namespace" && row.namespaced);
+            let generic =
+                name == "metadata.name" || (name == "metadata.namespace" && row.namespaced);
             if !generic && !known.contains(&name) {
                 let message = format!(
                     "Unable to find {:?} that match label selector {:?}, field selector {:?}: field label not supported: {name}",
@@ -287,7 +302,9 @@ fn parse_version(text: Option<&str>) -> Result<Option<Revision>, StatusError> {
     match text {
         None | Some("") => Ok(None),
         Some(text) => text.parse().map(|number| Some(Revision(number))).map_err(|_| {
-            StatusError::bad_request(format!("Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
+            StatusError::bad_request(format!(
+                "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+            ))
         }),
     }
 }
@@ -303,15 +320,24 @@ fn relative(key: &Key, scope: &Scope) -> Key {
 }
 
 fn encode_token(last: &Key, revision: Revision) -> String {
-    let path = if last.namespace.is_empty() { last.name.clone() } else { format!("{}/{}", last.namespace, last.name) };
-    let token = ContinueToken { v: "meta.k8s.io/v1".into(), rv: revision.0 as i64, start: format!("{path}\0") };
+    let path = if last.namespace.is_empty() {
+        last.name.clone()
+    } else {
+        format!("{}/{}", last.namespace, last.name)
+    };
+    let token = ContinueToken {
+        v: "meta.k8s.io/v1".into(),
+        rv: revision.0 as i64,
+        start: format!("{path}\0"),
+    };
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"))
 }
 
 /// 410 with a token that goes on in the newest state, as upstream offers.
 fn expired_page(start: String) -> StatusError {
     let token = ContinueToken { v: "meta.k8s.io/v1".into(), rv: -1, start };
-    let token = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"));
+    let token =
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"));
     StatusError::expired("The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.")
         .continue_with(token)
 }

@@ -90,7 +90,10 @@ impl Registry {
             }
         }
         let error = last.expect("the loop ran");
-        Err(StatusError::new(Reason::AlreadyExists, format!("{error}, the server was not able to generate a unique name for the object")))
+        Err(StatusError::new(
+            Reason::AlreadyExists,
+            format!("{error}, the server was not able to generate a unique name for the object"),
+        ))
     }
 
     async fn create_once(
@@ -146,7 +149,12 @@ impl Registry {
         }
     }
 
-    async fn update(&self, ctx: &RequestContext, key: &Key, intent: &Intent) -> Result<Attempt, StatusError> {
+    async fn update(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        intent: &Intent,
+    ) -> Result<Attempt, StatusError> {
         let row = &ctx.resource;
         let Some(current) = self.current(row, key).await? else {
             return self.update_missing(ctx, key, intent).await;
@@ -156,7 +164,10 @@ impl Registry {
         metadata::check_preconditions(row, &*object, &*old)?;
         let pinned = names_its_revision(intent);
         row.strategy.default(&mut *object);
-        let options = write_options(if matches!(intent, Intent::Patch { .. }) { "PatchOptions" } else { "UpdateOptions" }, ctx);
+        let options = write_options(
+            if matches!(intent, Intent::Patch { .. }) { "PatchOptions" } else { "UpdateOptions" },
+            ctx,
+        );
         metadata::carry_over(&mut *object, &*old);
         let mut attributes = Attributes {
             ctx,
@@ -240,7 +251,8 @@ impl Registry {
             _ => return Err(missing()),
         };
         if let Some(uid) = object.meta().uid.as_deref().filter(|uid| !uid.is_empty()) {
-            let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ");
+            let why =
+                format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ");
             return Err(StatusError::conflict(&row.group, &row.plural, &key.name, why));
         }
         match self.create_once(ctx, key, object).await {
@@ -299,7 +311,9 @@ impl Registry {
                 let patched = match kind {
                     PatchKind::Json => patch::json(&before, body),
                     PatchKind::Merge => patch::merge(&before, body),
-                    PatchKind::Strategic => patch::strategic(&before, body, row.schema.as_deref(), &row.definition),
+                    PatchKind::Strategic => {
+                        patch::strategic(&before, body, row.schema.as_deref(), &row.definition)
+                    }
                     PatchKind::Apply { force } => {
                         return self.applied(ctx, &before, body, *force, codec);
                     }
@@ -337,19 +351,28 @@ impl Registry {
         match ctx.field_validation {
             FieldValidation::Ignore => {}
             FieldValidation::Warn => {
-                unknown_fields.iter().for_each(|field| ctx.warn(format!("unknown field {field:?}")));
+                unknown_fields
+                    .iter()
+                    .for_each(|field| ctx.warn(format!("unknown field {field:?}")));
             }
             FieldValidation::Strict if unknown_fields.is_empty() => {}
             FieldValidation::Strict => {
                 let listed: Vec<String> =
                     unknown_fields.iter().map(|field| format!("unknown field {field:?}")).collect();
-                return Err(StatusError::bad_request(format!("strict decoding error: {}", listed.join(", "))));
+                return Err(StatusError::bad_request(format!(
+                    "strict decoding error: {}",
+                    listed.join(", ")
+                )));
             }
         }
         Ok(object)
     }
 
-    fn to_stored(&self, ctx: &RequestContext, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+    fn to_stored(
+        &self,
+        ctx: &RequestContext,
+        object: Box<dyn Object>,
+    ) -> Result<Box<dyn Object>, StatusError> {
         match &ctx.resource.conversion {
             None => Ok(object),
             Some(conversion) => conversion.to_stored(object),
@@ -359,7 +382,8 @@ impl Registry {
     /// Is this the update that lets a deleted object go?
     fn is_released(&self, ctx: &RequestContext, object: &dyn Object, old: &dyn Object) -> bool {
         let meta = object.meta();
-        let free = |meta: &machinery::ObjectMeta| meta.finalizers.as_ref().is_none_or(Vec::is_empty);
+        let free =
+            |meta: &machinery::ObjectMeta| meta.finalizers.as_ref().is_none_or(Vec::is_empty);
         let held_before = !free(old.meta()) || ctx.resource.strategy.holds_back_removal(old);
         meta.deletion_timestamp.is_some()
             && meta.deletion_grace_period_seconds.unwrap_or_default() == 0
@@ -382,7 +406,8 @@ impl Registry {
         let value = Bytes::from(object.encode());
         let path = Bytes::from(store_key(row, key));
         if ctx.dry_run {
-            let there = self.current(row, key).await?.map_or(Revision(0), |stored| stored.revision());
+            let there =
+                self.current(row, key).await?.map_or(Revision(0), |stored| stored.revision());
             return Ok((there == expected).then(|| Stored::new(row.clone(), value, expected)));
         }
         let lease = match row.strategy.ttl_seconds(object) {
@@ -402,10 +427,16 @@ impl Registry {
     async fn lease(&self, ttl_seconds: i64) -> Result<LeaseId, StatusError> {
         let now = base::clock::now();
         let shared = *self.0.leases.0.lock().expect("no panic under the lock");
-        if let Some(shared) = shared.filter(|s| s.ttl_seconds == ttl_seconds && now < s.reuse_until) {
+        if let Some(shared) = shared.filter(|s| s.ttl_seconds == ttl_seconds && now < s.reuse_until)
+        {
             return Ok(shared.id);
         }
-        let id = self.0.store.lease_grant(ttl_seconds + LEASE_SLACK_SECONDS).await.map_err(store_error)?;
+        let id = self
+            .0
+            .store
+            .lease_grant(ttl_seconds + LEASE_SLACK_SECONDS)
+            .await
+            .map_err(store_error)?;
         let reuse_until = now + std::time::Duration::from_secs(LEASE_SLACK_SECONDS as u64);
         let fresh = SharedLease { id, ttl_seconds, reuse_until };
         *self.0.leases.0.lock().expect("no panic under the lock") = Some(fresh);
@@ -416,7 +447,9 @@ impl Registry {
 /// Does the intent say which revision it changes? Then a lost race is the caller's to solve.
 fn names_its_revision(intent: &Intent) -> bool {
     match intent {
-        Intent::Update { object } => object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty()),
+        Intent::Update { object } => {
+            object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty())
+        }
         _ => false,
     }
 }
@@ -446,9 +479,12 @@ fn patch_error(ctx: &RequestContext, error: PatchError) -> StatusError {
         PatchError::Malformed(why) => StatusError::bad_request(why),
         PatchError::Unfit(why) => {
             let row = &ctx.resource;
-            StatusError::new(Reason::Invalid, "the server rejected our request due to an error in our request")
-                .about(&row.group, &row.plural, "")
-                .cause("", "patch", why)
+            StatusError::new(
+                Reason::Invalid,
+                "the server rejected our request due to an error in our request",
+            )
+            .about(&row.group, &row.plural, "")
+            .cause("", "patch", why)
         }
     }
 }

@@ -75,7 +75,11 @@ impl Apply {
         for one in found {
             match applier.apply(one, console).await {
                 Ok((operation, object)) if output.is_none() => {
-                    console.line(format!("{} {operation}{}", name_of(&object), self.dry_run.suffix()))?;
+                    console.line(format!(
+                        "{} {operation}{}",
+                        name_of(&object),
+                        self.dry_run.suffix()
+                    ))?;
                 }
                 Ok((_, object)) => printed.push(object),
                 Err(error) => failures.push(error),
@@ -137,12 +141,18 @@ impl Applier<'_> {
                     match self.create(&one, &modified).await {
                         // Somebody else created it meanwhile.
                         Err(error)
-                            if error.status().is_some_and(|s| s.reason == "AlreadyExists") => continue,
+                            if error.status().is_some_and(|s| s.reason == "AlreadyExists") =>
+                        {
+                            continue;
+                        }
                         done => return done.map(|object| ("created", object)),
                     }
                 }
                 Err(error) => {
-                    let doing = format!("retrieving current configuration of {:?} from server for", one.name);
+                    let doing = format!(
+                        "retrieving current configuration of {:?} from server for",
+                        one.name
+                    );
                     return Err(error.during(&doing, &one.source));
                 }
             };
@@ -151,7 +161,10 @@ impl Applier<'_> {
                 done => return done,
             }
         }
-        Err(own(format!("{}: it is changed all the time, the patch does not get through", one.name)))
+        Err(own(format!(
+            "{}: it is changed all the time, the patch does not get through",
+            one.name
+        )))
     }
 
     async fn by_server(&self, one: &Manifest) -> Result<Value> {
@@ -203,7 +216,8 @@ impl Applier<'_> {
             let Resource { group, version, kind, .. } = &one.resource;
             document.definition(group, version, kind).map(|name| (document, name))
         });
-        let differ = Differ { schema: known.as_ref().map(|(document, _)| *document as &dyn Schema) };
+        let differ =
+            Differ { schema: known.as_ref().map(|(document, _)| *document as &dyn Schema) };
         let definition = known.as_ref().map(|(_, name)| name.as_str());
         let patch = differ.patch(&original, modified, &current, definition).map_err(own)?;
         if patch == json!({}) {
@@ -241,7 +255,8 @@ impl Applier<'_> {
 }
 
 fn query_path(path: &str, query: &[(&'static str, String)]) -> String {
-    let pairs: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let pairs: Vec<(&str, &str)> =
+        query.iter().map(|(name, value)| (*name, value.as_str())).collect();
     with_query(path, &pairs)
 }
 

@@ -113,7 +113,10 @@ impl Delete {
             } else {
                 let names = || leaving.iter().map(|(victim, _)| victim.name.as_str());
                 tokio::time::timeout(self.timeout, all).await.map_err(|_| {
-                    own(format!("timed out waiting for the condition on {}", names().collect::<Vec<_>>().join(", ")))
+                    own(format!(
+                        "timed out waiting for the condition on {}",
+                        names().collect::<Vec<_>>().join(", ")
+                    ))
                 })?
             };
             failures.extend(outcomes.into_iter().filter_map(Result::err));
@@ -123,7 +126,10 @@ impl Delete {
 
     /// With `--all` or a selector, whatever went meanwhile is as good as deleted.
     fn forgives(&self) -> bool {
-        self.ignore_not_found || self.all || self.selector.is_some() || self.field_selector.is_some()
+        self.ignore_not_found
+            || self.all
+            || self.selector.is_some()
+            || self.field_selector.is_some()
     }
 
     fn check(&mut self, console: &Console) -> Result<()> {
@@ -215,7 +221,8 @@ impl Delete {
             return Ok(None);
         }
         let policy = format!("{:?}", self.cascade);
-        let mut options = json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy });
+        let mut options =
+            json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy });
         if self.grace_period >= 0 {
             options["gracePeriodSeconds"] = self.grace_period.into();
         }

@@ -18,6 +18,9 @@ use super::stdin::Stdin;
 use crate::cluster::{Cluster, percent_encode};
 use crate::failure::{ApiStatus, Failure, Result, own};
 
+/// How long the farewell may take.
+const GOODBYE: std::time::Duration = std::time::Duration::from_secs(5);
+
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Exec {
     /// POD or TYPE/NAME
@@ -67,8 +70,7 @@ impl Exec {
             ws::connect(&cluster.http, &path, CLIENT_PROTOCOLS).await.map_err(refused)?;
         let (session, pump) = channels::client(socket, &protocol, streams);
         let raw = if tty { Some(RawTerminal::enter()?) } else { None };
-        // The pump goes on until the server says goodbye; the status is there before.
-        let (_, outcome) = futures::future::join(pump, talk(session, console)).await;
+        let outcome = drive(pump, talk(session, console)).await;
         drop(raw);
         finish(&outcome?)
     }
@@ -94,6 +96,24 @@ impl Exec {
     }
 }
 
+/// The session moves as long as the pump is driven. After the command's end the server says goodbye;
+/// after a failure of ours (nobody reads what we print) the connection is dropped.
+async fn drive<T>(
+    pump: impl Future<Output = std::io::Result<()>>,
+    talk: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    futures::pin_mut!(pump, talk);
+    match futures::future::select(pump, talk).await {
+        futures::future::Either::Left((_, talk)) => talk.await,
+        futures::future::Either::Right((outcome, pump)) => {
+            if outcome.is_ok() {
+                let _ = tokio::time::timeout(GOODBYE, pump).await;
+            }
+            outcome
+        }
+    }
+}
+
 fn refused(error: HandshakeError) -> Failure {
     match error {
         HandshakeError::Refused(response) => {
@@ -109,8 +129,7 @@ async fn talk(mut session: ClientSession, console: &Console) -> Result<Vec<u8>> 
     let output = async {
         let out = copy(stdout, async |bytes| console.print(bytes));
         let err = copy(stderr, async |bytes| console.error(bytes));
-        let (out, err) = futures::future::join(out, err).await;
-        out.and(err)
+        futures::future::try_join(out, err).await.map(drop)
     };
     let input = async {
         if let Some(mut pipe) = session.stdin.take() {
@@ -137,9 +156,9 @@ async fn talk(mut session: ClientSession, console: &Console) -> Result<Vec<u8>> 
     };
     let status = session.status;
     let end = async {
-        let (status, output) = futures::future::join(status, output).await;
-        output?;
-        status.map_err(|_| own("the connection broke before the command ended"))
+        let broke = |_| own("the connection broke before the command ended");
+        let status = async { status.await.map_err(broke) };
+        futures::future::try_join(status, output).await.map(|(status, ())| status)
     };
     let beside = futures::future::try_join(input, resize);
     futures::pin_mut!(end, beside);
@@ -229,7 +248,10 @@ mod tests {
             match outcome {
                 Ok(()) => assert_eq!(code, 0),
                 Err(error) => {
-                    assert_eq!((error.exit_code(), error.lines()), (code, lines.iter().map(|l| (*l).to_owned()).collect()));
+                    assert_eq!(
+                        (error.exit_code(), error.lines()),
+                        (code, lines.iter().map(|l| (*l).to_owned()).collect())
+                    );
                 }
             }
         };
@@ -244,7 +266,8 @@ mod tests {
 
     #[test]
     fn the_command_is_in_the_path() {
-        let exec = Exec { command: vec!["sh".into(), "-c".into(), "a b".into()], ..Exec::default() };
+        let exec =
+            Exec { command: vec!["sh".into(), "-c".into(), "a b".into()], ..Exec::default() };
         let cluster = super::super::tests::cluster("http://127.0.0.1:1");
         let streams = Streams { stdin: true, stdout: true, ..Streams::default() };
         assert_eq!(

@@ -101,7 +101,8 @@ impl Get {
         if self.filename.is_empty() {
             return target::parse(&self.resources, catalog);
         }
-        let found = super::manifests::read(cluster, catalog, &self.filename, self.recursive).await?;
+        let found =
+            super::manifests::read(cluster, catalog, &self.filename, self.recursive).await?;
         let mut targets = Targets::default();
         for one in found {
             // Manifests of several namespaces in one call are rare; the first one's counts.
@@ -181,7 +182,8 @@ impl Get {
             if let Some(path) = &sort {
                 for table in &mut tables {
                     table.rows.sort_by(|a, b| {
-                        let value = |row: &table::Row| path.find(&row.object).first().copied().cloned();
+                        let value =
+                            |row: &table::Row| path.find(&row.object).first().copied().cloned();
                         jsonpath::compare(value(a).as_ref(), value(b).as_ref())
                     });
                 }
@@ -268,9 +270,7 @@ impl Get {
         let version = list["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
         let mut sink = match output {
             Output::Table { wide } => Sink::Table(self.table_printer(&first.resource, false, wide)),
-            other => {
-                Sink::Objects(Printer::new(other, self.no_headers, self.show_managed_fields))
-            }
+            other => Sink::Objects(Printer::new(other, self.no_headers, self.show_managed_fields)),
         };
         let event = |kind: &str| self.output_watch_events.then(|| kind.to_owned());
         if !self.watch_only {
@@ -292,9 +292,7 @@ impl Sink {
     fn list(&mut self, list: Value, event: Option<&str>) -> Result<String> {
         match self {
             Self::Table(printer) => Ok(printer.print(vec![parse_table(list)?], event)),
-            Self::Objects(printer) if printer.wants_items() => {
-                printer.items(&items_of(list))
-            }
+            Self::Objects(printer) if printer.wants_items() => printer.items(&items_of(list)),
             Self::Objects(printer) => {
                 items_of(list).iter().map(|object| printer.object(object)).collect()
             }

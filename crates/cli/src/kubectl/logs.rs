@@ -92,7 +92,9 @@ impl Logs {
     async fn sources(&self, cluster: &Cluster, console: &Console) -> Result<Vec<Source>> {
         let (word, positional) = match (self.target.as_slice(), &self.selector) {
             ([], None) => {
-                return Err(own("expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\nPOD or TYPE/NAME is a required argument for the logs command"));
+                return Err(own(
+                    "expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\nPOD or TYPE/NAME is a required argument for the logs command",
+                ));
             }
             ([], Some(_)) => (None, None),
             ([_, ..], Some(_)) => return Err(own("only a selector (-l) or a POD name is allowed")),
@@ -140,7 +142,8 @@ impl Logs {
         };
         // Upstream: parts of a second count as a whole one.
         let since = self.since.map(|d| (d.as_millis().div_ceil(1000)).to_string());
-        let limit = if self.limit_bytes == 0 { String::new() } else { self.limit_bytes.to_string() };
+        let limit =
+            if self.limit_bytes == 0 { String::new() } else { self.limit_bytes.to_string() };
         let pod_name = pods::name(pod);
         let path = format!("{}/log", pods::path(&cluster.namespace, pod_name));
         let path = with_query(
@@ -156,7 +159,8 @@ impl Logs {
                 ("limitBytes", &limit),
             ],
         );
-        let prefix = if self.prefix { format!("[pod/{pod_name}/{container}] ") } else { String::new() };
+        let prefix =
+            if self.prefix { format!("[pod/{pod_name}/{container}] ") } else { String::new() };
         Source { path, prefix }
     }
 
@@ -203,8 +207,14 @@ mod tests {
             assert_eq!(query, Some(expected), "{line}");
         };
         check("logs p", "container=c");
-        check("logs p -f --tail=5 --timestamps", "container=c&follow=true&tailLines=5&timestamps=true");
-        check("logs p -p --since=1500ms --limit-bytes=9", "container=c&previous=true&sinceSeconds=2&limitBytes=9");
+        check(
+            "logs p -f --tail=5 --timestamps",
+            "container=c&follow=true&tailLines=5&timestamps=true",
+        );
+        check(
+            "logs p -p --since=1500ms --limit-bytes=9",
+            "container=c&previous=true&sinceSeconds=2&limitBytes=9",
+        );
         check("logs -l a=b", "container=c&tailLines=10");
         check("logs p --tail=-1", "container=c");
     }

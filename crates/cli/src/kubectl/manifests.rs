@@ -51,7 +51,12 @@ pub async fn read(
     Ok(out)
 }
 
-fn place(cluster: &Cluster, catalog: &Catalog, mut object: Value, source: &str) -> Result<Manifest> {
+fn place(
+    cluster: &Cluster,
+    catalog: &Catalog,
+    mut object: Value,
+    source: &str,
+) -> Result<Manifest> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
     let name = text(&object["metadata"]["name"]);
@@ -76,7 +81,9 @@ fn place(cluster: &Cluster, catalog: &Catalog, mut object: Value, source: &str) 
         object["metadata"]["namespace"] = namespace.clone().into();
     }
     if name.is_empty() && text(&object["metadata"]["generateName"]).is_empty() {
-        return Err(own(format!("error when retrieving current configuration of {source:?}: resource name may not be empty")));
+        return Err(own(format!(
+            "error when retrieving current configuration of {source:?}: resource name may not be empty"
+        )));
     }
     Ok(Manifest { resource: resource.clone(), namespace, name, object, source: source.into() })
 }
@@ -160,8 +167,8 @@ async fn texts(name: &str, recursive: bool) -> Result<Vec<(String, String)>> {
         return Ok(vec![(name.into(), download(name).await?)]);
     }
     let path = Path::new(name);
-    let about = std::fs::metadata(path)
-        .map_err(|_| own(format!("the path {name:?} does not exist")))?;
+    let about =
+        std::fs::metadata(path).map_err(|_| own(format!("the path {name:?} does not exist")))?;
     let files = if about.is_dir() { directory(path, recursive, DEPTH)? } else { vec![path.into()] };
     if files.is_empty() {
         return Err(own(format!(
@@ -170,7 +177,8 @@ async fn texts(name: &str, recursive: bool) -> Result<Vec<(String, String)>> {
     }
     let read = |file: PathBuf| {
         let source = file.display().to_string();
-        let text = std::fs::read_to_string(&file).map_err(|error| own(format!("{source}: {error}")));
+        let text =
+            std::fs::read_to_string(&file).map_err(|error| own(format!("{source}: {error}")));
         text.map(|text| (source, text))
     };
     files.into_iter().map(read).collect()
@@ -190,7 +198,11 @@ fn directory(path: &Path, recursive: bool, depth: usize) -> Result<Vec<PathBuf>>
             if recursive && depth > 0 {
                 files.extend(directory(&entry, recursive, depth - 1)?);
             }
-        } else if entry.extension().and_then(|e| e.to_str()).is_some_and(|e| EXTENSIONS.contains(&e)) {
+        } else if entry
+            .extension()
+            .and_then(|e| e.to_str())
+            .is_some_and(|e| EXTENSIONS.contains(&e))
+        {
             files.push(entry);
         }
     }
@@ -201,7 +213,8 @@ fn directory(path: &Path, recursive: bool, depth: usize) -> Result<Vec<PathBuf>>
 async fn download(url: &str) -> Result<String> {
     use http_body_util::{BodyExt, Limited};
     const LIMIT: usize = 64 << 20;
-    let failed = |error: &dyn std::fmt::Display| own(format!("unable to read URL {url:?}: {error}"));
+    let failed =
+        |error: &dyn std::fmt::Display| own(format!("unable to read URL {url:?}: {error}"));
     let http = transport::HttpClient::new(&transport::ClientOptions::default())
         .map_err(|error| failed(&error))?;
     let mut at = url.to_owned();
@@ -240,7 +253,10 @@ mod tests {
         };
         check("", &[]);
         check("# nothing\n---\n", &[]);
-        check("a: 1\n---\nb: yes\n--- # more\nc: 0755\n", &[json!({"a":1}), json!({"b":true}), json!({"c":493})]);
+        check(
+            "a: 1\n---\nb: yes\n--- # more\nc: 0755\n",
+            &[json!({"a":1}), json!({"b":true}), json!({"c":493})],
+        );
         check("{\"a\":1}\n{\"b\":2}", &[json!({"a":1}), json!({"b":2})]);
         check("{a: 1}", &[json!({"a":1})]);
         check("a: |\n  --- inside\n  x\n", &[json!({"a":"--- inside\nx\n"})]);
@@ -266,7 +282,9 @@ mod tests {
         }
         let names = |recursive| -> Vec<String> {
             let files = directory(root.path(), recursive, DEPTH).expect("reads");
-            let relative = |path: &PathBuf| path.strip_prefix(root.path()).expect("inside").display().to_string();
+            let relative = |path: &PathBuf| {
+                path.strip_prefix(root.path()).expect("inside").display().to_string()
+            };
             files.iter().map(relative).collect()
         };
         assert_eq!(names(false), ["a.json", "b.yaml"]);

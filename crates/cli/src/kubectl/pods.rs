@@ -60,10 +60,12 @@ fn selector_of(resource: &Resource, object: &Value) -> Result<String> {
     let labels = if is_plain { selector } else { &selector["matchLabels"] };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let labels = labels.as_object().into_iter().flatten();
-    let mut parts: Vec<String> = labels.map(|(key, value)| format!("{key}={}", text(value))).collect();
+    let mut parts: Vec<String> =
+        labels.map(|(key, value)| format!("{key}={}", text(value))).collect();
     for one in selector["matchExpressions"].as_array().into_iter().flatten() {
         let key = text(&one["key"]);
-        let values: Vec<String> = one["values"].as_array().into_iter().flatten().map(text).collect();
+        let values: Vec<String> =
+            one["values"].as_array().into_iter().flatten().map(text).collect();
         parts.push(match text(&one["operator"]).as_str() {
             "In" => format!("{key} in ({})", values.join(",")),
             "NotIn" => format!("{key} notin ({})", values.join(",")),
@@ -72,7 +74,10 @@ fn selector_of(resource: &Resource, object: &Value) -> Result<String> {
         });
     }
     if parts.is_empty() {
-        return Err(own(format!("cannot attach to {}: selector is empty or of no use", resource.kind)));
+        return Err(own(format!(
+            "cannot attach to {}: selector is empty or of no use",
+            resource.kind
+        )));
     }
     Ok(parts.join(","))
 }
@@ -97,7 +102,8 @@ pub fn default_container(pod: &Value, console: &Console, quiet: bool) -> Result<
         if all.iter().any(|one| one == name) {
             return Ok(name.to_owned());
         }
-        console.note(format!("Default container name {name:?} not found in pod {}", self::name(pod)));
+        console
+            .note(format!("Default container name {name:?} not found in pod {}", self::name(pod)));
     }
     let first = names(pod, "containers").into_iter().next();
     let first = first.ok_or_else(|| own(format!("pod {} has no containers", name(pod))))?;

@@ -92,7 +92,8 @@ impl Catalog {
         if let Some((name, rest)) = lower.split_once('.') {
             found = by_name(name, &|one| one.group == rest);
             if let Some((version, group)) = rest.split_once('.') {
-                found = found.or(by_name(name, &|one| one.version == version && one.group == group));
+                found =
+                    found.or(by_name(name, &|one| one.version == version && one.group == group));
             }
             // `ingresses.networking` is enough of a group.
             found = found.or(by_name(name, &|one| one.group.starts_with(rest)));
@@ -107,7 +108,8 @@ impl Catalog {
     pub fn category(&self, word: &str) -> Vec<&Resource> {
         let mut found: Vec<&Resource> = vec![];
         for one in &self.0 {
-            let known = found.iter().any(|other| other.group == one.group && other.name == one.name);
+            let known =
+                found.iter().any(|other| other.group == one.group && other.name == one.name);
             if one.categories.iter().any(|category| category == word) && one.can("list") && !known {
                 found.push(one);
             }
@@ -160,11 +162,8 @@ fn aggregated(document: &Value) -> Vec<Resource> {
 async fn classic(cluster: &Cluster, document: &Value) -> Result<Vec<Resource>> {
     let mut all = vec![];
     let core = texts(&document["versions"]).into_iter().map(|version| (String::new(), version));
-    let mut paths: Vec<(String, String)> = if document["kind"] == "APIVersions" {
-        core.collect()
-    } else {
-        vec![]
-    };
+    let mut paths: Vec<(String, String)> =
+        if document["kind"] == "APIVersions" { core.collect() } else { vec![] };
     for group in document["groups"].as_array().into_iter().flatten() {
         let preferred = text(&group["preferredVersion"]["version"]);
         let versions = group["versions"].as_array().into_iter().flatten();

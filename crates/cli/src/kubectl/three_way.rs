@@ -139,7 +139,8 @@ impl Differ<'_> {
             lists.live.iter().filter(|one| find(lists.wanted, key, one).is_some()).collect();
         let in_order = kept.iter().zip(lists.wanted).all(|(live, wanted)| live[key] == wanted[key]);
         if !changes.is_empty() || !in_order {
-            let order: Vec<Value> = lists.wanted.iter().map(|one| json!({ (key): one[key] })).collect();
+            let order: Vec<Value> =
+                lists.wanted.iter().map(|one| json!({ (key): one[key] })).collect();
             patch.insert(format!("$setElementOrder/{field}"), Value::Array(order));
         }
         if !changes.is_empty() {
@@ -269,9 +270,21 @@ mod tests {
             json!({"a":3,"new":{"x":1},"gone":null}),
             json!({"a":3,"new":{"x":1},"theirs":4}),
         );
-        check(json!({"a":1}), json!({"a":1}), json!({"a":1,"b":2}), json!({}), json!({"a":1,"b":2}));
+        check(
+            json!({"a":1}),
+            json!({"a":1}),
+            json!({"a":1,"b":2}),
+            json!({}),
+            json!({"a":1,"b":2}),
+        );
         check(json!({"a":1}), json!({}), json!({}), json!({}), json!({}));
-        check(json!({"args":[1]}), json!({"args":[2]}), json!({"args":[1,3]}), json!({"args":[2]}), json!({"args":[2]}));
+        check(
+            json!({"args":[1]}),
+            json!({"args":[2]}),
+            json!({"args":[1,3]}),
+            json!({"args":[2]}),
+            json!({"args":[2]}),
+        );
     }
 
     #[test]

@@ -51,7 +51,8 @@ impl Version {
             None => {
                 let version = |side: &str| all[side]["gitVersion"].as_str().map(str::to_owned);
                 let client = version("clientVersion").unwrap_or_default();
-                let server = version("serverVersion").map(|text| format!("Server Version: {text}\n"));
+                let server =
+                    version("serverVersion").map(|text| format!("Server Version: {text}\n"));
                 Ok(format!("Client Version: {client}\n{}", server.unwrap_or_default()))
             }
             Some("json") => Ok(yaml::to_json(&all) + "\n"),

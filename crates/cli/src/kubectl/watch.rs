@@ -21,7 +21,8 @@ pub async fn run(
     mut on_event: impl AsyncFnMut(Event) -> Result<()>,
 ) -> Result<()> {
     loop {
-        let pairs = [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", &*version)];
+        let pairs =
+            [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", &*version)];
         let mut lines = cluster.lines(&with_query(path, &pairs), accept).await?;
         let mut any = false;
         while let Some(line) = lines.next().await? {

@@ -11,6 +11,8 @@ use nix::mount::{MntFlags, umount2};
 
 /// The cluster DNS address unless a flag said otherwise.
 const DEFAULT_DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 43, 0, 10));
+/// Services', and the one that lets pods out.
+pub const TABLES: &[&str] = &["kube-proxy", "decapod-pods"];
 const QOS: &[&str] = &["", "burstable", "besteffort"];
 
 /// How many there are in a directory.
@@ -18,14 +20,27 @@ pub fn entries(directory: &Path) -> usize {
     fs::read_dir(directory).into_iter().flatten().flatten().count()
 }
 
-/// Those of kube-proxy; safe when they are gone.
+/// Safe when they are gone.
 pub fn remove_tables() -> Result<()> {
     let mut ours = Ruleset::default();
     for family in [Family::Ip, Family::Ip6] {
-        ours.table(family, "kube-proxy");
+        for table in TABLES {
+            ours.table(family, table);
+        }
     }
     let mut nft = Nft::open().context("cannot talk to nftables")?;
-    nft.apply(&diff(&ours, &Ruleset::default())).context("cannot remove the nftables tables of kube-proxy")
+    nft.apply(&diff(&ours, &Ruleset::default())).context("cannot remove the nftables tables")
+}
+
+/// The pods' bridge, when the runtime no longer knew of it. False when there is none.
+pub async fn remove_bridge() -> Result<bool> {
+    let name = runtime::Config::new("").bridge;
+    let links = net::Links::open().context("cannot talk to the kernel's network")?;
+    if links.find(&name).await?.is_none() {
+        return Ok(false);
+    }
+    links.remove(&name).await.with_context(|| format!("cannot remove {name}"))?;
+    Ok(true)
 }
 
 /// The first nameserver of each sandbox: what its pods were told.
@@ -40,7 +55,8 @@ pub fn nameservers(sandboxes: &Path) -> Vec<IpAddr> {
 /// Takes them off the loopback; returns those that were there. The default one is looked for too
 /// if `with_default`.
 pub async fn remove_addresses(wanted: &[IpAddr], with_default: bool) -> Result<Vec<IpAddr>> {
-    let mut wanted: BTreeSet<IpAddr> = wanted.iter().copied().filter(|one| !one.is_loopback()).collect();
+    let mut wanted: BTreeSet<IpAddr> =
+        wanted.iter().copied().filter(|one| !one.is_loopback()).collect();
     wanted.extend(with_default.then_some(DEFAULT_DNS));
     if wanted.is_empty() {
         return Ok(vec![]);
@@ -85,29 +101,23 @@ fn unescape(text: &str) -> PathBuf {
     text.replace("\\134", "\\").into()
 }
 
-/// Those of the pods that the kubelet knew, and if `with_shared` the empty ones above them.
+/// Those of the pods that the kubelet knew, and if `with_shared` all that are empty.
 pub fn remove_cgroups(pods: &Path, with_shared: bool) -> usize {
     let names = fs::read_dir(pods).into_iter().flatten().flatten();
-    let uids: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    if uids.is_empty() && !pods.exists() {
-        return 0;
-    }
+    let uids: Vec<String> =
+        names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut removed = BTreeSet::new();
     for root in cgroup_roots(&table) {
         for class in QOS {
             for uid in &uids {
                 let name = Path::new("kubepods").join(class).join(format!("pod{uid}"));
-                if remove_empty(&root.join(&name)) {
-                    removed.insert(name);
-                }
+                remove_empty(&root, &name, &mut removed);
             }
         }
         if with_shared {
-            for name in ["kubepods/burstable", "kubepods/besteffort", "kubepods", "decapod/shims", "decapod"] {
-                if fs::remove_dir(root.join(name)).is_ok() {
-                    removed.insert(name.into());
-                }
+            for name in ["kubepods", "decapod"] {
+                remove_empty(&root, Path::new(name), &mut removed);
             }
         }
     }
@@ -127,13 +137,15 @@ fn cgroup_roots(mountinfo: &str) -> Vec<PathBuf> {
 }
 
 /// The cgroup and those below it. One with processes stays: they are not ours to end.
-fn remove_empty(cgroup: &Path) -> bool {
-    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+fn remove_empty(root: &Path, name: &Path, removed: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(root.join(name)).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_empty(&entry.path());
+            remove_empty(root, &name.join(entry.file_name()), removed);
         }
     }
-    fs::remove_dir(cgroup).is_ok()
+    if fs::remove_dir(root.join(name)).is_ok() {
+        removed.insert(name.to_owned());
+    }
 }
 
 #[cfg(test)]

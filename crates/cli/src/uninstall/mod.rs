@@ -75,16 +75,14 @@ impl Place {
         let owns_network = processes::other_nodes(&all, &ours).all(|other| !other.same_network);
         let had_node = self.runtime_dir.exists() || self.run_dir.exists();
         if had_node {
-            let containers = leftovers::entries(&self.runtime_dir.join("containers"));
-            let pods = leftovers::entries(&self.runtime_dir.join("sandboxes"));
-            runtime::destroy_all(&self.runtime_dir, &self.run_dir)
-                .await
-                .context("cannot remove the containers")?;
-            say(format!("removed {containers} containers, {pods} pod sandboxes and the pod network"));
+            say(self.remove_containers().await?);
         }
         if had_node && owns_network {
+            if leftovers::remove_bridge().await? {
+                say("removed the pods' bridge".into());
+            }
             leftovers::remove_tables()?;
-            say("removed the nftables tables of kube-proxy".into());
+            say(format!("removed the nftables tables {}", leftovers::TABLES.join(", ")));
         }
         for address in leftovers::remove_addresses(&dns, had_node && owns_network).await? {
             say(format!("removed the DNS address {address}"));
@@ -93,7 +91,7 @@ impl Place {
             say(format!("unmounted {}", mount.display()));
         }
         let pods = self.data_dir.join("kubelet/pods");
-        let cgroups = leftovers::remove_cgroups(&pods, is_alone);
+        let cgroups = leftovers::remove_cgroups(&pods, had_node && is_alone);
         if cgroups > 0 {
             say(format!("removed {cgroups} cgroups"));
         }
@@ -105,6 +103,19 @@ impl Place {
         // Shared with other clusters: it goes with the last one.
         let _ = std::fs::remove_dir("/run/decapod");
         Ok(said)
+    }
+
+    async fn remove_containers(&self) -> Result<String> {
+        let shims = leftovers::entries(&self.run_dir.join("containers"));
+        let pods = leftovers::entries(&self.run_dir.join("sandboxes"));
+        let first = runtime::destroy_all(&self.runtime_dir, &self.run_dir).await;
+        if first.is_err() {
+            // With half of the directories gone the runtime cannot know of every mount.
+            leftovers::unmount_below(&[&self.runtime_dir, &self.run_dir])?;
+            let second = runtime::destroy_all(&self.runtime_dir, &self.run_dir).await;
+            second.context("cannot remove the containers")?;
+        }
+        Ok(format!("removed {shims} containers, {pods} pod sandboxes, images and the pod network"))
     }
 
     /// What the node has on its loopback: as the DNS process was told, or as pods were.
@@ -129,7 +140,10 @@ fn check(data_dir: &Path) -> Result<()> {
     }
     let is_empty = leftovers::entries(data_dir) == 0;
     if !is_empty && !MARKS.iter().any(|mark| data_dir.join(mark).exists()) {
-        bail!("{} does not look like a data directory of decapod; nothing was removed", data_dir.display());
+        bail!(
+            "{} does not look like a data directory of decapod; nothing was removed",
+            data_dir.display()
+        );
     }
     Ok(())
 }

@@ -56,7 +56,8 @@ pub fn all() -> Vec<Process> {
         let name = entry.file_name().into_string().ok()?;
         let pid: i32 = name.parse().ok()?;
         let line = fs::read(entry.path().join("cmdline")).ok()?;
-        let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        let words =
+            line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
         let process = Process {
             pid,
             words: words.filter(|word| !word.is_empty()).collect(),
@@ -80,7 +81,10 @@ pub fn of_data_dir(all: &[Process], data_dir: &Path) -> Vec<Process> {
 }
 
 /// Nodes of other clusters.
-pub fn other_nodes<'a>(all: &'a [Process], ours: &'a [Process]) -> impl Iterator<Item = &'a Process> {
+pub fn other_nodes<'a>(
+    all: &'a [Process],
+    ours: &'a [Process],
+) -> impl Iterator<Item = &'a Process> {
     let is_node = |process: &&Process| {
         let own = process.command().is_some_and(|one| NODE_COMMANDS.contains(&one));
         own || process.is_foreign_node()
@@ -133,7 +137,11 @@ impl Process {
         let mut given = self.flag("--data-dir");
         given.extend(self.flag("-d"));
         // `-d/path` is one word.
-        given.extend(self.words.iter().filter_map(|word| word.strip_prefix("-d").filter(|rest| rest.starts_with('/'))));
+        given.extend(
+            self.words
+                .iter()
+                .filter_map(|word| word.strip_prefix("-d").filter(|rest| rest.starts_with('/'))),
+        );
         let kubeconfigs = self.flag("--kubeconfig");
         if kubeconfigs.iter().any(|text| resolved(text).starts_with(data_dir)) {
             return true;
@@ -167,7 +175,9 @@ impl Process {
                 return Ok(());
             }
             if let Ok(outcome) = tokio::time::timeout(patience, ended.readable()).await {
-                outcome.with_context(|| format!("cannot wait for the end of {}", self.pid))?.retain_ready();
+                outcome
+                    .with_context(|| format!("cannot wait for the end of {}", self.pid))?
+                    .retain_ready();
                 return Ok(());
             }
         }
@@ -210,7 +220,11 @@ mod tests {
         check("decapod server -d /data/x", "/data/x", true);
         check("decapod server -d/data/x", "/data/x", true);
         check("decapod server --data-dir relative", "/somewhere/relative", true);
-        check("decapod dns --kubeconfig=/data/x/dns.kubeconfig --address=10.43.0.10", "/data/x", true);
+        check(
+            "decapod dns --kubeconfig=/data/x/dns.kubeconfig --address=10.43.0.10",
+            "/data/x",
+            true,
+        );
         check("decapod dns --kubeconfig=/data/xy/dns.kubeconfig", "/data/x", false);
         check("decapod server --data-dir=/data/xy", "/data/x", false);
         check("nginx server --data-dir=/data/x", "/data/x", false);

@@ -16,7 +16,9 @@ impl Columns {
         }
         let column = |part: &str| {
             let (header, path) = part.split_once(':').ok_or_else(|| {
-                format!("unexpected custom-columns spec: {part}, expected <header>:<json-path-expr>")
+                format!(
+                    "unexpected custom-columns spec: {part}, expected <header>:<json-path-expr>"
+                )
             })?;
             Ok((header.to_owned(), Template::relaxed(path)?))
         };
@@ -37,7 +39,8 @@ impl Columns {
                 paths.len()
             ));
         }
-        let column = |(header, path): (&str, &str)| Ok((header.to_owned(), Template::relaxed(path)?));
+        let column =
+            |(header, path): (&str, &str)| Ok((header.to_owned(), Template::relaxed(path)?));
         headers.into_iter().zip(paths).map(column).collect::<Result<_, String>>().map(Self)
     }
 
@@ -103,12 +106,19 @@ mod tests {
             assert_eq!(columns.row(&object), row);
         };
         check("NAME:.metadata.name,N:metadata.none", &["NAME", "N"], &["a", "<none>"]);
-        check("P:.spec.p[*],Q:.spec.p,L:.metadata.labels", &["P", "Q", "L"], &["1,2", "[1 2]", "map[x:1]"]);
+        check(
+            "P:.spec.p[*],Q:.spec.p,L:.metadata.labels",
+            &["P", "Q", "L"],
+            &["1,2", "[1 2]", "map[x:1]"],
+        );
         check(":.kind", &[""], &["<none>"]);
         for bad in ["", "NAME", "A:"] {
             assert!(Columns::parse(bad).is_err(), "{bad}");
         }
         let columns = Columns::parse_file("A  B\n.metadata.name .spec.p[0]\n").expect("parses");
-        assert_eq!((columns.headers(), columns.row(&object)), (vec!["A".into(), "B".into()], vec!["a".into(), "1".into()]));
+        assert_eq!(
+            (columns.headers(), columns.row(&object)),
+            (vec!["A".into(), "B".into()], vec!["a".into(), "1".into()])
+        );
     }
 }

@@ -228,7 +228,11 @@ impl Parser<'_> {
             let action = self.action_text()?;
             let action = action.trim();
             if action == "end" {
-                return if in_range { Ok(nodes) } else { Err("not in range, nothing to end".into()) };
+                return if in_range {
+                    Ok(nodes)
+                } else {
+                    Err("not in range, nothing to end".into())
+                };
             }
             if let Some(path) = action.strip_prefix("range ") {
                 let steps = parse_path(path.trim())?;
@@ -315,7 +319,11 @@ fn parse_path(text: &str) -> Parsed<Vec<Step>> {
                 rest = field(rest, &mut steps);
             }
         } else if let Some(after) = rest.strip_prefix('.') {
-            rest = if after.starts_with('[') || after.is_empty() { after } else { field(after, &mut steps) };
+            rest = if after.starts_with('[') || after.is_empty() {
+                after
+            } else {
+                field(after, &mut steps)
+            };
         } else if rest.starts_with('[') {
             let end = closing(rest).ok_or("unterminated array")?;
             steps.push(bracket(&rest[1..end])?);
@@ -379,7 +387,11 @@ fn bracket(inner: &str) -> Parsed<Step> {
     if inner.starts_with(['"', '\'']) {
         let names = inner.split(',').map(|part| Ok(quoted(part.trim())?.0));
         let mut names = names.collect::<Parsed<Vec<String>>>()?;
-        return Ok(if names.len() == 1 { Step::Field(names.remove(0)) } else { Step::Fields(names) });
+        return Ok(if names.len() == 1 {
+            Step::Field(names.remove(0))
+        } else {
+            Step::Fields(names)
+        });
     }
     if inner.contains(':') {
         let number = |part: Option<&str>| match part.map(str::trim) {

@@ -10,8 +10,7 @@ use serde_json::Value;
 use super::grid::Grid;
 
 /// What asks a server for a table.
-pub const ACCEPT: &str =
-    "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+pub const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -135,9 +134,8 @@ impl Printer {
 
 /// `a=1,b=2`, sorted; `<none>` without any.
 fn labels(labels: &Value) -> String {
-    let pair = |(key, value): (&String, &Value)| {
-        format!("{key}={}", value.as_str().unwrap_or_default())
-    };
+    let pair =
+        |(key, value): (&String, &Value)| format!("{key}={}", value.as_str().unwrap_or_default());
     match labels.as_object().filter(|map| !map.is_empty()) {
         Some(map) => map.iter().map(pair).collect::<Vec<_>>().join(","),
         None => "<none>".into(),
@@ -185,7 +183,11 @@ mod tests {
         };
         let plain = Options::default;
         check(plain(), None, "NAME    READY\nweb-1   1/1\ndb      3\n");
-        check(Options { wide: true, ..plain() }, None, "NAME    READY   IP\nweb-1   1/1     10.0.0.1\ndb      3       \n");
+        check(
+            Options { wide: true, ..plain() },
+            None,
+            "NAME    READY   IP\nweb-1   1/1     10.0.0.1\ndb      3       \n",
+        );
         check(Options { no_headers: true, ..plain() }, None, "web-1   1/1\ndb      3\n");
         check(
             Options { with_namespace: true, kind: Some("pod".into()), ..plain() },

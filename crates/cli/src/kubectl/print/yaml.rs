@@ -182,11 +182,8 @@ fn folded(out: &mut String, text: &str, indent: usize, mut column: usize) {
     let mut after_space = false;
     for (index, &c) in characters.iter().enumerate() {
         let inside = index > 0 && index + 1 < characters.len();
-        let breaks = c == ' '
-            && inside
-            && !after_space
-            && column > WIDTH
-            && characters[index + 1] != ' ';
+        let breaks =
+            c == ' ' && inside && !after_space && column > WIDTH && characters[index + 1] != ' ';
         after_space = c == ' ';
         if breaks {
             out.push('\n');
@@ -310,8 +307,8 @@ fn has_indicator(text: &str) -> bool {
     let characters: Vec<char> = text.chars().collect();
     let blank_after = |index: usize| characters.get(index + 1).is_none_or(|c| *c == ' ');
     characters.iter().enumerate().any(|(index, c)| match c {
-        '#' | ',' | '[' | ']' | '{' | '}' | '&' | '*' | '!' | '|' | '>' | '\'' | '"' | '%' | '@'
-        | '`'
+        '#' | ',' | '[' | ']' | '{' | '}' | '&' | '*' | '!' | '|' | '>' | '\'' | '"' | '%'
+        | '@' | '`'
             if index == 0 =>
         {
             true
