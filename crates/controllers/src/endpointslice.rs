@@ -146,8 +146,30 @@ fn plan(
             plan.create.push(new_slice(service, &group, chunk.to_vec()));
         }
     }
-    // One slice per family stays even without endpoints, to tell that there are none.
-    for family in &families {
+    keep_one_per_family(service, &families, &mut kept, &mut plan);
+    for (mut slice, drop) in kept {
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        let before = existing.iter().find(|one| one.metadata.name.as_ref() == Some(&name));
+        slice.metadata.labels = Some(labels(service));
+        if drop {
+            plan.delete.push(name);
+        } else if before.is_none_or(|before| !same_slice(before, &slice)) {
+            plan.update.push(slice);
+        }
+    }
+    recycle(&mut plan, existing);
+    plan
+}
+
+/// One slice per family stays even without endpoints, to tell that there are none; other empty ones
+/// are marked to be dropped.
+fn keep_one_per_family(
+    service: &Service,
+    families: &[String],
+    kept: &mut [(EndpointSlice, bool)],
+    plan: &mut Plan,
+) {
+    for family in families {
         let of_family = |slice: &EndpointSlice| &slice.address_type == family;
         let full = kept.iter().any(|(slice, _)| of_family(slice) && size(slice) > 0)
             || plan.create.iter().any(of_family);
@@ -165,18 +187,6 @@ fn plan(
             plan.create.push(new_slice(service, &group, vec![]));
         }
     }
-    for (mut slice, drop) in kept {
-        let name = slice.metadata.name.clone().unwrap_or_default();
-        let before = existing.iter().find(|one| one.metadata.name.as_ref() == Some(&name));
-        slice.metadata.labels = Some(labels(service));
-        if drop {
-            plan.delete.push(name);
-        } else if before.is_none_or(|before| !same_slice(before, &slice)) {
-            plan.update.push(slice);
-        }
-    }
-    recycle(&mut plan, existing);
-    plan
 }
 
 /// A slice to delete becomes one to create: watchers see one change and never a gap.

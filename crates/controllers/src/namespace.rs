@@ -262,12 +262,11 @@ impl Controller {
     }
 }
 
-/// Upstream: `namespaceConditionUpdater`. Pure.
-fn conditions(
-    old: &[NamespaceCondition],
-    sweep: &Sweep,
-    now: Timestamp,
-) -> Vec<NamespaceCondition> {
+/// A condition's kind with its status, reason and message.
+type Verdict = (&'static str, (&'static str, &'static str, String));
+
+/// What a sweep found, as the five conditions.
+fn verdicts(sweep: &Sweep) -> [Verdict; 5] {
     let listed = |counts: &BTreeMap<String, usize>, form: fn(&str, usize) -> String| {
         counts.iter().map(|(name, count)| form(name, *count)).collect::<Vec<_>>().join(", ")
     };
@@ -298,7 +297,7 @@ fn conditions(
     let discovery =
         sweep.discovery.as_ref().map(|error| format!("Discovery failed for some groups: {error}"));
     let removed = ("ContentRemoved", "All content successfully removed");
-    let new = [
+    [
         (
             "NamespaceDeletionDiscoveryFailure",
             verdict(
@@ -335,7 +334,16 @@ fn conditions(
                 ("ContentHasNoFinalizers", "All content-preserving finalizers finished"),
             ),
         ),
-    ];
+    ]
+}
+
+/// Upstream: `namespaceConditionUpdater`. Pure.
+fn conditions(
+    old: &[NamespaceCondition],
+    sweep: &Sweep,
+    now: Timestamp,
+) -> Vec<NamespaceCondition> {
+    let new = verdicts(sweep);
     let mut all: Vec<_> =
         old.iter().filter(|one| !new.iter().any(|(kind, _)| *kind == one.type_)).cloned().collect();
     for (kind, (status, reason, message)) in new {

@@ -284,7 +284,7 @@ pub struct Decoded {
 /// Makes objects of one kind.
 pub trait Codec: Send + Sync {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError>;
-    fn from_value(&self, value: Value) -> Result<Decoded, DecodeError>;
+    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError>;
     /// A new, empty object of the kind.
     fn empty(&self) -> Box<dyn Object>;
 }
@@ -323,7 +323,7 @@ where
     }
 
     /// By way of bytes, for the same reason as `to_value`.
-    fn from_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
         self.decode(&serde_json::to_vec(&value).map_err(DecodeError::from)?)
     }
 
@@ -370,7 +370,7 @@ impl Codec for Untyped {
         self.from_value(serde_json::from_slice(json)?)
     }
 
-    fn from_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
         let object = Unstructured::from_value(value)?;
         Ok(Decoded { object: Box::new(object), unknown_fields: vec![] })
     }

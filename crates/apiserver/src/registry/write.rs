@@ -246,7 +246,7 @@ impl Registry {
             Intent::Update { object } if row.strategy.create_on_update() => object.boxed_clone(),
             Intent::Patch { kind: PatchKind::Apply { .. }, body } => {
                 let tree: Value = parse_json(body)?;
-                self.decoded(ctx, row.codec.from_value(tree))?
+                self.decoded(ctx, row.codec.decode_value(tree))?
             }
             _ => return Err(missing()),
         };
@@ -319,7 +319,7 @@ impl Registry {
                     }
                 };
                 let patched = patched.map_err(|error| patch_error(ctx, error))?;
-                self.decoded(ctx, codec.from_value(patched))
+                self.decoded(ctx, codec.decode_value(patched))
             }
             _ => unreachable!("only updates and patches come here"),
         }

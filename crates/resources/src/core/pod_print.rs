@@ -2,7 +2,7 @@
 //! Upstream: `printPod` in `pkg/printers/internalversion`.
 
 use apiserver::resource::{Column, NAME_COLUMN};
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus};
 use machinery::{Object, Time};
 use serde_json::Value;
 
@@ -81,6 +81,10 @@ impl Restarts {
     }
 }
 
+fn has_condition(status: &PodStatus, test: impl Fn(&PodCondition) -> bool) -> bool {
+    status.conditions.iter().flatten().any(test)
+}
+
 fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
@@ -94,13 +98,14 @@ impl Summary {
         let phase = status.phase.clone().unwrap_or_default();
         let mut reason =
             status.reason.clone().filter(|reason| !reason.is_empty()).unwrap_or(phase.clone());
-        let gated = status.conditions.iter().flatten().any(|condition| {
-            condition.type_ == "PodScheduled"
-                && condition.reason.as_deref() == Some("SchedulingGated")
-        });
-        if gated {
+        let gated = |one: &PodCondition| {
+            one.type_ == "PodScheduled" && one.reason.as_deref() == Some("SchedulingGated")
+        };
+        if has_condition(&status, gated) {
             reason = "SchedulingGated".into();
         }
+        let is_true =
+            |kind: &str| has_condition(&status, |one| one.type_ == kind && one.status == "True");
         let (mut ready, mut restarts, mut sidecar_restarts) =
             (0, Restarts::default(), Restarts::default());
         let mut initializing = false;
@@ -121,12 +126,7 @@ impl Summary {
                 }
             }
         }
-        let initialized = status
-            .conditions
-            .iter()
-            .flatten()
-            .any(|c| c.type_ == "Initialized" && c.status == "True");
-        if !initializing || initialized {
+        if !initializing || is_true("Initialized") {
             restarts = sidecar_restarts;
             let mut running = false;
             for one in status.container_statuses.iter().flatten().rev() {
@@ -141,12 +141,7 @@ impl Summary {
                 }
             }
             if reason == "Completed" && running {
-                let is_ready = status
-                    .conditions
-                    .iter()
-                    .flatten()
-                    .any(|c| c.type_ == "Ready" && c.status == "True");
-                reason = if is_ready { "Running".into() } else { "NotReady".into() };
+                reason = if is_true("Ready") { "Running".into() } else { "NotReady".into() };
             }
         }
         if pod.metadata.deletion_timestamp.is_some() {
