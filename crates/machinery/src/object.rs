@@ -367,7 +367,7 @@ pub struct Untyped {
 
 impl Codec for Untyped {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
-        self.from_value(serde_json::from_slice(json)?)
+        self.decode_value(serde_json::from_slice(json)?)
     }
 
     fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
