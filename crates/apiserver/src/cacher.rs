@@ -425,7 +425,7 @@ impl Cursor {
                 self.at = revision;
                 Ok(events
                     .iter()
-                    .filter_map(|event| self.from_store(revision, event))
+                    .filter_map(|event| self.event_of(revision, event))
                     .map(Arc::new)
                     .collect())
             }
@@ -442,7 +442,7 @@ impl Cursor {
         }
     }
 
-    fn from_store(&self, revision: Revision, event: &store::Event) -> Option<CacheEvent> {
+    fn event_of(&self, revision: Revision, event: &store::Event) -> Option<CacheEvent> {
         let entry = match event.kind {
             EventKind::Put => Some(self.cacher.entry(&event.kv)?),
             EventKind::Delete => None,

@@ -80,7 +80,7 @@ impl Resource {
 /// Between a served version and the stored one. Both directions keep metadata as it is.
 pub trait Conversion: Send + Sync {
     fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
-    fn from_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
+    fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
     /// The codec of the stored version.
     fn stored_codec(&self) -> &dyn Codec;
 }

@@ -133,7 +133,8 @@ mod tests {
 
     #[test]
     fn names_are_judged_as_upstream_does() {
-        let good: [(fn(&str) -> Vec<String>, &str); 5] = [
+        type Judge = fn(&str) -> Vec<String>;
+        let good: [(Judge, &str); 5] = [
             (dns1123_label, "a-1"),
             (dns1123_subdomain, "a.b-c.d"),
             (dns1035_label, "web"),
@@ -143,7 +144,7 @@ mod tests {
         for (check, text) in good {
             assert!(check(text).is_empty(), "{text}: {:?}", check(text));
         }
-        let bad: [(fn(&str) -> Vec<String>, &str); 6] = [
+        let bad: [(Judge, &str); 6] = [
             (dns1123_label, "a.b"),
             (dns1123_subdomain, "A"),
             (dns1035_label, "1web"),

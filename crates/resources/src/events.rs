@@ -151,7 +151,7 @@ impl Conversion for Forms {
         }))
     }
 
-    fn from_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+    fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
         let event = object.expect::<core::Event>().clone();
         let series = event.series.and_then(|series| {
             let last_observed_time = series.last_observed_time?;

@@ -123,6 +123,12 @@ impl Server {
         })
     }
 
+    /// Waits for a process that something else has ended.
+    pub fn reap(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let process = self.process.as_mut().context("the server was not started")?;
+        wait::until(limit, "the server has ended", || process.try_wait()?.context("it still runs"))
+    }
+
     /// Runs one of the binary's offline commands against this server's data.
     pub fn decapod(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.host.command(&self.binary);

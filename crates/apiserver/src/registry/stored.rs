@@ -119,7 +119,7 @@ fn convert(row: &Resource, value: &[u8]) -> Option<Vec<u8>> {
         .stored_codec()
         .decode(value)
         .map_err(|DecodeError(why)| StatusError::internal(why))
-        .and_then(|decoded| conversion.from_stored(decoded.object));
+        .and_then(|decoded| conversion.to_served(decoded.object));
     match converted {
         Ok(object) => Some(object.encode()),
         Err(error) => {

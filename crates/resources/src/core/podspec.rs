@@ -52,9 +52,7 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
     for constraint in spec.topology_spread_constraints.iter_mut().flatten() {
         constraint.node_affinity_policy.take_if(|policy| policy.is_empty());
     }
-    for list in [&mut spec.init_containers] {
-        list.take_if(|list| list.is_empty());
-    }
+    spec.init_containers.take_if(|list| list.is_empty());
     spec.volumes.take_if(|list| list.is_empty());
     spec.image_pull_secrets.take_if(|list| list.is_empty());
     spec.tolerations.take_if(|list| list.is_empty());

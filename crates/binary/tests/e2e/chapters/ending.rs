@@ -1,4 +1,4 @@
-//! The end: deletions and a clean stop. Leaves an empty cluster.
+//! The end: deletions, a clean stop, and no trace. Leaves nothing.
 
 use anyhow::{Result, ensure};
 use testkit::wait;
@@ -37,5 +37,28 @@ pub fn interrupt(story: &mut Story) -> Result<()> {
     story.kubectl("delete pod client")?;
     let rest = processes::of_pod(&uid)?;
     ensure!(rest.is_empty(), "{rest:?}");
+    Ok(())
+}
+
+/// The last chapter: everything that the cluster made is gone again.
+pub fn uninstall(story: &mut Story) -> Result<()> {
+    let host = story.server.host();
+    let left = |what: &str| host.run("sh", &["-c", what]);
+    story.kubectl("create deployment rest --image=busybox:1.35 -- sleep 3600")?;
+    story.kubectl("rollout status deployment/rest --timeout=60s")?;
+    let printed = story.server.decapod(&["uninstall"])?;
+    story.server.reap(LONG)?;
+    ensure!(!story.server.data_directory().exists(), "the data directory is there:\n{printed}");
+    for (what, wanted) in [
+        ("ls -A /run", ""),
+        ("nft list tables", ""),
+        ("ip -o link | grep -v -e lo: -e eth0@ || true", ""),
+        ("ip -o addr show dev lo | grep -v -e 127.0.0.1/8 -e ::1/128 || true", ""),
+        ("find /sys/fs/cgroup -name '*kubepods*' -o -name 'decapod*'", ""),
+        ("ps -eo comm= | grep -e decapod -e sleep || true", ""),
+    ] {
+        let found = left(what)?;
+        ensure!(found == wanted, "{what}: {found}\n{printed}");
+    }
     Ok(())
 }

@@ -51,6 +51,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("ending: what is deleted takes its dependents along", ending::dependents),
     chapter("ending: Ctrl-C stops the server cleanly, pods go on", ending::interrupt),
+    chapter("ending: uninstall leaves no trace", ending::uninstall),
 ];
 
 const fn needed(name: &'static str, tell: fn(&mut Story) -> Result<()>) -> Chapter {
