@@ -42,8 +42,6 @@ pub fn interrupt(story: &mut Story) -> Result<()> {
 
 /// The last chapter: everything that the cluster made is gone again.
 pub fn uninstall(story: &mut Story) -> Result<()> {
-    let host = story.server.host();
-    let left = |what: &str| host.run("sh", &["-c", what]);
     story.kubectl("create deployment rest --image=busybox:1.35 -- sleep 3600")?;
     story.kubectl("rollout status deployment/rest --timeout=60s")?;
     let printed = story.server.decapod(&["uninstall"])?;
@@ -57,7 +55,7 @@ pub fn uninstall(story: &mut Story) -> Result<()> {
         ("find /sys/fs/cgroup -name '*kubepods*' -o -name 'decapod*'", ""),
         ("ps -eo comm= | grep -e decapod -e sleep || true", ""),
     ] {
-        let found = left(what)?;
+        let found = story.server.host().run("sh", &["-c", what])?;
         ensure!(found == wanted, "{what}: {found}\n{printed}");
     }
     Ok(())

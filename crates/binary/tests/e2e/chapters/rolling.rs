@@ -38,6 +38,9 @@ pub fn update_and_undo(story: &mut Story) -> Result<()> {
     let lowest = lowest.context("the watch printed something")?;
     ensure!(lowest >= 3, "only {lowest} pods were available at a time");
     story.soon(LONG, "deployment web", ".status.readyReplicas", "3")?;
+    // The rollout is over before the last old pod is gone.
+    let kinds = "get pods -l app=web -o custom-columns=:.kind --no-headers";
+    story.soon_shows(LONG, kinds, "Pod\nPod\nPod")?;
     story.soon(SHORT, "deployment web", ".spec.template.spec.containers[0].image", "nginx:1.22")?;
     let merged = story.first_pod("app=web")?;
     story.shows(&format!("exec {merged} -- ls /usr/share/nginx"), "old\nonly-in-one")
