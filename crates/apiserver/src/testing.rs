@@ -37,7 +37,7 @@ impl View for ScaleView {
     }
 }
 
-fn row<T>(plural: &str, short: &[&str], namespaced: bool) -> Resource
+pub fn row<T>(plural: &str, short: &[&str], namespaced: bool) -> Resource
 where
     T: k8s_openapi::Resource
         + k8s_openapi::Metadata<Ty = machinery::ObjectMeta>

@@ -137,6 +137,11 @@ impl Registry {
             options: &options,
         };
         self.0.chain.validate(&attributes).await?;
+        // A lost create gives back what it was allocated: that must not be what the object that is
+        // there already has, as the cluster IP that both ask for.
+        if self.current(row, &key).await?.is_some() {
+            return Err(StatusError::already_exists(&row.group, &row.plural, &key.name));
+        }
         strategy.allocate(self, ctx, &mut *object, None).await?;
         match self.put(ctx, &key, &mut *object, Revision(0)).await? {
             Some(object) => Ok(Written { object, outcome: Outcome::Created }),
@@ -486,5 +491,65 @@ fn patch_error(ctx: &RequestContext, error: PatchError) -> StatusError {
             .about(&row.group, &row.plural, "")
             .cause("", "patch", why)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use base::task::Tasks;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+    use crate::admission::Chain;
+    use crate::resource::{ResourceTable, Strategy};
+
+    /// Counts what is allocated and what is given back.
+    #[derive(Clone, Default)]
+    struct Counting {
+        allocated: Arc<AtomicUsize>,
+        released: Arc<AtomicUsize>,
+    }
+
+    #[async_trait::async_trait]
+    impl Strategy for Counting {
+        async fn allocate(
+            &self,
+            _: &Registry,
+            _: &RequestContext,
+            _: &mut dyn Object,
+            _: Option<&dyn Object>,
+        ) -> Result<(), StatusError> {
+            self.allocated.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        async fn deleted(&self, _: &Registry, _: &dyn Object) {
+            self.released.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_create_of_what_is_there_takes_nothing_from_it() {
+        let counting = <Counting as Default>::default();
+        let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        row.strategy = Arc::new(counting.clone());
+        let table = ResourceTable::new([row]);
+        let store = store::Sim::open();
+        let registry = Registry::new(store, table, Chain::default(), Tasks::new("test"));
+        let ctx = registry.own_context::<ConfigMap>();
+        let mut outcomes = vec![];
+        for _ in 0..2 {
+            let mut object = ConfigMap::default();
+            object.metadata.name = Some("one".into());
+            let intent = Intent::Create { object: Box::new(object) };
+            let written = registry.write(&ctx, &Key::new("ns", "one"), intent).await;
+            outcomes.push(written.map(|written| written.outcome).map_err(|error| error.reason));
+        }
+        assert_eq!(outcomes, [Ok(Outcome::Created), Err(Reason::AlreadyExists)]);
+        let counts = [&counting.allocated, &counting.released];
+        assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [1, 0]);
     }
 }
