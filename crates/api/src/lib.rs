@@ -5,6 +5,7 @@
 //! nothing here is generated at build time.
 
 pub mod facts;
+pub mod kinds;
 pub mod protobuf;
 pub mod schema;
 

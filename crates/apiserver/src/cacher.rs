@@ -63,7 +63,7 @@ impl Entry {
             vec![]
         } else {
             let object =
-                row.stored_codec().decode(&kv.value).map_err(StatusError::internal)?.object;
+                row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?;
             row.strategy.selectable_fields(&*object)
         };
         let (revision, value) = (kv.mod_revision, kv.value.clone());

@@ -285,6 +285,8 @@ pub struct Decoded {
 pub trait Codec: Send + Sync {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError>;
     fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError>;
+    /// Of what was checked before it was stored: nobody asks for its unknown fields.
+    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError>;
     /// A new, empty object of the kind.
     fn empty(&self) -> Box<dyn Object>;
 }
@@ -325,6 +327,10 @@ where
     /// By way of bytes, for the same reason as `to_value`.
     fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
         self.decode(&serde_json::to_vec(&value).map_err(DecodeError::from)?)
+    }
+
+    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
+        Ok(Box::new(serde_json::from_slice::<T>(json)?))
     }
 
     fn empty(&self) -> Box<dyn Object> {
@@ -373,6 +379,10 @@ impl Codec for Untyped {
     fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
         let object = Unstructured::from_value(value)?;
         Ok(Decoded { object: Box::new(object), unknown_fields: vec![] })
+    }
+
+    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
+        Ok(self.decode(json)?.object)
     }
 
     fn empty(&self) -> Box<dyn Object> {

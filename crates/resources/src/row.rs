@@ -8,10 +8,7 @@ use apiserver::resource::{
 };
 use k8s_openapi::{ClusterResourceScope, Metadata};
 use machinery::ObjectMeta;
-use machinery::object::Typed;
 use machinery::patch::Schema;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 /// A row in the making.
 pub struct Row(Resource);
@@ -20,14 +17,7 @@ impl Row {
     /// The row of a kind with a strategy; group, version, plural and scope are the type's.
     pub fn new<T>(strategy: impl Strategy + 'static) -> Self
     where
-        T: Metadata<Ty = ObjectMeta>
-            + Serialize
-            + DeserializeOwned
-            + Default
-            + Clone
-            + Send
-            + Sync
-            + 'static,
+        T: Metadata<Ty = ObjectMeta> + 'static,
     {
         Self(Resource {
             group: T::GROUP.into(),
@@ -40,7 +30,8 @@ impl Row {
             namespaced: TypeId::of::<T::Scope>() != TypeId::of::<ClusterResourceScope>(),
             verbs: ALL_VERBS.to_vec(),
             storage: Some(T::URL_PATH_SEGMENT.into()),
-            codec: Arc::new(Typed::<T>::new()),
+            codec: api::kinds::codec(T::API_VERSION, T::KIND)
+                .expect("api knows every kind with a row"),
             conversion: None,
             strategy: Arc::new(strategy),
             subresources: vec![],

@@ -98,7 +98,8 @@ impl Stored {
 
     /// The object in the row's version, with its resourceVersion.
     pub fn object(&self) -> Result<Box<dyn Object>, StatusError> {
-        let mut object = self.row.codec.decode(&self.value).map_err(StatusError::internal)?.object;
+        let mut object =
+            self.row.codec.decode_stored(&self.value).map_err(StatusError::internal)?;
         object.meta_mut().resource_version = Some(self.revision.to_string());
         Ok(object)
     }
@@ -117,9 +118,9 @@ fn convert(row: &Resource, value: &[u8]) -> Option<Vec<u8>> {
     let conversion = row.conversion.as_ref()?;
     let converted = conversion
         .stored_codec()
-        .decode(value)
+        .decode_stored(value)
         .map_err(|DecodeError(why)| StatusError::internal(why))
-        .and_then(|decoded| conversion.to_served(decoded.object));
+        .and_then(|object| conversion.to_served(object));
     match converted {
         Ok(object) => Some(object.encode()),
         Err(error) => {
