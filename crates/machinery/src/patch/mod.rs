@@ -2,7 +2,10 @@
 //! server-side apply. All work on value trees; what a kind's lists and maps mean comes from the
 //! caller as a [`Schema`].
 
+pub mod apply;
 mod strategic;
+
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -57,6 +60,23 @@ pub struct FieldFacts {
 pub trait Schema: Send + Sync {
     /// `None`: the definition has no such field.
     fn field(&self, definition: &str, field: &str) -> Option<FieldFacts>;
+
+    /// The type of a kind, for apply and managedFields: see [`apply::types`] for how a structural
+    /// schema becomes one. It is asked for at every write: make it once, hand out clones of the
+    /// `Arc`. `None`: nothing is known, so maps are granular and lists atomic, all the way down.
+    ///
+    /// A custom resource has a schema of its own per version; the row's `definition` is what is
+    /// asked for, and [`field`](Self::field) may answer `None` (it is strategic merge's).
+    fn type_of(&self, _definition: &str) -> Option<Arc<apply::types::Type>> {
+        None
+    }
+
+    /// What writes to the object (`subresource` is empty) or to one of its subresources leave as it
+    /// was, so that nobody comes to own it by them. The default is right for custom resources with a
+    /// `status` subresource; it is asked only of kinds that have one.
+    fn resets(&self, _definition: &str, subresource: &str) -> apply::Resets {
+        apply::Resets::of_subresources(subresource, &[&["metadata"], &["spec"]])
+    }
 }
 
 /// Why a patch cannot be applied.

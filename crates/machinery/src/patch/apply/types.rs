@@ -1,0 +1,183 @@
+//! What values may be, and what their parts mean to whoever owns them.
+//!
+//! In: what a kind's schema says, told once per kind as a [`Type`]. Out: for a value and a type, the
+//! [`Atom`] that decides how to walk it. A type is a tree whose branches may be shared; the two
+//! types that contain themselves ([`TypeRef::Deduced`], [`TypeRef::Untyped`]) are known by name.
+//!
+//! How a structural schema of a custom resource becomes a type:
+//!
+//! | schema | type |
+//! |---|---|
+//! | `type: integer` or `number` · `string` without format, or `byte` · `boolean` | `scalar` [`Scalar::Numeric`] · [`Scalar::String`] · [`Scalar::Boolean`] |
+//! | any other format, `x-kubernetes-int-or-string` | `scalar` [`Scalar::Untyped`] |
+//! | `type: array` with list type `atomic` or none · `set` · `map` | `list` with [`Elements::Atomic`] · [`Elements::Set`] · [`Elements::Map`] and the map keys with their defaults |
+//! | `type: object` with `properties` | `map` with `fields` and no `rest`: others are not declared |
+//! | … with `additionalProperties` of a schema · of `true` | `rest` is its type · [`TypeRef::Deduced`] |
+//! | … with neither, or below `x-kubernetes-preserve-unknown-fields` | `rest` is [`TypeRef::Deduced`] |
+//! | `x-kubernetes-map-type: atomic` · `granular` or none | `atomic` is true · false |
+//! | `x-kubernetes-embedded-resource` | a `map` whose `fields` have `apiVersion`, `kind` and `metadata` (the latter of [`Schema::type_of`](crate::patch::Schema::type_of) of `ObjectMeta`, or deduced) besides its own |
+//! | no type at all | `scalar` untyped, and `list` and `map` as above |
+//!
+//! Below a schema that preserves unknown fields, all schemas do.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use serde_json::{Map as Fields, Value};
+
+/// What a value may be. Of a value that is none of it the first there is decides: map, scalar, list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Type {
+    pub scalar: Option<Scalar>,
+    pub list: Option<ListType>,
+    pub map: Option<MapType>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scalar {
+    Numeric,
+    String,
+    Boolean,
+    /// Any of them.
+    Untyped,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ListType {
+    pub elements: Elements,
+    pub element: TypeRef,
+}
+
+/// How elements of a list are told apart.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Elements {
+    /// Not at all: the list is owned as a whole.
+    Atomic,
+    /// By themselves; they are scalars.
+    Set,
+    /// By some of their fields.
+    Map(Vec<Key>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Key {
+    pub name: Box<str>,
+    /// What elements without the field have.
+    pub default: Option<Value>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MapType {
+    /// Owned as a whole.
+    pub atomic: bool,
+    pub fields: BTreeMap<Box<str>, Field>,
+    /// What fields are that `fields` does not name; `None`: there are no others.
+    pub rest: Option<TypeRef>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    pub of: TypeRef,
+    /// Is the field there in an empty object already? Then nobody adds it: Go's structs that are no
+    /// pointers. Never so in custom resources.
+    pub always: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum TypeRef {
+    To(Arc<Type>),
+    /// Whatever it is: maps are granular, lists atomic. For fields that no schema describes.
+    Deduced,
+    /// Whatever it is, owned as a whole.
+    Untyped,
+}
+
+static DEDUCED: LazyLock<Type> = LazyLock::new(|| any(false, TypeRef::Deduced));
+static UNTYPED: LazyLock<Type> = LazyLock::new(|| any(true, TypeRef::Untyped));
+
+fn any(atomic: bool, rest: TypeRef) -> Type {
+    Type {
+        scalar: Some(Scalar::Untyped),
+        list: Some(ListType { elements: Elements::Atomic, element: TypeRef::Untyped }),
+        map: Some(MapType { atomic, rest: Some(rest), ..MapType::default() }),
+    }
+}
+
+impl TypeRef {
+    pub fn to(of: Type) -> Self {
+        Self::To(Arc::new(of))
+    }
+
+    pub fn get(&self) -> &Type {
+        match self {
+            Self::To(of) => of,
+            Self::Deduced => &DEDUCED,
+            Self::Untyped => &UNTYPED,
+        }
+    }
+}
+
+/// The part of a type that a value is of.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Atom<'a> {
+    Map(&'a MapType),
+    Scalar(Scalar),
+    List(&'a ListType),
+    /// The type allows nothing.
+    Nothing,
+}
+
+impl Atom<'_> {
+    pub fn is_like(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+impl Type {
+    pub fn scalar(scalar: Scalar) -> Self {
+        Self { scalar: Some(scalar), ..Self::default() }
+    }
+
+    /// Null and nothing are whatever the type is first.
+    pub(super) fn atom(&self, value: Option<&Value>) -> Atom<'_> {
+        match value {
+            Some(Value::Object(_)) if self.map.is_some() => {}
+            Some(Value::Array(_)) if let Some(list) = &self.list => return Atom::List(list),
+            Some(Value::Bool(_) | Value::Number(_) | Value::String(_))
+                if let Some(scalar) = self.scalar =>
+            {
+                return Atom::Scalar(scalar);
+            }
+            _ => {}
+        }
+        match (&self.map, self.scalar, &self.list) {
+            (Some(map), ..) => Atom::Map(map),
+            (_, Some(scalar), _) => Atom::Scalar(scalar),
+            (.., Some(list)) => Atom::List(list),
+            _ => Atom::Nothing,
+        }
+    }
+
+    /// An object of the type that nobody has written anything into.
+    pub fn empty(&self) -> Value {
+        let fields = self.map.iter().flat_map(|map| &map.fields);
+        let always = fields.filter(|(_, field)| field.always).map(|(name, field)| {
+            let of = field.of.get();
+            let value = if of.map.is_some() { of.empty() } else { Value::Null };
+            (name.to_string(), value)
+        });
+        Value::Object(always.collect::<Fields<_, _>>())
+    }
+}
+
+impl MapType {
+    /// The type of a field; `None`: it is not declared.
+    pub(super) fn field(&self, name: &str) -> Option<&Type> {
+        let named = self.fields.get(name).map(|field| &field.of);
+        named.or(self.rest.as_ref()).map(TypeRef::get)
+    }
+
+    pub(super) fn declares(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+}
