@@ -5,6 +5,7 @@
 //! Invariant: nothing is installed without a line that says so, and nothing outside the target
 //! directory and the cache directory is left behind.
 
+mod expected;
 mod facts;
 mod facts_protobuf;
 mod foreign;
@@ -14,6 +15,7 @@ mod sh;
 mod test;
 mod tidy;
 mod up;
+mod wire;
 
 use std::process::ExitCode;
 
@@ -25,6 +27,8 @@ usage: cargo xtask COMMAND
   test         install what the tests need, then run all of them: format, lints, tidy,
                unit and integration tests, the end-to-end story
   tidy         check the house rules that the compiler does not know
+  wire [--area A,B] [--case RE] [--accept]
+               replay upstream's recorded interactions against a fresh server
   kubectl      build the foreign kubectl that the tests use, once, and print its path
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
@@ -38,6 +42,7 @@ fn main() -> ExitCode {
         "up" => up::run(&rest),
         "test" => test::run(),
         "tidy" => tidy::run(),
+        "wire" => wire::run(&rest),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "facts" => facts::run(&rest),
         "facts-protobuf" => facts_protobuf::run(&rest),

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub type Outcome<T = ()> = Result<T, String>;
 
@@ -74,6 +75,16 @@ pub fn cache_directory() -> Outcome<PathBuf> {
         Some(home) => Ok(PathBuf::from(home).join(".cache/decapod")),
         None => Err("neither DECAPOD_CACHE nor HOME is set: no place for the cache".to_owned()),
     }
+}
+
+/// An empty directory of this process under the system's own.
+pub fn temporary_directory(purpose: &str) -> Outcome<PathBuf> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("decapod-{purpose}-{}-{number}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
 }
 
 fn line(command: &Command) -> String {
