@@ -8,9 +8,10 @@ use std::sync::Arc;
 use k8s_openapi::Resource;
 use k8s_openapi::api::{
     admissionregistration, apps, authentication, authorization, autoscaling, batch, certificates,
-    coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, scheduling,
-    storage,
+    coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource,
+    scheduling, storage,
 };
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
 use machinery::object::{Codec, Typed};
 
 /// The codec of a built-in kind, as of `apps/v1` and `Deployment`.
@@ -38,6 +39,7 @@ macro_rules! kinds {
 }
 
 const KINDS: &[Kind] = kinds! {
+    apiregistration::v1 { APIService }
     admissionregistration::v1 {
         MutatingAdmissionPolicy MutatingAdmissionPolicyBinding MutatingWebhookConfiguration
         ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding ValidatingWebhookConfiguration
@@ -64,6 +66,7 @@ const KINDS: &[Kind] = kinds! {
     node::v1 { RuntimeClass }
     policy::v1 { Eviction PodDisruptionBudget }
     rbac::v1 { ClusterRole ClusterRoleBinding Role RoleBinding }
+    resource::v1 { DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice }
     scheduling::v1 { PriorityClass }
     storage::v1 {
         CSIDriver CSINode CSIStorageCapacity StorageClass VolumeAttachment VolumeAttributesClass

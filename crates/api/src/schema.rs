@@ -9,8 +9,9 @@
 //! trees would take.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
+pub use schemars::JsonSchema;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -28,6 +29,25 @@ pub fn knows(name: &str) -> bool {
 pub fn definition(name: &str) -> Option<Value> {
     let text = texts().get(name)?;
     Some(serde_json::from_str(text).expect("written by serde_json"))
+}
+
+/// What a type's schema says about one of its fields; empty if it has no such field.
+///
+/// Makes the schema of this type only (and of what it consists of), and keeps the answer: tables ask
+/// for a few dozen sentences, for which megabytes of definitions would be too much.
+pub fn describe<T: JsonSchema>(field: &'static str) -> String {
+    type Known = Mutex<HashMap<(String, &'static str), String>>;
+    static KNOWN: OnceLock<Known> = OnceLock::new();
+    let known = KNOWN.get_or_init(Known::default);
+    let key = (T::schema_name().into_owned(), field);
+    if let Some(text) = known.lock().expect("no panic under the lock").get(&key) {
+        return text.clone();
+    }
+    let mut generator = SchemaSettings::draft07().into_generator();
+    let schema = T::json_schema(&mut generator).to_value();
+    let text = schema["properties"][field]["description"].as_str().unwrap_or_default().to_owned();
+    known.lock().expect("no panic under the lock").insert(key, text.clone());
+    text
 }
 
 /// Changes when the definitions do.

@@ -99,6 +99,15 @@ impl Scope {
             && self.fields.matches_with(|name| entry.field(name).or(Some("")))
     }
 
+    /// Does it select an object without labels, by its name alone?
+    pub fn selects(&self, key: &Key) -> bool {
+        self.labels.matches_with(|_| None)
+            && self.fields.matches_with(|field| match field {
+                "metadata.name" => Some(key.name.as_str()),
+                _ => Some(""),
+            })
+    }
+
     pub fn selects_all(&self) -> bool {
         self.labels.is_everything() && self.fields.is_everything()
     }

@@ -3,6 +3,7 @@
 //! Routes, discovery, OpenAPI, short names, columns and storage keys derive from the rows. A custom
 //! resource is a row made from a CRD; it takes the same path.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -152,16 +153,33 @@ pub trait Connect: Send + Sync {
 }
 
 /// A column of the Table answer and of `kubectl get`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Column {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// string, integer, number, boolean, date
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     /// `name` for the first column, else empty.
-    pub format: &'static str,
-    pub description: &'static str,
+    pub format: Cow<'static, str>,
+    pub description: Doc,
     /// 0 is always shown, 1 with `-o wide`.
     pub priority: i32,
+}
+
+/// What a column says about itself.
+#[derive(Clone, Debug)]
+pub enum Doc {
+    Text(Cow<'static, str>),
+    /// What the schema says about a field: the look-up and the field's name.
+    Field(fn(&'static str) -> String, &'static str),
+}
+
+impl Doc {
+    pub fn text(&self) -> Cow<'_, str> {
+        match self {
+            Self::Text(text) => Cow::Borrowed(text),
+            Self::Field(look_up, field) => Cow::Owned(look_up(field)),
+        }
+    }
 }
 
 /// What makes a delete graceful. Upstream: `RESTGracefulDeleteStrategy`.
@@ -286,13 +304,18 @@ pub trait Strategy: Send + Sync {
     /// After the object is gone from the store.
     async fn deleted(&self, _registry: &Registry, _object: &dyn Object) {}
 
+    /// All objects of a resource that is not stored, as they are now.
+    async fn computed(&self, _registry: &Registry) -> Result<Vec<Box<dyn Object>>, StatusError> {
+        Ok(vec![])
+    }
+
     /// The answer of a resource that is not stored.
     async fn review(
         &self,
         _registry: &Registry,
         ctx: &RequestContext,
         _object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         Err(StatusError::method_not_allowed(&ctx.resource.group, &ctx.resource.plural, "create"))
     }
 
@@ -309,18 +332,22 @@ pub trait Strategy: Send + Sync {
 }
 
 pub const NAME_COLUMN: Column = Column {
-    name: "Name",
-    kind: "string",
-    format: "name",
-    description: "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names",
+    name: Cow::Borrowed("Name"),
+    kind: Cow::Borrowed("string"),
+    format: Cow::Borrowed("name"),
+    description: Doc::Text(Cow::Borrowed(
+        "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names",
+    )),
     priority: 0,
 };
 
 pub const CREATED_AT_COLUMN: Column = Column {
-    name: "Created At",
-    kind: "date",
-    format: "",
-    description: "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
+    name: Cow::Borrowed("Created At"),
+    kind: Cow::Borrowed("date"),
+    format: Cow::Borrowed(""),
+    description: Doc::Text(Cow::Borrowed(
+        "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
+    )),
     priority: 0,
 };
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 use apiserver::request::{RequestContext, RequestInfo, UserInfo};
-use apiserver::resource::Strategy;
+use apiserver::resource::{Created, Strategy};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1 as authentication;
@@ -110,14 +110,14 @@ impl Strategy for SubjectAccess {
         _registry: &Registry,
         _ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         let review = object.expect_mut::<authorization::SubjectAccessReview>();
         let spec = &review.spec;
         let (resource, path) =
             (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
         let status = evaluate(&*self.0, user_of(spec), resource, path).await;
         review.status = Some(status.ok_or_else(|| no_question("SubjectAccessReview"))?);
-        Ok(object)
+        Ok(Created::Object(object))
     }
 }
 
@@ -131,7 +131,7 @@ impl Strategy for LocalSubjectAccess {
         _registry: &Registry,
         _ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         let namespace = object.namespace().to_owned();
         let review = object.expect_mut::<authorization::LocalSubjectAccessReview>();
         let spec = &review.spec;
@@ -146,7 +146,7 @@ impl Strategy for LocalSubjectAccess {
         let resource = spec.resource_attributes.as_ref();
         let status = evaluate(&*self.0, user_of(spec), resource, None).await;
         review.status = Some(status.ok_or_else(|| no_question("LocalSubjectAccessReview"))?);
-        Ok(object)
+        Ok(Created::Object(object))
     }
 }
 
@@ -160,14 +160,14 @@ impl Strategy for SelfSubjectAccess {
         _registry: &Registry,
         ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         let review = object.expect_mut::<authorization::SelfSubjectAccessReview>();
         let spec = &review.spec;
         let (resource, path) =
             (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
         let status = evaluate(&*self.0, ctx.user.clone(), resource, path).await;
         review.status = Some(status.ok_or_else(|| no_question("SelfSubjectAccessReview"))?);
-        Ok(object)
+        Ok(Created::Object(object))
     }
 }
 
@@ -181,14 +181,14 @@ impl Strategy for SelfSubjectRules {
         _registry: &Registry,
         ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         let review = object.expect_mut::<authorization::SelfSubjectRulesReview>();
         let namespace = review.spec.namespace.clone().unwrap_or_default();
         if namespace.is_empty() {
             return Err(StatusError::bad_request("no namespace on request"));
         }
         review.status = Some(rules_status(self.0.rules(&ctx.user, &namespace).await));
-        Ok(object)
+        Ok(Created::Object(object))
     }
 }
 
@@ -224,7 +224,7 @@ impl Strategy for TokenReviews {
         _registry: &Registry,
         _ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         let review = object.expect_mut::<authentication::TokenReview>();
         let token = review.spec.token.clone();
         if token.is_empty() {
@@ -244,7 +244,7 @@ impl Strategy for TokenReviews {
             Err(error) => status.error = Some(error.to_string()),
         }
         review.status = Some(status);
-        Ok(object)
+        Ok(Created::Object(object))
     }
 }
 
@@ -258,12 +258,12 @@ impl Strategy for SelfSubject {
         _registry: &Registry,
         ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         let review = object.expect_mut::<authentication::SelfSubjectReview>();
         let user_info = Some(shown(&ctx.user));
         review.status = Some(authentication::SelfSubjectReviewStatus { user_info });
         review.metadata.creation_timestamp = Some(machinery::Time(base::clock::now_seconds()));
-        Ok(object)
+        Ok(Created::Object(object))
     }
 }
 

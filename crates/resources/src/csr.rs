@@ -11,7 +11,7 @@ use machinery::Object;
 use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
 
-use crate::print::{age, columns, human_duration, or_none};
+use crate::print::{age, human_duration, or_none};
 
 pub(crate) struct CsrStrategy;
 
@@ -82,10 +82,7 @@ impl Strategy for CsrStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        let mut all = columns(&[], &[]);
-        let more = ["SignerName", "Requestor", "RequestedDuration", "Condition"];
-        all.extend(more.map(|name| crate::print::column(name, "string")));
-        all
+        crate::columns::of::<CertificateSigningRequest>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

@@ -9,7 +9,7 @@ use machinery::{Object, StatusError, Time};
 use serde_json::Value;
 
 use crate::Row;
-use crate::print::{column, since, wide};
+use crate::print::since;
 
 /// Upstream's `--event-ttl`.
 const TTL_SECONDS: i64 = 3600;
@@ -61,16 +61,7 @@ impl Strategy for EventStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        let mut all =
-            ["Last Seen", "Type", "Reason", "Object"].map(|name| column(name, "string")).to_vec();
-        all.extend(["Subobject", "Source"].map(|name| wide(name, "string")));
-        all.push(column("Message", "string"));
-        all.push(wide("First Seen", "string"));
-        all.push(wide("Count", "string"));
-        let mut name = apiserver::resource::NAME_COLUMN;
-        name.priority = 1;
-        all.push(name);
-        all
+        crate::columns::of::<core::Event>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::core::{pod, podspec};
 use crate::parts::{Parts, parts};
-use crate::print::{age, columns, containers, human_duration, selector};
+use crate::print::{age, containers, human_duration, selector};
 
 const PARTS: Parts<Job> = parts!(Job);
 
@@ -85,10 +85,7 @@ impl Strategy for JobStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        columns(
-            &[("Status", "string"), ("Completions", "string"), ("Duration", "string")],
-            &["Containers", "Images", "Selector"],
-        )
+        crate::columns::of::<Job>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

@@ -72,7 +72,6 @@ pub(crate) struct SpecStatus<T: 'static> {
     pub(crate) parts: Parts<T>,
     pub(crate) generation: bool,
     pub(crate) default: fn(&mut T),
-    pub(crate) columns: fn() -> Vec<Column>,
     pub(crate) cells: fn(&T) -> Vec<Value>,
 }
 
@@ -82,7 +81,6 @@ impl<T: Object> SpecStatus<T> {
             parts,
             generation: false,
             default: |_| {},
-            columns: crate::print::name_and_age,
             cells: |object| crate::print::name_and_age_cells(object),
         }
     }
@@ -98,18 +96,13 @@ impl<T: Object> SpecStatus<T> {
         self
     }
 
-    pub(crate) fn table(
-        mut self,
-        columns: fn() -> Vec<Column>,
-        cells: fn(&T) -> Vec<Value>,
-    ) -> Self {
-        self.columns = columns;
+    pub(crate) fn cells(mut self, cells: fn(&T) -> Vec<Value>) -> Self {
         self.cells = cells;
         self
     }
 }
 
-impl<T: Object> Strategy for SpecStatus<T> {
+impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
     }
@@ -131,7 +124,7 @@ impl<T: Object> Strategy for SpecStatus<T> {
     }
 
     fn columns(&self) -> Vec<Column> {
-        (self.columns)()
+        crate::columns::of::<T>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
@@ -139,31 +132,75 @@ impl<T: Object> Strategy for SpecStatus<T> {
     }
 }
 
+/// Fields for selectors, with their names.
+type Selectable<T> = fn(&T) -> Vec<(&'static str, String)>;
+
 /// A kind without status that has columns or defaults of its own.
 pub(crate) struct Simple<T: 'static> {
     pub(crate) default: fn(&mut T),
-    pub(crate) columns: fn() -> Vec<Column>,
     pub(crate) cells: fn(&T) -> Vec<Value>,
+    /// What counts as a new generation, where objects have one.
+    differs: Option<fn(&T, &T) -> bool>,
+    selectable_names: &'static [&'static str],
+    selectable: Selectable<T>,
 }
 
 impl<T: Object> Simple<T> {
-    pub(crate) fn new(columns: fn() -> Vec<Column>, cells: fn(&T) -> Vec<Value>) -> Self {
-        Self { default: |_| {}, columns, cells }
+    pub(crate) fn new(cells: fn(&T) -> Vec<Value>) -> Self {
+        Self {
+            default: |_| {},
+            cells,
+            differs: None,
+            selectable_names: &[],
+            selectable: |_| vec![],
+        }
     }
 
     pub(crate) fn default(mut self, default: fn(&mut T)) -> Self {
         self.default = default;
         self
     }
+
+    /// Objects count the changes that `differs` sees.
+    pub(crate) fn generation(mut self, differs: fn(&T, &T) -> bool) -> Self {
+        self.differs = Some(differs);
+        self
+    }
+
+    pub(crate) fn selectable(
+        mut self,
+        names: &'static [&'static str],
+        selectable: Selectable<T>,
+    ) -> Self {
+        self.selectable_names = names;
+        self.selectable = selectable;
+        self
+    }
 }
 
-impl<T: Object> Strategy for Simple<T> {
+impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
     }
 
+    fn has_generation(&self) -> bool {
+        self.differs.is_some()
+    }
+
+    fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        self.differs.is_some_and(|differs| differs(object.expect(), old.expect()))
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        self.selectable_names
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        (self.selectable)(object.expect())
+    }
+
     fn columns(&self) -> Vec<Column> {
-        (self.columns)()
+        crate::columns::of::<T>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

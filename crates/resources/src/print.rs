@@ -2,35 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use apiserver::resource::{Column, NAME_COLUMN};
 use k8s_openapi::api::core::v1::Container;
 use machinery::{LabelSelector, Object, Time};
 use serde_json::Value;
-
-pub(crate) const fn column(name: &'static str, kind: &'static str) -> Column {
-    Column { name, kind, format: "", description: "", priority: 0 }
-}
-
-/// A column that only `-o wide` shows.
-pub(crate) const fn wide(name: &'static str, kind: &'static str) -> Column {
-    Column { name, kind, format: "", description: "", priority: 1 }
-}
-
-/// Name, the given ones, Age last of the narrow ones.
-pub(crate) fn columns(
-    narrow: &[(&'static str, &'static str)],
-    wides: &[&'static str],
-) -> Vec<Column> {
-    let mut all = vec![NAME_COLUMN];
-    all.extend(narrow.iter().map(|(name, kind)| column(name, kind)));
-    all.push(column("Age", "string"));
-    all.extend(wides.iter().map(|name| wide(name, "string")));
-    all
-}
-
-pub(crate) fn name_and_age() -> Vec<Column> {
-    columns(&[], &[])
-}
 
 pub(crate) fn name_and_age_cells(object: &dyn Object) -> Vec<Value> {
     vec![object.name().into(), age(object)]

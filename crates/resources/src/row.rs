@@ -76,6 +76,13 @@ impl Row {
         self
     }
 
+    /// Nothing is stored; what there is is found out when somebody asks.
+    pub fn computed(mut self) -> Self {
+        self.0.storage = None;
+        self.0.verbs = vec!["get", "list"];
+        self
+    }
+
     pub fn cluster_scoped(mut self) -> Self {
         self.0.namespaced = false;
         self

@@ -2,10 +2,10 @@
 
 use apiserver::resource::Column;
 use k8s_openapi::api::{
-    admissionregistration::v1 as admission, autoscaling::v2 as autoscaling, batch::v1 as batch,
-    certificates::v1 as certificates, coordination::v1 as coordination, discovery::v1 as discovery,
-    flowcontrol::v1 as flowcontrol, networking::v1 as networking, node::v1 as node,
-    policy::v1 as policy, rbac::v1 as rbac, scheduling::v1 as scheduling, storage::v1 as storage,
+    admissionregistration::v1 as admission, batch::v1 as batch, certificates::v1 as certificates,
+    coordination::v1 as coordination, discovery::v1 as discovery, flowcontrol::v1 as flowcontrol,
+    networking::v1 as networking, node::v1 as node, policy::v1 as policy, rbac::v1 as rbac,
+    scheduling::v1 as scheduling, storage::v1 as storage,
 };
 use machinery::Object;
 use serde_json::Value;
@@ -13,29 +13,52 @@ use serde_json::Value;
 use crate::Row;
 use crate::core::podspec;
 use crate::parts::{PathNamed, Plain, Simple, SpecStatus, parts};
-use crate::print::{age, columns, or_none};
+use crate::print::{age, or_none};
+use crate::printers;
 
 pub(crate) const ROWS: &[fn() -> Row] = &[
-    || Row::new::<admission::MutatingAdmissionPolicy>(Plain),
-    || Row::new::<admission::MutatingAdmissionPolicyBinding>(Plain),
-    || Row::new::<admission::MutatingWebhookConfiguration>(Plain).categories(&["api-extensions"]),
     || {
-        Row::new::<admission::ValidatingAdmissionPolicy>(Plain)
-            .categories(&["api-extensions"])
-            .status()
+        let strategy = Simple::new(printers::mutating_policy);
+        Row::new::<admission::MutatingAdmissionPolicy>(
+            strategy.generation(|new, old| new.spec != old.spec),
+        )
+        .categories(API_EXTENSIONS)
     },
     || {
-        Row::new::<admission::ValidatingAdmissionPolicyBinding>(Plain)
-            .categories(&["api-extensions"])
+        let strategy = Simple::new(printers::mutating_binding);
+        Row::new::<admission::MutatingAdmissionPolicyBinding>(
+            strategy.generation(|new, old| new.spec != old.spec),
+        )
+        .categories(API_EXTENSIONS)
     },
-    || Row::new::<admission::ValidatingWebhookConfiguration>(Plain).categories(&["api-extensions"]),
     || {
-        Row::new::<autoscaling::HorizontalPodAutoscaler>(SpecStatus::new(parts!(
-            autoscaling::HorizontalPodAutoscaler
-        )))
-        .short(&["hpa"])
-        .categories(&["all"])
+        let strategy = Simple::new(printers::mutating_webhooks);
+        Row::new::<admission::MutatingWebhookConfiguration>(
+            strategy.generation(|new, old| new.webhooks != old.webhooks),
+        )
+        .categories(API_EXTENSIONS)
+    },
+    || {
+        let strategy = SpecStatus::new(parts!(admission::ValidatingAdmissionPolicy)).generation();
+        Row::new::<admission::ValidatingAdmissionPolicy>(
+            strategy.cells(printers::validating_policy),
+        )
+        .categories(API_EXTENSIONS)
         .status()
+    },
+    || {
+        let strategy = Simple::new(printers::validating_binding);
+        Row::new::<admission::ValidatingAdmissionPolicyBinding>(
+            strategy.generation(|new, old| new.spec != old.spec),
+        )
+        .categories(API_EXTENSIONS)
+    },
+    || {
+        let strategy = Simple::new(printers::validating_webhooks);
+        Row::new::<admission::ValidatingWebhookConfiguration>(
+            strategy.generation(|new, old| new.webhooks != old.webhooks),
+        )
+        .categories(API_EXTENSIONS)
     },
     cron_job,
     job,
@@ -43,52 +66,73 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     lease,
     endpoint_slice,
     || {
-        Row::new::<flowcontrol::FlowSchema>(
-            SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation(),
-        )
-        .status()
+        let strategy = SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation();
+        Row::new::<flowcontrol::FlowSchema>(strategy.cells(printers::flow_schema)).status()
     },
     || {
         let strategy =
             SpecStatus::new(parts!(flowcontrol::PriorityLevelConfiguration)).generation();
-        Row::new::<flowcontrol::PriorityLevelConfiguration>(strategy).status()
+        Row::new::<flowcontrol::PriorityLevelConfiguration>(
+            strategy.cells(printers::priority_level),
+        )
+        .status()
     },
-    || Row::new::<networking::IPAddress>(Plain).short(&["ip"]).storage("ipaddresses"),
     || {
-        Row::new::<networking::Ingress>(SpecStatus::new(parts!(networking::Ingress)).generation())
+        Row::new::<networking::IPAddress>(Simple::new(printers::ip_address))
+            .short(&["ip"])
+            .storage("ipaddresses")
+    },
+    || {
+        let strategy = SpecStatus::new(parts!(networking::Ingress)).generation();
+        Row::new::<networking::Ingress>(strategy.cells(printers::ingress))
             .short(&["ing"])
             .storage("ingress")
             .status()
     },
-    || Row::new::<networking::IngressClass>(Plain),
-    || Row::new::<networking::NetworkPolicy>(Plain).short(&["netpol"]),
     || {
-        Row::new::<networking::ServiceCIDR>(SpecStatus::new(parts!(networking::ServiceCIDR)))
-            .status()
-    },
-    || Row::new::<node::RuntimeClass>(Plain),
-    || {
-        Row::new::<policy::PodDisruptionBudget>(
-            SpecStatus::new(parts!(policy::PodDisruptionBudget)).generation(),
+        Row::new::<networking::IngressClass>(
+            Simple::new(printers::ingress_class).generation(|new, old| new.spec != old.spec),
         )
-        .short(&["pdb"])
-        .status()
+    },
+    || {
+        Row::new::<networking::NetworkPolicy>(
+            Simple::new(printers::network_policy).generation(|new, old| new.spec != old.spec),
+        )
+        .short(&["netpol"])
+    },
+    || {
+        let strategy = SpecStatus::new(parts!(networking::ServiceCIDR));
+        Row::new::<networking::ServiceCIDR>(strategy.cells(printers::service_cidr)).status()
+    },
+    || Row::new::<node::RuntimeClass>(Simple::new(printers::runtime_class)),
+    || {
+        let strategy = SpecStatus::new(parts!(policy::PodDisruptionBudget)).generation();
+        Row::new::<policy::PodDisruptionBudget>(strategy.cells(printers::disruption_budget))
+            .short(&["pdb"])
+            .status()
     },
     || Row::new::<rbac::ClusterRole>(PathNamed),
     cluster_role_binding,
     || Row::new::<rbac::Role>(PathNamed),
     role_binding,
     priority_class,
-    || Row::new::<storage::CSIDriver>(Plain),
-    || Row::new::<storage::CSINode>(Plain),
+    || Row::new::<storage::CSIDriver>(Simple::new(printers::csi_driver)),
+    || Row::new::<storage::CSINode>(Simple::new(printers::csi_node)),
     || Row::new::<storage::CSIStorageCapacity>(Plain),
     storage_class,
     || {
-        Row::new::<storage::VolumeAttachment>(SpecStatus::new(parts!(storage::VolumeAttachment)))
-            .status()
+        let strategy = SpecStatus::new(parts!(storage::VolumeAttachment));
+        Row::new::<storage::VolumeAttachment>(strategy.cells(printers::volume_attachment)).status()
     },
-    || Row::new::<storage::VolumeAttributesClass>(Plain).short(&["vac"]),
+    || {
+        Row::new::<storage::VolumeAttributesClass>(Simple::new(printers::attributes_class))
+            .short(&["vac"])
+    },
+    crate::api_service::row,
+    crate::component_status::row,
 ];
+
+const API_EXTENSIONS: &[&str] = &["api-extensions"];
 
 fn cron_job() -> Row {
     fn default(job: &mut batch::CronJob) {
@@ -100,18 +144,6 @@ fn cron_job() -> Row {
         let inner = spec.job_template.spec.get_or_insert_default();
         podspec::default_template(&mut inner.template);
         job.status.get_or_insert_default();
-    }
-    fn head() -> Vec<Column> {
-        columns(
-            &[
-                ("Schedule", "string"),
-                ("Timezone", "string"),
-                ("Suspend", "boolean"),
-                ("Active", "integer"),
-                ("Last Schedule", "string"),
-            ],
-            &["Containers", "Images", "Selector"],
-        )
     }
     fn cells(job: &batch::CronJob) -> Vec<Value> {
         let (spec, status) = (job.spec.clone(), job.status.clone().unwrap_or_default());
@@ -137,7 +169,7 @@ fn cron_job() -> Row {
         ]
     }
     Row::new::<batch::CronJob>(
-        SpecStatus::new(parts!(batch::CronJob)).generation().default(default).table(head, cells),
+        SpecStatus::new(parts!(batch::CronJob)).generation().default(default).cells(cells),
     )
     .short(&["cj"])
     .categories(&["all"])
@@ -156,20 +188,14 @@ fn certificate_signing_request() -> Row {
 }
 
 fn lease() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("Holder", "string")], &[])
-    }
     fn cells(lease: &coordination::Lease) -> Vec<Value> {
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
         vec![lease.name().into(), holder.unwrap_or_default().into(), age(lease)]
     }
-    Row::new::<coordination::Lease>(Simple::new(head, cells))
+    Row::new::<coordination::Lease>(Simple::new(cells))
 }
 
 fn endpoint_slice() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("AddressType", "string"), ("Ports", "string"), ("Endpoints", "string")], &[])
-    }
     fn cells(slice: &discovery::EndpointSlice) -> Vec<Value> {
         let port = |port: &discovery::EndpointPort| {
             port.port.map_or("*".to_owned(), |number| number.to_string())
@@ -193,7 +219,12 @@ fn endpoint_slice() -> Row {
             port.name.get_or_insert_default();
         }
     }
-    Row::new::<discovery::EndpointSlice>(Simple::new(head, cells).default(default))
+    Row::new::<discovery::EndpointSlice>(Simple::new(cells).default(default).generation(
+        |new, old| {
+            (&new.endpoints, &new.ports, &new.metadata.labels)
+                != (&old.endpoints, &old.ports, &old.metadata.labels)
+        },
+    ))
 }
 
 fn first_three(mut all: Vec<String>) -> String {
@@ -204,11 +235,6 @@ fn first_three(mut all: Vec<String>) -> String {
 }
 
 fn cluster_role_binding() -> Row {
-    fn head() -> Vec<Column> {
-        let mut all = columns(&[("Role", "string")], &["Users", "Groups", "ServiceAccounts"]);
-        all[1].name = "Role";
-        all
-    }
     fn cells(binding: &rbac::ClusterRoleBinding) -> Vec<Value> {
         let mut cells = vec![
             binding.name().into(),
@@ -221,13 +247,10 @@ fn cluster_role_binding() -> Row {
     fn default(binding: &mut rbac::ClusterRoleBinding) {
         default_binding(&mut binding.role_ref, &mut binding.subjects);
     }
-    Row::new::<rbac::ClusterRoleBinding>(Named(Simple::new(head, cells).default(default)))
+    Row::new::<rbac::ClusterRoleBinding>(Named(Simple::new(cells).default(default)))
 }
 
 fn role_binding() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("Role", "string")], &["Users", "Groups", "ServiceAccounts"])
-    }
     fn cells(binding: &rbac::RoleBinding) -> Vec<Value> {
         let mut cells = vec![
             binding.name().into(),
@@ -240,7 +263,7 @@ fn role_binding() -> Row {
     fn default(binding: &mut rbac::RoleBinding) {
         default_binding(&mut binding.role_ref, &mut binding.subjects);
     }
-    Row::new::<rbac::RoleBinding>(Named(Simple::new(head, cells).default(default)))
+    Row::new::<rbac::RoleBinding>(Named(Simple::new(cells).default(default)))
 }
 
 fn default_binding(role: &mut rbac::RoleRef, subjects: &mut Option<Vec<rbac::Subject>>) {
@@ -292,11 +315,6 @@ impl<S: apiserver::resource::Strategy> apiserver::resource::Strategy for Named<S
 }
 
 fn priority_class() -> Row {
-    fn head() -> Vec<Column> {
-        let mut all = columns(&[("Value", "integer"), ("Global-Default", "boolean")], &[]);
-        all.push(crate::print::column("PreemptionPolicy", "string"));
-        all
-    }
     fn cells(class: &scheduling::PriorityClass) -> Vec<Value> {
         vec![
             class.name().into(),
@@ -310,21 +328,13 @@ fn priority_class() -> Row {
         class.preemption_policy.get_or_insert_with(|| "PreemptLowerPriority".into());
         class.global_default.take_if(|global| !*global);
     }
-    Row::new::<scheduling::PriorityClass>(Simple::new(head, cells).default(default)).short(&["pc"])
+    Row::new::<scheduling::PriorityClass>(
+        Simple::new(cells).default(default).generation(|_, _| false),
+    )
+    .short(&["pc"])
 }
 
 fn storage_class() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[
-                ("Provisioner", "string"),
-                ("ReclaimPolicy", "string"),
-                ("VolumeBindingMode", "string"),
-                ("AllowVolumeExpansion", "string"),
-            ],
-            &[],
-        )
-    }
     fn cells(class: &storage::StorageClass) -> Vec<Value> {
         let default = class
             .metadata
@@ -345,5 +355,5 @@ fn storage_class() -> Row {
         class.reclaim_policy.get_or_insert_with(|| "Delete".into());
         class.volume_binding_mode.get_or_insert_with(|| "Immediate".into());
     }
-    Row::new::<storage::StorageClass>(Simple::new(head, cells).default(default)).short(&["sc"])
+    Row::new::<storage::StorageClass>(Simple::new(cells).default(default)).short(&["sc"])
 }

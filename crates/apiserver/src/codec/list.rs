@@ -54,7 +54,11 @@ pub fn list(
 }
 
 fn metadata(list: &List) -> Value {
-    let mut metadata = json!({ "resourceVersion": list.revision.to_string() });
+    let mut metadata = json!({});
+    // What is computed is of no revision.
+    if list.revision.0 > 0 {
+        metadata["resourceVersion"] = list.revision.to_string().into();
+    }
     if let Some(token) = &list.continue_token {
         metadata["continue"] = token.as_str().into();
     }

@@ -83,7 +83,7 @@ fn column(column: &Column) -> Value {
         "name": column.name,
         "type": column.kind,
         "format": column.format,
-        "description": column.description,
+        "description": column.description.text(),
         "priority": column.priority,
     })
 }

@@ -160,7 +160,7 @@ impl Registry {
         &self,
         ctx: &RequestContext,
         mut object: Box<dyn Object>,
-    ) -> Result<Box<dyn Object>, StatusError> {
+    ) -> Result<Created, StatusError> {
         ctx.resource.strategy.default(&mut *object);
         let key = Key::new(object.namespace(), object.name());
         let options = serde_json::Value::Null;

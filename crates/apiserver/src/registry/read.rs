@@ -38,6 +38,12 @@ impl Registry {
         resource_version: Option<&str>,
     ) -> Result<Stored, StatusError> {
         let wanted = parse_version(resource_version)?;
+        if row.storage.is_none() {
+            let all = self.computed(row).await?;
+            let found = all.into_iter().find(|(name, _)| *name == key.name);
+            let missing = || StatusError::not_found(&row.group, &row.singular, &key.name);
+            return found.map(|(_, stored)| stored).ok_or_else(missing);
+        }
         if wanted.is_some_and(|wanted| wanted.0 > 0) {
             self.cacher(row).wait_for(wanted.unwrap_or_default()).await?;
         }
@@ -52,6 +58,14 @@ impl Registry {
         options: &ListOptions,
     ) -> Result<List, StatusError> {
         let scope = self.scope(row, namespace, options)?;
+        if row.storage.is_none() {
+            let all = self.computed(row).await?;
+            let items =
+                all.into_iter().filter(|(name, _)| scope.selects(&Key::new("", name.as_str())));
+            let items = items.map(|(_, stored)| stored).collect();
+            let revision = Revision(0);
+            return Ok(List { items, revision, continue_token: None, remaining: None });
+        }
         if let Some(token) = options.continue_token.as_deref().filter(|token| !token.is_empty()) {
             return self.list_page(row, &scope, options, token).await;
         }
@@ -75,6 +89,16 @@ impl Registry {
         let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
         let items = entries.iter().map(|entry| stored(row, entry)).collect();
         Ok(List { items, revision, continue_token, remaining })
+    }
+
+    /// The objects of a resource that is not stored, by name.
+    async fn computed(&self, row: &Arc<Resource>) -> Result<Vec<(String, Stored)>, StatusError> {
+        let all = row.strategy.computed(self).await?;
+        let stored = |object: Box<dyn machinery::Object>| {
+            let name = object.name().to_owned();
+            (name, Stored::new(row.clone(), object.encode().into(), Revision(0)))
+        };
+        Ok(all.into_iter().map(stored).collect())
     }
 
     async fn list_page(

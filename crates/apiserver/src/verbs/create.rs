@@ -2,6 +2,7 @@
 
 use http::{Response, StatusCode};
 use machinery::StatusError;
+use serde_json::json;
 
 use super::Call;
 use super::options::{self, OptionsKind};
@@ -9,7 +10,7 @@ use crate::codec::{self, decode::decode};
 use crate::filters::body;
 use crate::registry::Intent;
 use crate::request::Key;
-use crate::resource::Body;
+use crate::resource::{Body, Created};
 
 pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {
     let format = call.body_format()?;
@@ -21,9 +22,23 @@ pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, Status
     call.place(&mut *object)?;
     if call.row.storage.is_none() {
         let answer = call.registry().review(&call.ctx, object).await?;
-        return Ok(codec::json(&call.accept, StatusCode::CREATED, answer.encode().into()));
+        return Ok(created(&call, answer));
     }
     let key = Key::new(call.namespace(), object.name());
     let written = call.registry().write(&call.ctx, &key, Intent::Create { object }).await?;
     codec::object(&call.accept, StatusCode::CREATED, &written.object, &table_options)
+}
+
+/// The answer to a POST that stores nothing of its own.
+pub fn created(call: &Call, answer: Created) -> Response<Body> {
+    let json = match answer {
+        Created::Object(object) => object.encode(),
+        Created::Success => {
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201,
+            });
+            status.to_string().into_bytes()
+        }
+    };
+    codec::json(&call.accept, StatusCode::CREATED, json.into())
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use machinery::StatusError;
-use serde_json::json;
 
+use super::create::created;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
 use super::{Call, connect, get, patch, update};
@@ -13,7 +13,7 @@ use crate::codec::decode::{Wanted, decode};
 use crate::codec::{self};
 use crate::filters::body;
 use crate::registry::{Intent, Stored, Written};
-use crate::resource::{Behaviour, Body, CreateHandler, Created, Resource, Subresource, View};
+use crate::resource::{Behaviour, Body, CreateHandler, Resource, Subresource, View};
 
 /// The router has found that the row has the subresource, and that it has the verb.
 pub async fn serve(call: Call, body: Body) -> Result<Response<Body>, StatusError> {
@@ -99,16 +99,7 @@ async fn create(
     let mut object =
         decode(&bytes, format, &wanted(&call, subresource, handler.codec()), &call.ctx)?;
     call.place(&mut *object)?;
-    let created =
+    let answer =
         call.registry().create_subresource(&call.ctx, &call.key(), handler, object).await?;
-    let json = match created {
-        Created::Object(object) => object.encode(),
-        Created::Success => {
-            let status = json!({
-                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201,
-            });
-            status.to_string().into_bytes()
-        }
-    };
-    Ok(codec::json(&call.accept, StatusCode::CREATED, json.into()))
+    Ok(created(&call, answer))
 }

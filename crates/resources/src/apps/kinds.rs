@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::Row;
 use crate::core::{pod, podspec};
 use crate::parts::{Parts, Simple, parts};
-use crate::print::{age, columns, containers, labels, selector};
+use crate::print::{age, containers, labels, selector};
 
 const SCALE: Option<(&str, &str, &str)> = Some(("autoscaling", "v1", "Scale"));
 const FACE_VERBS: &[&str] = &["get", "patch", "update"];
@@ -30,13 +30,12 @@ struct Workload<T: 'static> {
     default: fn(&mut T),
     selector: fn(&T) -> Option<&LabelSelector>,
     template: fn(&T) -> Option<&PodTemplateSpec>,
-    columns: fn() -> Vec<Column>,
     cells: fn(&T) -> Vec<Value>,
     /// Upstream keeps the labels on status updates of Deployments, not of the others.
     status_keeps_labels: bool,
 }
 
-impl<T: Object> Strategy for Workload<T> {
+impl<T: Object + k8s_openapi::Resource> Strategy for Workload<T> {
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
     }
@@ -98,7 +97,7 @@ impl<T: Object> Strategy for Workload<T> {
     }
 
     fn columns(&self) -> Vec<Column> {
-        (self.columns)()
+        crate::columns::of::<T>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
@@ -133,9 +132,6 @@ fn validate_selector(
 }
 
 pub(super) fn controller_revision() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("Controller", "string"), ("Revision", "string")], &[])
-    }
     fn cells(revision: &ControllerRevision) -> Vec<Value> {
         let owner = revision
             .metadata
@@ -154,7 +150,7 @@ pub(super) fn controller_revision() -> Row {
             age(revision),
         ]
     }
-    Row::new::<ControllerRevision>(Simple::new(head, cells))
+    Row::new::<ControllerRevision>(Simple::new(cells))
 }
 
 fn default_deployment(deployment: &mut Deployment) {
@@ -191,12 +187,6 @@ fn tidy_counts<const N: usize>(counts: [&mut Option<i32>; N]) {
 }
 
 pub(super) fn deployment() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[("Ready", "string"), ("Up-to-date", "integer"), ("Available", "integer")],
-            &["Containers", "Images", "Selector"],
-        )
-    }
     fn cells(deployment: &Deployment) -> Vec<Value> {
         let (spec, status) = (
             deployment.spec.clone().unwrap_or_default(),
@@ -225,7 +215,6 @@ pub(super) fn deployment() -> Row {
         default: default_deployment,
         selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
         template: |it| it.spec.as_ref().map(|spec| &spec.template),
-        columns: head,
         cells,
         status_keeps_labels: true,
     };
@@ -254,12 +243,6 @@ fn default_replica_set(set: &mut ReplicaSet) {
 }
 
 pub(super) fn replica_set() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[("Desired", "integer"), ("Current", "integer"), ("Ready", "integer")],
-            &["Containers", "Images", "Selector"],
-        )
-    }
     fn cells(set: &ReplicaSet) -> Vec<Value> {
         let (spec, status) =
             (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
@@ -281,7 +264,6 @@ pub(super) fn replica_set() -> Row {
         default: default_replica_set,
         selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
         template: |it| it.spec.as_ref().and_then(|spec| spec.template.as_ref()),
-        columns: head,
         cells,
         status_keeps_labels: false,
     };
@@ -312,19 +294,6 @@ fn default_daemon_set(set: &mut DaemonSet) {
 }
 
 pub(super) fn daemon_set() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[
-                ("Desired", "integer"),
-                ("Current", "integer"),
-                ("Ready", "integer"),
-                ("Up-to-date", "integer"),
-                ("Available", "integer"),
-                ("Node Selector", "string"),
-            ],
-            &["Containers", "Images", "Selector"],
-        )
-    }
     fn cells(set: &DaemonSet) -> Vec<Value> {
         let (spec, status) =
             (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
@@ -349,7 +318,6 @@ pub(super) fn daemon_set() -> Row {
         default: default_daemon_set,
         selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
         template: |it| it.spec.as_ref().map(|spec| &spec.template),
-        columns: head,
         cells,
         status_keeps_labels: false,
     };
@@ -385,9 +353,6 @@ fn default_stateful_set(set: &mut StatefulSet) {
 }
 
 pub(super) fn stateful_set() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("Ready", "string")], &["Containers", "Images"])
-    }
     fn cells(set: &StatefulSet) -> Vec<Value> {
         let (spec, status) =
             (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
@@ -405,7 +370,6 @@ pub(super) fn stateful_set() -> Row {
         default: default_stateful_set,
         selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
         template: |it| it.spec.as_ref().map(|spec| &spec.template),
-        columns: head,
         cells,
         status_keeps_labels: false,
     };

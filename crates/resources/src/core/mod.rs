@@ -14,6 +14,7 @@ use crate::Row;
 pub(crate) use simple::service_account;
 
 pub(crate) const ROWS: &[fn() -> Row] = &[
+    pod_actions::bindings,
     simple::config_map,
     simple::endpoints,
     simple::limit_range,

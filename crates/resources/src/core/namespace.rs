@@ -7,7 +7,7 @@ use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
-use crate::print::{age, columns};
+use crate::print::age;
 
 /// In `spec.finalizers`; the namespace controller takes it away when the contents are gone.
 const FINALIZER: &str = "kubernetes";
@@ -84,7 +84,7 @@ impl Strategy for NamespaceStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        columns(&[("Status", "string")], &[])
+        crate::columns::of::<Namespace>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::Row;
 use crate::kubelets::{self, Kubelets};
 use crate::parts::{Parts, parts};
-use crate::print::{age, columns, or_none};
+use crate::print::{age, or_none};
 
 const PARTS: Parts<Node> = parts!(Node);
 const ROLE_LABEL: &str = "node-role.kubernetes.io/";
@@ -56,12 +56,7 @@ impl Strategy for NodeStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        let mut all = columns(
-            &[("Status", "string"), ("Roles", "string")],
-            &["Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"],
-        );
-        all.insert(4, crate::print::column("Version", "string"));
-        all
+        crate::columns::of::<Node>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

@@ -177,7 +177,7 @@ impl Strategy for PodStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        pod_print::columns()
+        crate::columns::of::<Pod>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

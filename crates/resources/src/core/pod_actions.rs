@@ -5,7 +5,7 @@ use std::sync::Arc;
 use apiserver::Registry;
 use apiserver::registry::{DeleteOptions, Intent};
 use apiserver::request::{Key, RequestContext};
-use apiserver::resource::{Behaviour, CreateHandler, Created};
+use apiserver::resource::{Behaviour, CreateHandler, Created, Strategy};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
@@ -20,6 +20,29 @@ pub(super) fn binding() -> Behaviour {
 
 pub(super) fn eviction() -> Behaviour {
     Behaviour::Create(Arc::new(Evict))
+}
+
+/// `POST …/bindings`: the same by the Binding's own name.
+pub(super) fn bindings() -> crate::Row {
+    crate::Row::new::<Binding>(Bindings).review()
+}
+
+struct Bindings;
+
+#[async_trait]
+impl Strategy for Bindings {
+    async fn review(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        object: Box<dyn Object>,
+    ) -> Result<Created, StatusError> {
+        let key = Key::new(object.namespace(), object.name());
+        let mut inner = ctx.clone();
+        inner.resource = registry.row_of::<Pod>();
+        inner.subresource = "binding".into();
+        Bind.create(registry, &inner, &key, object).await
+    }
 }
 
 struct Bind;

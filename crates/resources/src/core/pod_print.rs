@@ -1,21 +1,11 @@
 //! The pod's row in `kubectl get`: one word for all that can be going on.
 //! Upstream: `printPod` in `pkg/printers/internalversion`.
 
-use apiserver::resource::{Column, NAME_COLUMN};
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus};
 use machinery::{Object, Time};
 use serde_json::Value;
 
-use crate::print::{column, or_none, since, wide};
-
-pub(super) fn columns() -> Vec<Column> {
-    let mut all = vec![NAME_COLUMN];
-    all.extend(["Ready", "Status", "Restarts", "Age"].map(|name| column(name, "string")));
-    all.extend(
-        ["IP", "Node", "Nominated Node", "Readiness Gates"].map(|name| wide(name, "string")),
-    );
-    all
-}
+use crate::print::{or_none, since};
 
 pub(super) fn cells(pod: &Pod) -> Vec<Value> {
     let spec = pod.spec.clone().unwrap_or_default();

@@ -27,7 +27,7 @@ use tokio::sync::Mutex;
 
 use crate::Row;
 use crate::parts::{Parts, parts};
-use crate::print::{age, columns, labels, or_none};
+use crate::print::{age, labels, or_none};
 
 const PARTS: Parts<Service> = parts!(Service);
 /// Random picks before the range is searched in order.
@@ -143,15 +143,7 @@ impl Strategy for ServiceStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        columns(
-            &[
-                ("Type", "string"),
-                ("Cluster-IP", "string"),
-                ("External-IP", "string"),
-                ("Port(s)", "string"),
-            ],
-            &["Selector"],
-        )
+        crate::columns::of::<Service>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {

@@ -12,12 +12,9 @@ use serde_json::Value;
 use super::podspec;
 use crate::Row;
 use crate::parts::{Simple, SpecStatus, parts};
-use crate::print::{age, columns, containers, labels, or_none};
+use crate::print::{age, containers, labels, or_none};
 
 pub(super) fn config_map() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("Data", "integer")], &[])
-    }
     fn cells(map: &ConfigMap) -> Vec<Value> {
         let count = map.data.as_ref().map_or(0, |data| data.len())
             + map.binary_data.as_ref().map_or(0, |data| data.len());
@@ -27,13 +24,10 @@ pub(super) fn config_map() -> Row {
         map.data.take_if(|data| data.is_empty());
         map.binary_data.take_if(|data| data.is_empty());
     }
-    Row::new::<ConfigMap>(Simple::new(head, cells).default(tidy)).short(&["cm"])
+    Row::new::<ConfigMap>(Simple::new(cells).default(tidy)).short(&["cm"])
 }
 
 pub(super) fn endpoints() -> Row {
-    fn head() -> Vec<Column> {
-        columns(&[("Endpoints", "string")], &[])
-    }
     fn cells(endpoints: &Endpoints) -> Vec<Value> {
         vec![endpoints.name().into(), addresses(endpoints).into(), age(endpoints)]
     }
@@ -48,7 +42,7 @@ pub(super) fn endpoints() -> Row {
         }
         endpoints.subsets.take_if(|subsets| subsets.is_empty());
     }
-    Row::new::<Endpoints>(Simple::new(head, cells).default(default))
+    Row::new::<Endpoints>(Simple::new(cells).default(default))
         .short(&["ep"])
         .storage("services/endpoints")
 }
@@ -74,24 +68,14 @@ fn addresses(endpoints: &Endpoints) -> String {
 }
 
 pub(super) fn limit_range() -> Row {
-    fn head() -> Vec<Column> {
-        vec![apiserver::resource::NAME_COLUMN, apiserver::resource::CREATED_AT_COLUMN]
-    }
     fn cells(range: &LimitRange) -> Vec<Value> {
         let created = range.metadata.creation_timestamp.as_ref().map(|time| time.0.to_string());
         vec![range.name().into(), created.into()]
     }
-    Row::new::<LimitRange>(Simple::new(head, cells)).short(&["limits"])
+    Row::new::<LimitRange>(Simple::new(cells)).short(&["limits"])
 }
 
 pub(super) fn pod_template() -> Row {
-    fn head() -> Vec<Column> {
-        let mut all = vec![apiserver::resource::NAME_COLUMN];
-        all.extend(
-            ["Containers", "Images", "Pod Labels"].map(|name| crate::print::column(name, "string")),
-        );
-        all
-    }
     fn cells(template: &PodTemplate) -> Vec<Value> {
         let inner = template.template.clone().unwrap_or_default();
         let (names, images) = containers(&inner.spec.unwrap_or_default().containers);
@@ -101,16 +85,12 @@ pub(super) fn pod_template() -> Row {
     fn default(template: &mut PodTemplate) {
         podspec::default_template(template.template.get_or_insert_default());
     }
-    Row::new::<PodTemplate>(Simple::new(head, cells).default(default))
+    Row::new::<PodTemplate>(
+        Simple::new(cells).default(default).generation(|new, old| new.template != old.template),
+    )
 }
 
 pub(super) fn replication_controller() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[("Desired", "integer"), ("Current", "integer"), ("Ready", "integer")],
-            &["Containers", "Images", "Selector"],
-        )
-    }
     fn cells(rc: &ReplicationController) -> Vec<Value> {
         let (spec, status) =
             (rc.spec.clone().unwrap_or_default(), rc.status.clone().unwrap_or_default());
@@ -144,10 +124,7 @@ pub(super) fn replication_controller() -> Row {
         rc.status.get_or_insert_default();
     }
     Row::new::<ReplicationController>(
-        SpecStatus::new(parts!(ReplicationController))
-            .generation()
-            .default(default)
-            .table(head, cells),
+        SpecStatus::new(parts!(ReplicationController)).generation().default(default).cells(cells),
     )
     .short(&["rc"])
     .categories(&["all"])
@@ -162,11 +139,6 @@ pub(super) fn replication_controller() -> Row {
 }
 
 pub(super) fn resource_quota() -> Row {
-    fn head() -> Vec<Column> {
-        let mut all = vec![apiserver::resource::NAME_COLUMN];
-        all.extend(["Request", "Limit", "Age"].map(|name| crate::print::column(name, "string")));
-        all
-    }
     fn cells(quota: &ResourceQuota) -> Vec<Value> {
         let status = quota.status.clone().unwrap_or_default();
         let (hard, used) = (status.hard.unwrap_or_default(), status.used.unwrap_or_default());
@@ -178,7 +150,7 @@ pub(super) fn resource_quota() -> Row {
         }
         vec![quota.name().into(), requests.join(", ").into(), limits.join(", ").into(), age(quota)]
     }
-    Row::new::<ResourceQuota>(SpecStatus::new(parts!(ResourceQuota)).table(head, cells))
+    Row::new::<ResourceQuota>(SpecStatus::new(parts!(ResourceQuota)).cells(cells))
         .short(&["quota"])
         .status()
 }
@@ -212,7 +184,7 @@ impl apiserver::resource::Strategy for SecretStrategy {
     }
 
     fn columns(&self) -> Vec<Column> {
-        columns(&[("Type", "string"), ("Data", "integer")], &[])
+        crate::columns::of::<Secret>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
@@ -229,16 +201,12 @@ pub(crate) fn service_account(
         account.secrets.take_if(|secrets| secrets.is_empty());
         account.image_pull_secrets.take_if(|secrets| secrets.is_empty());
     }
-    fn head() -> Vec<Column> {
-        columns(&[("Secrets", "integer")], &[])
-    }
     fn cells(account: &ServiceAccount) -> Vec<Value> {
-        let count = account.secrets.as_ref().map_or(0, |secrets| secrets.len());
-        vec![account.name().into(), count.into(), age(account)]
+        vec![account.name().into(), age(account)]
     }
     let kind = Some(("authentication.k8s.io", "v1", "TokenRequest"));
     let behaviour = apiserver::resource::Behaviour::Create(tokens);
-    Row::new::<ServiceAccount>(Simple::new(head, cells).default(default)).short(&["sa"]).sub(
+    Row::new::<ServiceAccount>(Simple::new(cells).default(default)).short(&["sa"]).sub(
         "token",
         kind,
         &["create"],
@@ -247,19 +215,6 @@ pub(crate) fn service_account(
 }
 
 pub(super) fn persistent_volume_claim() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[
-                ("Status", "string"),
-                ("Volume", "string"),
-                ("Capacity", "string"),
-                ("Access Modes", "string"),
-                ("StorageClass", "string"),
-                ("VolumeAttributesClass", "string"),
-            ],
-            &["VolumeMode"],
-        )
-    }
     fn cells(claim: &PersistentVolumeClaim) -> Vec<Value> {
         let (spec, status) =
             (claim.spec.clone().unwrap_or_default(), claim.status.clone().unwrap_or_default());
@@ -288,28 +243,13 @@ pub(super) fn persistent_volume_claim() -> Row {
         status.phase.get_or_insert_with(|| "Pending".into());
     }
     Row::new::<PersistentVolumeClaim>(
-        SpecStatus::new(parts!(PersistentVolumeClaim)).default(default).table(head, cells),
+        SpecStatus::new(parts!(PersistentVolumeClaim)).default(default).cells(cells),
     )
     .short(&["pvc"])
     .status()
 }
 
 pub(super) fn persistent_volume() -> Row {
-    fn head() -> Vec<Column> {
-        columns(
-            &[
-                ("Capacity", "string"),
-                ("Access Modes", "string"),
-                ("Reclaim Policy", "string"),
-                ("Status", "string"),
-                ("Claim", "string"),
-                ("StorageClass", "string"),
-                ("VolumeAttributesClass", "string"),
-                ("Reason", "string"),
-            ],
-            &["VolumeMode"],
-        )
-    }
     fn cells(volume: &PersistentVolume) -> Vec<Value> {
         let (spec, status) =
             (volume.spec.clone().unwrap_or_default(), volume.status.clone().unwrap_or_default());
@@ -347,7 +287,7 @@ pub(super) fn persistent_volume() -> Row {
         status.phase.get_or_insert_with(|| "Pending".into());
     }
     Row::new::<PersistentVolume>(
-        SpecStatus::new(parts!(PersistentVolume)).default(default).table(head, cells),
+        SpecStatus::new(parts!(PersistentVolume)).default(default).cells(cells),
     )
     .short(&["pv"])
     .status()

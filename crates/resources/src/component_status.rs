@@ -1,0 +1,87 @@
+//! ComponentStatus: how the parts of the control plane are, asked when somebody looks.
+//!
+//! Nothing is stored. The store answers for `etcd-0`; controllers and scheduler are well while
+//! somebody holds their Leases.
+
+use apiserver::Registry;
+use apiserver::resource::{Column, Strategy};
+use async_trait::async_trait;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ComponentCondition, ComponentStatus};
+use machinery::{Object, ObjectMeta, StatusError};
+use serde_json::Value;
+
+use crate::Row;
+
+pub(crate) fn row() -> Row {
+    Row::new::<ComponentStatus>(Components).short(&["cs"]).computed()
+}
+
+struct Components;
+
+#[async_trait]
+impl Strategy for Components {
+    async fn computed(&self, registry: &Registry) -> Result<Vec<Box<dyn Object>>, StatusError> {
+        let mut all: Vec<Box<dyn Object>> = vec![];
+        for (name, lease) in
+            [("controller-manager", "kube-controller-manager"), ("scheduler", "kube-scheduler")]
+        {
+            let health = led(registry, lease).await;
+            all.push(Box::new(component(name, health)));
+        }
+        let health = registry.revision().await.map(|_| ()).map_err(|error| error.to_string());
+        all.push(Box::new(component("etcd-0", health)));
+        Ok(all)
+    }
+
+    fn columns(&self) -> Vec<Column> {
+        crate::columns::of::<ComponentStatus>()
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let component = object.expect::<ComponentStatus>();
+        let health =
+            component.conditions.iter().flatten().find(|condition| condition.type_ == "Healthy");
+        let word = match health.map(|health| health.status.as_str()) {
+            None => "Unknown",
+            Some("True") => "Healthy",
+            Some(_) => "Unhealthy",
+        };
+        let text = |text: Option<&String>| Value::from(text.cloned().unwrap_or_default());
+        vec![
+            object.name().into(),
+            word.into(),
+            text(health.and_then(|health| health.message.as_ref())),
+            text(health.and_then(|health| health.error.as_ref())),
+        ]
+    }
+}
+
+/// Does somebody hold a component's Lease?
+async fn led(registry: &Registry, lease: &str) -> Result<(), String> {
+    let found = registry.find::<Lease>("kube-system", lease).await;
+    let holder = match found {
+        Ok(lease) => lease.and_then(|lease| lease.spec?.holder_identity),
+        Err(error) => return Err(error.to_string()),
+    };
+    match holder.filter(|holder| !holder.is_empty()) {
+        Some(_) => Ok(()),
+        None => Err(format!("nobody holds the lease kube-system/{lease}")),
+    }
+}
+
+fn component(name: &str, health: Result<(), String>) -> ComponentStatus {
+    let (status, message) = match health {
+        Ok(()) => ("True", "ok".to_owned()),
+        Err(why) => ("False", why),
+    };
+    ComponentStatus {
+        metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() },
+        conditions: Some(vec![ComponentCondition {
+            type_: "Healthy".into(),
+            status: status.into(),
+            message: Some(message),
+            error: None,
+        }]),
+    }
+}
