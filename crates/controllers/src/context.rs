@@ -81,6 +81,8 @@ pub struct Descriptor {
 pub const CONTROLLERS: &[Descriptor] = &[
     crate::deployment::DESCRIPTOR,
     crate::replicaset::DESCRIPTOR,
+    crate::replication::DESCRIPTOR,
+    crate::job::DESCRIPTOR,
     crate::daemonset::DESCRIPTOR,
     crate::endpointslice::DESCRIPTOR,
     crate::endpoints::DESCRIPTOR,

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
+    Api, DeleteParams, ErrorExt, EventType, Kind, Lister, ObjectKey, Outcome, PostParams, RawEvent,
     Result, WorkQueue, spawn_workers,
 };
 use futures::future::join_all;
 use jiff::Timestamp;
-use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{
     ReplicaSet, ReplicaSetCondition, ReplicaSetSpec, ReplicaSetStatus,
 };
@@ -32,26 +31,47 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "replicaset-controller",
     account: "replicaset-controller",
     component: "replicaset-controller",
-    start,
+    start: start::<ReplicaSet>,
 };
 
 const BURST: usize = 500;
 const WORKERS: usize = 5;
 
-struct Controller {
+/// A kind that keeps a number of pods. Upstream: ReplicationControllers are adapted to the
+/// ReplicaSet's controller, too.
+pub trait Replicated: Kind {
+    /// Of the queue.
+    const QUEUE: &'static str;
+    fn as_replica_set(this: &Arc<Self>) -> Arc<ReplicaSet>;
+    fn set_status(&mut self, status: ReplicaSetStatus);
+}
+
+impl Replicated for ReplicaSet {
+    const QUEUE: &'static str = "replicaset";
+
+    fn as_replica_set(this: &Arc<Self>) -> Arc<ReplicaSet> {
+        this.clone()
+    }
+
+    fn set_status(&mut self, status: ReplicaSetStatus) {
+        self.status = Some(status);
+    }
+}
+
+struct Controller<S> {
     context: Context,
-    sets: Lister<ReplicaSet>,
+    sets: Lister<S>,
     pods: Lister<Pod>,
     queue: WorkQueue<ObjectKey>,
     expectations: Expectations,
 }
 
-fn start(context: Context) {
-    let (sets, pods) = (context.informers.of::<ReplicaSet>(), context.informers.of::<Pod>());
+pub fn start<S: Replicated>(context: Context) {
+    let (sets, pods) = (context.informers.of::<S>(), context.informers.of::<Pod>());
     let controller = Arc::new(Controller {
         sets: sets.lister(),
         pods: pods.lister(),
-        queue: WorkQueue::new("replicaset"),
+        queue: WorkQueue::new(S::QUEUE),
         expectations: Expectations::default(),
         context,
     });
@@ -61,7 +81,7 @@ fn start(context: Context) {
     pods.subscribe_raw(move |event| this.pod_event(event));
     let tasks = controller.context.tasks.clone();
     let this = controller.clone();
-    tasks.clone().spawn("replicaset", async move {
+    tasks.clone().spawn(S::QUEUE, async move {
         sets.synced().await;
         pods.synced().await;
         let queue = this.queue.clone();
@@ -92,12 +112,12 @@ fn plan(wanted: usize, active: &[Arc<Pod>], related: &[Arc<Pod>], now: Timestamp
     }
 }
 
-impl Controller {
+impl<S: Replicated> Controller<S> {
     /// A pod came, changed or went: tell its controller, or whoever may adopt it.
     fn pod_event(&self, event: &RawEvent) {
         let header = &event.entry().header;
         let owner_of = |header: &client::Header| {
-            let owner = header.controller().filter(|owner| owner.kind == ReplicaSet::KIND)?;
+            let owner = header.controller().filter(|owner| owner.kind == S::KIND)?;
             Some(ObjectKey::new(&header.key.namespace, &owner.name))
         };
         let owner = owner_of(header);
@@ -131,6 +151,7 @@ impl Controller {
 
     fn wake_adopters(&self, header: &client::Header) {
         for set in self.sets.list(Some(&header.key.namespace), &Selector::everything()) {
+            let set = S::as_replica_set(&set);
             let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
             if let Some(Ok(selector)) = selector
                 && !selector.is_everything()
@@ -142,10 +163,11 @@ impl Controller {
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
-        let Some(set) = self.sets.get_key(key) else {
+        let Some(original) = self.sets.get_key(key) else {
             self.expectations.forget(key);
             return Ok(Outcome::Done);
         };
+        let set = S::as_replica_set(&original);
         let Some(spec) = &set.spec else {
             return Ok(Outcome::Done);
         };
@@ -167,7 +189,7 @@ impl Controller {
             failure = self.act(key, &set, step).await.err();
         }
         let (status, recheck) = status_of(&set, &pods, failure.as_ref().map(ErrorExt::text), now);
-        self.write_status(&set, status).await?;
+        self.write_status(&original, set.status.as_ref(), status).await?;
         match (failure, recheck) {
             (Some(error), _) => Err(error),
             (None, Some(delay)) => Ok(Outcome::After(delay)),
@@ -203,12 +225,12 @@ impl Controller {
                 continue;
             };
             if allowed.is_none() {
-                let sets: Api<ReplicaSet> = self.context.client.api(Some(namespace));
+                let sets: Api<S> = self.context.client.api(Some(namespace));
                 allowed = Some(owner::may_adopt(&sets, &set.metadata).await?);
             }
             if allowed == Some(true) {
                 let (name, pod_uid) = name_and_uid(&orphan.metadata);
-                match owner::adopt(&api, name, pod_uid, &owner::reference(set)).await {
+                match owner::adopt(&api, name, pod_uid, &reference::<S>(set)).await {
                     Ok(()) => pods.push(orphan),
                     Err(error) if error.is_not_found() => {}
                     Err(error) => return Err(error),
@@ -223,7 +245,7 @@ impl Controller {
         let mut uids = vec![set.metadata.uid.clone().unwrap_or_default()];
         if let Some(owner) = owner::controller(&set.metadata) {
             let siblings = self.sets.by_owner(&owner.uid);
-            uids = siblings.iter().filter_map(|one| one.metadata.uid.clone()).collect();
+            uids = siblings.iter().filter_map(|one| one.metadata().uid.clone()).collect();
         }
         uids.iter().flat_map(|uid| self.pods.by_owner(uid)).collect()
     }
@@ -263,7 +285,7 @@ impl Controller {
 
     async fn create_pod(&self, key: &ObjectKey, set: &ReplicaSet) -> Result<()> {
         let template = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
-        let pod = pod_from(template, &set.metadata, owner::reference(set));
+        let pod = pod_from(template, &set.metadata, reference::<S>(set));
         match self
             .context
             .client
@@ -316,15 +338,22 @@ impl Controller {
         }
     }
 
-    async fn write_status(&self, set: &ReplicaSet, status: ReplicaSetStatus) -> Result<()> {
-        if set.status.as_ref() == Some(&status) {
+    async fn write_status(
+        &self,
+        set: &S,
+        known: Option<&ReplicaSetStatus>,
+        status: ReplicaSetStatus,
+    ) -> Result<()> {
+        let name = set.metadata().name.as_deref().unwrap_or_default();
+        let api: Api<S> = self.context.client.api(set.metadata().namespace.as_deref());
+        let mut updated = set.clone();
+        updated.set_status(status.clone());
+        // Compared as the kind stores it: not every kind has every field.
+        if S::as_replica_set(&Arc::new(updated.clone())).status.as_ref() == known {
             return Ok(());
         }
-        let name = set.metadata.name.as_deref().unwrap_or_default();
-        let api: Api<ReplicaSet> = self.context.client.api(set.metadata.namespace.as_deref());
-        let mut updated = set.clone();
         for attempt in 0..2 {
-            updated.status = Some(status.clone());
+            updated.set_status(status.clone());
             match api.replace_status(name, &PostParams::default(), &updated).await {
                 Err(error) if error.is_conflict() && attempt == 0 => match api.get_opt(name).await?
                 {
@@ -339,8 +368,14 @@ impl Controller {
     }
 
     fn event(&self, set: &ReplicaSet, kind: EventType, reason: &str, message: String) {
-        self.context.events.event(set, kind, reason, message);
+        if let Some(original) = self.sets.get_key(&ObjectKey::of(&set.metadata)) {
+            self.context.events.event(&*original, kind, reason, message);
+        }
     }
+}
+
+fn reference<S: Replicated>(set: &ReplicaSet) -> machinery::OwnerReference {
+    owner::reference_as(S::API_VERSION, S::KIND, &set.metadata)
 }
 
 fn name_and_uid(meta: &ObjectMeta) -> (&str, &str) {
