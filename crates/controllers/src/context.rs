@@ -83,6 +83,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::replicaset::DESCRIPTOR,
     crate::replication::DESCRIPTOR,
     crate::job::DESCRIPTOR,
+    crate::cronjob::DESCRIPTOR,
+    crate::ttl_after_finished::DESCRIPTOR,
     crate::daemonset::DESCRIPTOR,
     crate::endpointslice::DESCRIPTOR,
     crate::endpoints::DESCRIPTOR,

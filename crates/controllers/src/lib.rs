@@ -9,6 +9,7 @@
 
 mod certificates;
 mod context;
+mod cronjob;
 mod daemonset;
 mod deployment;
 mod endpoints;
@@ -29,5 +30,6 @@ mod root_ca;
 mod service;
 mod serviceaccount;
 mod taint_eviction;
+mod ttl_after_finished;
 
 pub use context::{CONTROLLERS, Context, Descriptor, Options, run};
