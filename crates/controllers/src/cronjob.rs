@@ -460,7 +460,8 @@ fn job_for(cron: &CronJob, at: Timestamp) -> Job {
     let meta = template.metadata.unwrap_or_default();
     let zone = cron.spec.time_zone.as_deref().and_then(time_zone);
     let local = at.to_zoned(zone.unwrap_or(jiff::tz::TimeZone::UTC));
-    let format = if local.offset().is_zero() { "%Y-%m-%dT%H:%M:%SZ" } else { "%Y-%m-%dT%H:%M:%S%:z" };
+    let format =
+        if local.offset().is_zero() { "%Y-%m-%dT%H:%M:%SZ" } else { "%Y-%m-%dT%H:%M:%S%:z" };
     let mut annotations = meta.annotations.unwrap_or_default();
     annotations.insert(SCHEDULED.into(), local.strftime(format).to_string());
     Job {

@@ -1,6 +1,8 @@
 //! Makes and removes pods for an owner, with the events that upstream's `PodControl` records.
 
-use client::{Api, Client, DeleteParams, ErrorExt, EventRecorder, EventType, Kind, PostParams, Result};
+use client::{
+    Api, Client, DeleteParams, ErrorExt, EventRecorder, EventType, Kind, PostParams, Result,
+};
 use k8s_openapi::api::core::v1::Pod;
 
 /// Writes pods in the name of one owner.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{
-    Job, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule, SuccessPolicy,
+    Job, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule,
+    SuccessPolicy,
 };
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
@@ -148,7 +149,11 @@ pub fn inherited(job: &Job, replaced: Option<&Pod>) -> (i32, i32) {
 }
 
 /// The message of the rule that is met.
-pub fn success(policy: Option<&SuccessPolicy>, completions: i32, done: &Intervals) -> Option<String> {
+pub fn success(
+    policy: Option<&SuccessPolicy>,
+    completions: i32,
+    done: &Intervals,
+) -> Option<String> {
     if done.is_empty() {
         return None;
     }
@@ -274,7 +279,8 @@ mod tests {
         let check = |exit: i32, conditions: Value, expected: Verdict| {
             assert_eq!(judge(Some(&policy), &failed_pod(exit, conditions)), expected, "{exit}");
         };
-        let message = "Container main for pod ns/p failed with exit code 42 matching FailJob rule at index 0";
+        let message =
+            "Container main for pod ns/p failed with exit code 42 matching FailJob rule at index 0";
         check(42, json!([]), Verdict { fails_job: Some(message.into()), ..Verdict::default() });
         let target = json!([{"type": "DisruptionTarget", "status": "True"}]);
         check(1, target, Verdict { ignored: true, ..Verdict::default() });

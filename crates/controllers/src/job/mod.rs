@@ -227,8 +227,7 @@ impl Controller {
             return Ok(());
         }
         let key = ObjectKey::of(&pod.metadata);
-        let patch =
-            json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [plan::FINALIZER]}});
+        let patch = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [plan::FINALIZER]}});
         let api: Api<Pod> = self.context.client.api(Some(&key.namespace));
         api.patch(&key.name, &PatchParams::default(), &Patch::Strategic(&patch)).await.map(drop)
     }
@@ -258,12 +257,7 @@ impl Controller {
         let mode = spec.completion_mode.as_deref().unwrap_or("NonIndexed");
         if !matches!(mode, "NonIndexed" | "Indexed") {
             let message = "Skipped Job sync because completion mode is unknown";
-            self.context.events.event(
-                &*job,
-                EventType::Warning,
-                "UnknownCompletionMode",
-                message,
-            );
+            self.context.events.event(&*job, EventType::Warning, "UnknownCompletionMode", message);
             return Ok(Outcome::Done);
         }
         let settled = self.expectations.satisfied(key);

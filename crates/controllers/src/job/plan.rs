@@ -117,7 +117,13 @@ pub fn is_finished(job: &Job) -> bool {
     })
 }
 
-fn condition(kind: &str, status: &str, reason: &str, message: &str, now: Timestamp) -> JobCondition {
+fn condition(
+    kind: &str,
+    status: &str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> JobCondition {
     JobCondition {
         type_: kind.into(),
         status: status.into(),
@@ -155,8 +161,7 @@ fn ensure(status: &mut JobStatus, wanted: JobCondition) -> bool {
 
 pub fn evaluate<'a>(observed: &'a Observed<'a>, spec: &'a JobSpec) -> Evaluation<'a> {
     let status = observed.job.status.clone().unwrap_or_default();
-    let active: Vec<_> =
-        observed.pods.iter().filter(|pod| pod::is_active(pod)).cloned().collect();
+    let active: Vec<_> = observed.pods.iter().filter(|pod| pod::is_active(pod)).cloned().collect();
     let count = |test: fn(&Pod) -> bool, pods: &[Arc<Pod>]| {
         pods.iter().filter(|pod| test(pod)).count() as i32
     };
@@ -232,9 +237,7 @@ impl Evaluation<'_> {
             .collect();
         let failed: Vec<&Pod> = all
             .iter()
-            .filter(|pod| {
-                failure::is_failed(pod, self.observed.job) && !listed(&known.failed, pod)
-            })
+            .filter(|pod| failure::is_failed(pod, self.observed.job) && !listed(&known.failed, pod))
             .map(|pod| &**pod)
             .collect();
         self.backoff = self.observed.backoff.after(&succeeded, &failed);
@@ -266,8 +269,7 @@ impl Evaluation<'_> {
             Some(condition("FailureTarget", "True", reason, message, now))
         };
         let policy = spec.pod_failure_policy.as_ref();
-        let mut failed_pods =
-            self.observed.pods.iter().filter(|pod| failure::is_failed(pod, job));
+        let mut failed_pods = self.observed.pods.iter().filter(|pod| failure::is_failed(pod, job));
         let doomed = failed_pods.find_map(|pod| failure::judge(policy, pod).fails_job);
         if let Some(message) = doomed {
             return target("PodFailurePolicy", &message);
@@ -301,8 +303,7 @@ impl Evaluation<'_> {
         if spec.backoff_limit_per_index.is_some() {
             let known = self.status.failed_indexes.as_deref().unwrap_or_default();
             let newly = with_finalizer().filter(|pod| failure::is_index_failed(pod, job));
-            let failed =
-                Intervals::parse(known, completions).with(newly.filter_map(index));
+            let failed = Intervals::parse(known, completions).with(newly.filter_map(index));
             if self.finished.is_none() {
                 let target = |reason: &str, message: &str| {
                     Some(condition("FailureTarget", "True", reason, message, now))
@@ -311,9 +312,7 @@ impl Evaluation<'_> {
                 if limit.is_some_and(|limit| failed.total() > limit) {
                     let message = "Job has exceeded the specified maximal number of failed indexes";
                     self.finished = target("MaxFailedIndexesExceeded", message);
-                } else if !failed.is_empty()
-                    && failed.total() + self.done.total() >= completions
-                {
+                } else if !failed.is_empty() && failed.total() + self.done.total() >= completions {
                     self.finished = target("FailedIndexes", "Job has failed indexes");
                 }
             }
@@ -443,13 +442,8 @@ impl Evaluation<'_> {
         let now = self.observed.now;
         if complete {
             let message = "Reached expected number of succeeded pods";
-            self.finished = Some(condition(
-                "SuccessCriteriaMet",
-                "True",
-                "CompletionsReached",
-                message,
-                now,
-            ));
+            self.finished =
+                Some(condition("SuccessCriteriaMet", "True", "CompletionsReached", message, now));
             return vec![];
         }
         if !self.managed {

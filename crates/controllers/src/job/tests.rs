@@ -49,8 +49,7 @@ fn step(job: &Job, pods: &[Arc<Pod>]) -> (String, Tracked, Vec<&'static str>) {
     };
     let mut evaluation = plan::evaluate(&observed, job.spec.as_ref().unwrap());
     let names = |pods: &[Arc<Pod>]| {
-        let mut names: Vec<_> =
-            pods.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect();
+        let mut names: Vec<_> = pods.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect();
         names.sort();
         names.join(" ")
     };
@@ -89,7 +88,12 @@ fn pods_are_made_and_removed() {
     let indexed = json!({"parallelism": 3, "completions": 4, "completionMode": "Indexed"});
     check(indexed.clone(), json!({}), &[], "create [0, 1, 2]");
     let one = pod("b", "Running", Some(1), false);
-    check(indexed.clone(), json!({"completedIndexes": "0"}), std::slice::from_ref(&one), "create [2, 3]");
+    check(
+        indexed.clone(),
+        json!({"completedIndexes": "0"}),
+        std::slice::from_ref(&one),
+        "create [2, 3]",
+    );
     let twin = pod("c", "Running", Some(1), false);
     check(indexed, json!({}), &[one, twin], "remove b");
     // A failed pod ended an hour ago: its successor need not wait.
@@ -106,9 +110,10 @@ fn jobs_end() {
     let check = |spec: Value, status: Value, pods: &[Arc<Pod>], interim: &str, end: &str| {
         let job = job(spec.clone(), status);
         let (_, mut tracked, _) = step(&job, pods);
-        let last = tracked.status.conditions.iter().flatten().next_back().map_or(String::new(), |one| {
-            format!("{} {}", one.type_, one.reason.clone().unwrap_or_default())
-        });
+        let last =
+            tracked.status.conditions.iter().flatten().next_back().map_or(String::new(), |one| {
+                format!("{} {}", one.type_, one.reason.clone().unwrap_or_default())
+            });
         assert_eq!(last, interim, "{spec}");
         tracked.with_finalizer.clear();
         let terminal = tracked.conclude(true).1.map(|one| one.type_).unwrap_or_default();
