@@ -1,5 +1,11 @@
 //! The admission chain: plugins that may change an object (`admit`), then plugins that may refuse
 //! it (`validate`). The plugins live in crate `admission`; their table's order is the order here.
+//!
+//! A mutating plugin that asks for it ([`Reinvocation::ask`]) has the whole chain run once more on
+//! what it made of the object. Upstream: `k8s.io/apiserver/pkg/admission/{chain,reinvocation}.go`.
+
+use std::any::Any;
+use std::collections::HashMap;
 
 use async_trait::async_trait;
 use machinery::Object;
@@ -17,25 +23,108 @@ pub enum Operation {
     Connect,
 }
 
+impl Operation {
+    /// As rules and reviews spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+            Self::Connect => "CONNECT",
+        }
+    }
+}
+
 /// What a plugin sees of a request. Upstream: `admission.Attributes`.
 pub struct Attributes<'a> {
     pub ctx: &'a RequestContext,
     pub registry: &'a Registry,
     pub operation: Operation,
     pub key: &'a Key,
-    /// The state to be, `None` for deletes. For Create-subresources (eviction, binding) the body.
+    /// The state to be, `None` for deletes. For Create-subresources (eviction, binding) the body,
+    /// for connections their options (`PodExecOptions`).
     pub object: Option<&'a mut Box<dyn Object>>,
     /// The state that is, `None` for creates.
     pub old: Option<&'a dyn Object>,
     /// CreateOptions, UpdateOptions, PatchOptions or DeleteOptions as a tree.
     pub options: &'a Value,
+    pub reinvocation: Reinvocation,
 }
 
-impl Attributes<'_> {
+impl<'a> Attributes<'a> {
+    pub fn new(
+        ctx: &'a RequestContext,
+        registry: &'a Registry,
+        operation: Operation,
+        key: &'a Key,
+        object: Option<&'a mut Box<dyn Object>>,
+        old: Option<&'a dyn Object>,
+        options: &'a Value,
+    ) -> Self {
+        let reinvocation = Reinvocation::default();
+        Self { ctx, registry, operation, key, object, old, options, reinvocation }
+    }
+
     /// Is it this built-in resource itself (no subresource)?
     pub fn is_resource(&self, group: &str, resource: &str) -> bool {
         let row = &self.ctx.resource;
         self.ctx.subresource.is_empty() && row.group == group && row.plural == resource
+    }
+
+    /// The typed state to be, in a plugin that knows the kind.
+    pub fn object_as<T: 'static>(&self) -> Option<&T> {
+        self.object.as_deref().and_then(|object| object.downcast())
+    }
+
+    pub fn object_as_mut<T: 'static>(&mut self) -> Option<&mut T> {
+        self.object.as_mut().and_then(|object| object.downcast_mut())
+    }
+
+    pub fn old_as<T: 'static>(&self) -> Option<&T> {
+        self.old.and_then(|old| old.downcast())
+    }
+
+    /// 403 about what the request asks for. Upstream: `admission.NewForbidden`.
+    pub fn forbidden(&self, why: impl std::fmt::Display) -> StatusError {
+        let row = &self.ctx.resource;
+        StatusError::forbidden(&row.group, &row.plural, self.shown_name(), why)
+    }
+
+    /// The object's name; while plugins may still change the object, a name that is to be generated
+    /// shows as its prefix.
+    pub fn shown_name(&self) -> &str {
+        let prefix = || self.object.as_deref().and_then(|o| o.meta().generate_name.as_deref());
+        if self.reinvocation.admitting && self.operation == Operation::Create {
+            return prefix().filter(|prefix| !prefix.is_empty()).unwrap_or(&self.key.name);
+        }
+        &self.key.name
+    }
+}
+
+/// The second round of the mutating plugins of one request, and what they remember for it.
+#[derive(Default)]
+pub struct Reinvocation {
+    admitting: bool,
+    again: bool,
+    asked: bool,
+    memory: HashMap<&'static str, Box<dyn Any + Send + Sync>>,
+}
+
+impl Reinvocation {
+    /// Is this the second round?
+    pub fn is_again(&self) -> bool {
+        self.again
+    }
+
+    /// The object changed in a way that earlier plugins may want to see.
+    pub fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// What a plugin keeps between the rounds.
+    pub fn memory<T: Any + Default + Send + Sync>(&mut self, plugin: &'static str) -> &mut T {
+        let slot = self.memory.entry(plugin).or_insert_with(|| Box::new(T::default()));
+        slot.downcast_mut().expect("a plugin keeps one type")
     }
 }
 
@@ -60,6 +149,16 @@ pub struct Chain(pub Vec<Box<dyn Plugin>>);
 
 impl Chain {
     pub async fn admit(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
+        attributes.reinvocation.admitting = true;
+        self.round(attributes).await?;
+        if attributes.reinvocation.asked {
+            attributes.reinvocation.again = true;
+            self.round(attributes).await?;
+        }
+        Ok(())
+    }
+
+    async fn round(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
         let operation = attributes.operation;
         for plugin in self.0.iter().filter(|plugin| plugin.handles(operation)) {
             plugin.admit(attributes).await?;

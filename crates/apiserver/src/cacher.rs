@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -136,6 +137,8 @@ struct State {
     /// All events above this revision (up to `revision`) are in the ring.
     floor: Revision,
     revision: Revision,
+    /// Of the latest event, which `revision` may be ahead of.
+    changed: Revision,
 }
 
 /// See the module.
@@ -149,6 +152,8 @@ pub struct Cacher {
     reached: watch::Sender<Revision>,
     /// Asks the running store watch for its progress; replaced when the watch is.
     progress: Mutex<Option<mpsc::Sender<()>>>,
+    /// The latest write of this process, which readers of [`Cacher::settled`] want to see.
+    written: AtomicU64,
 }
 
 /// Where a resource's objects are kept.
@@ -165,6 +170,7 @@ impl Cacher {
             ring_bytes: 0,
             floor: Revision(0),
             revision: Revision(0),
+            changed: Revision(0),
         };
         Arc::new(Self {
             prefix: storage_prefix(storage),
@@ -173,6 +179,7 @@ impl Cacher {
             state: RwLock::new(state),
             reached: watch::Sender::new(Revision(0)),
             progress: Mutex::default(),
+            written: AtomicU64::new(0),
         })
     }
 
@@ -215,7 +222,8 @@ impl Cacher {
             kvs.iter().filter_map(|kv| self.entry(kv)).map(|e| (e.key.clone(), e)).collect();
         let mut state = self.state.write().expect("no panic under the lock");
         let ring = VecDeque::new();
-        *state = State { entries, ring, ring_bytes: 0, floor: revision, revision };
+        *state =
+            State { entries, ring, ring_bytes: 0, floor: revision, revision, changed: revision };
         drop(state);
         self.reached.send_replace(revision);
     }
@@ -254,6 +262,7 @@ impl Cacher {
             }
         }
         state.revision = revision;
+        state.changed = revision;
         drop(state);
         self.reached.send_replace(revision);
     }
@@ -295,6 +304,16 @@ impl Cacher {
         Err(StatusError::new(Reason::Timeout, message)
             .cause("ResourceVersionTooLarge", "", "Too large resource version")
             .retry_after(1))
+    }
+
+    pub(crate) fn note_written(&self, revision: Revision) {
+        self.written.fetch_max(revision.0, Ordering::AcqRel);
+    }
+
+    /// Waits until the cache has what this process wrote; the revision of the latest change.
+    pub(crate) async fn settled(&self) -> Result<Revision, StatusError> {
+        self.wait_for(Revision(self.written.load(Ordering::Acquire))).await?;
+        Ok(self.state.read().expect("no panic under the lock").changed)
     }
 
     /// Has the store watch report where it is, so that quiet resources advance too.

@@ -80,6 +80,8 @@ pub struct RequestContext {
     /// Texts for `Warning:` headers, collected on the way. Guards a short list; never held across
     /// an await.
     warnings: Arc<Mutex<Vec<String>>>,
+    /// What authorization and admission note for the audit log. As above.
+    annotations: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 /// What to do about fields that a kind does not have, or that are given twice.
@@ -101,6 +103,7 @@ impl RequestContext {
             dry_run: false,
             field_validation: FieldValidation::default(),
             warnings: Arc::default(),
+            annotations: Arc::default(),
         }
     }
 
@@ -110,6 +113,16 @@ impl RequestContext {
         if !warnings.contains(&text) {
             warnings.push(text);
         }
+    }
+
+    /// Notes something for the audit log; the first note under a key stays.
+    pub fn annotate(&self, key: impl Into<String>, value: impl Into<String>) {
+        let mut annotations = self.annotations.lock().expect("as above");
+        annotations.entry(key.into()).or_insert_with(|| value.into());
+    }
+
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        self.annotations.lock().expect("as above").clone()
     }
 
     /// The collected warnings; the list is empty afterwards.

@@ -74,7 +74,8 @@ pub async fn start(
         TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
     let registry = registry(flags, store, pki, &keys, tasks)?;
 
-    let authorizers = authorizers(&registry, tasks).await;
+    let (authorizers, rbac) = authorizers(&registry, tasks).await;
+    set_admission(flags, &registry, rbac, &authorizers)?;
     let bearer = Arc::new(bearer_tokens(&registry, &keys));
     add_reviews(&registry, &authorizers, &bearer);
     let authenticators = Authenticators(vec![
@@ -145,15 +146,34 @@ fn registry(
         kubelets: Arc::new(resources::Kubelets::new(http)),
         tokens: Arc::new(TokenRequests::new(keys.clone())),
     });
-    let chain = admission::chain(&flags.enable_admission_plugins, &flags.disable_admission_plugins)
-        .map_err(anyhow::Error::msg)?;
-    Ok(apiserver::Registry::new(store, table, chain, tasks.clone()))
+    // The admission plugins come when the authorizers are there, before anything is served.
+    Ok(apiserver::Registry::new(store, table, Default::default(), tasks.clone()))
 }
 
-async fn authorizers(registry: &apiserver::Registry, tasks: &Tasks) -> Authorizers {
+/// The admission plugins. That nobody grants what they do not hold is no plugin that can be left
+/// out.
+fn set_admission(
+    flags: &flags::Server,
+    registry: &apiserver::Registry,
+    rbac: Rbac,
+    authorizers: &Authorizers,
+) -> anyhow::Result<()> {
+    let authorizer: Arc<dyn Authorizer> = Arc::new(authorizers.clone());
+    let options = admission::Options {
+        enable: flags.enable_admission_plugins.clone(),
+        disable: flags.disable_admission_plugins.clone(),
+        authorizer: Some(authorizer.clone()),
+    };
+    let mut chain = admission::chain(&options).map_err(anyhow::Error::msg)?;
+    chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer)));
+    registry.set_admission(chain);
+    Ok(())
+}
+
+async fn authorizers(registry: &apiserver::Registry, tasks: &Tasks) -> (Authorizers, Rbac) {
     let (node, rbac) =
         tokio::join!(node::NodeAuthorizer::start(registry, tasks), Rbac::start(registry, tasks));
-    Authorizers(vec![Arc::new(Masters), Arc::new(node), Arc::new(rbac)])
+    (Authorizers(vec![Arc::new(Masters), Arc::new(node), Arc::new(rbac.clone())]), rbac)
 }
 
 fn bearer_tokens(registry: &apiserver::Registry, keys: &TokenKeys) -> tokens::BearerTokens {

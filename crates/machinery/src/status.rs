@@ -84,6 +84,8 @@ pub struct Inner {
     pub retry_after_seconds: Option<u32>,
     /// Where an expired list may go on, in `metadata.continue`.
     pub continue_token: Option<String>,
+    /// A reason that is none of [`Reason`]'s: a webhook may give any.
+    pub reason_text: Option<String>,
     /// Some errors have no `details` at all, though others of their reason have empty ones.
     pub hides_details: bool,
 }
@@ -118,6 +120,7 @@ impl StatusError {
             retry_after_seconds: None,
             hides_details: false,
             continue_token: None,
+            reason_text: None,
         }))
     }
 
@@ -237,6 +240,12 @@ impl StatusError {
         self
     }
 
+    /// With a reason as somebody else worded it; known ones should be a [`Reason`].
+    pub fn with_reason_text(mut self, text: impl Into<String>) -> Self {
+        self.0.reason_text = Some(text.into());
+        self
+    }
+
     /// With another HTTP code than the reason's own.
     pub fn with_code(mut self, code: u16) -> Self {
         self.0.code = code;
@@ -277,7 +286,9 @@ impl StatusError {
         if let Some(token) = &inner.continue_token {
             status["metadata"]["continue"] = token.clone().into();
         }
-        if inner.reason != Reason::Unknown {
+        if let Some(text) = &inner.reason_text {
+            status["reason"] = text.clone().into();
+        } else if inner.reason != Reason::Unknown {
             status["reason"] = format!("{:?}", inner.reason).into();
         }
         let has_subject = !matches!(

@@ -33,17 +33,10 @@ impl Registry {
         let old = current.stored_object()?;
         check_preconditions(ctx, &*old, options)?;
         let shown = options_value(ctx, options);
-        let mut attributes = Attributes {
-            ctx,
-            registry: self,
-            operation: Operation::Delete,
-            key,
-            object: None,
-            old: Some(&*old),
-            options: &shown,
-        };
-        self.0.chain.admit(&mut attributes).await?;
-        self.0.chain.validate(&attributes).await?;
+        let mut attributes =
+            Attributes::new(ctx, self, Operation::Delete, key, None, Some(&*old), &shown);
+        self.chain().admit(&mut attributes).await?;
+        self.chain().validate(&attributes).await?;
         let mut object = old.boxed_clone();
         set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
         let waits = self.begin(ctx, &mut *object, options);
@@ -124,6 +117,7 @@ impl Registry {
         if !answer.succeeded {
             return Ok(Attempt::Raced);
         }
+        self.note_written(row, answer.revision);
         row.strategy.deleted(self, &*object).await;
         let mut last = object;
         last.meta_mut().resource_version = None;

@@ -3,6 +3,7 @@
 //! In: typed requests from `verbs` and from the server's own parts. Out: bytes at revisions.
 //! Only this module writes to the store.
 
+mod compiled;
 mod delete;
 mod metadata;
 mod options;
@@ -19,6 +20,7 @@ use base::task::Tasks;
 use machinery::{Object, ObjectMeta};
 use store::{RangeRequest, Revision, Store};
 
+pub use compiled::Compiled;
 pub use options::{
     DeleteOptions, EventStream, Intent, List, ListOptions, Modify, Outcome, WatchEvent, Written,
 };
@@ -36,7 +38,8 @@ pub struct Registry(Arc<Inner>);
 
 struct Inner {
     store: Arc<dyn Store>,
-    chain: Chain,
+    /// Replaced once, when what its plugins ask (the authorizers) is there.
+    chain: ArcSwap<Chain>,
     table: ArcSwap<ResourceTable>,
     /// Counts the replacements of `table`.
     generation: AtomicU64,
@@ -51,13 +54,22 @@ impl Registry {
     pub fn new(store: Arc<dyn Store>, table: ResourceTable, chain: Chain, tasks: Tasks) -> Self {
         Self(Arc::new(Inner {
             store,
-            chain,
+            chain: ArcSwap::from_pointee(chain),
             table: ArcSwap::from_pointee(table),
             generation: AtomicU64::new(1),
             cachers: Mutex::default(),
             leases: write::Leases::default(),
             tasks,
         }))
+    }
+
+    /// Sets the admission plugins: some ask the authorizers, which are made from the registry.
+    pub fn set_admission(&self, chain: Chain) {
+        self.0.chain.store(Arc::new(chain));
+    }
+
+    fn chain(&self) -> Arc<Chain> {
+        self.0.chain.load_full()
     }
 
     pub fn resources(&self) -> Arc<ResourceTable> {
@@ -120,7 +132,7 @@ impl Registry {
     {
         let row = self.row_of::<T>();
         let cacher = self.cacher(&row);
-        cacher.ready().await;
+        cacher.settled().await?;
         let scope = Scope { namespace: namespace.into(), ..Scope::default() };
         let (entries, _, _) = cacher.list(&scope, 0);
         let mut all = Vec::with_capacity(entries.len());
@@ -129,6 +141,35 @@ impl Registry {
             all.extend(object.downcast::<T>().cloned());
         }
         Ok(all)
+    }
+
+    /// As [`cached`](Self::cached), but only what has these labels.
+    pub async fn cached_with<T>(
+        &self,
+        namespace: &str,
+        labels: machinery::selector::Selector,
+    ) -> Result<Vec<T>, StatusError>
+    where
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+    {
+        let cacher = self.cacher(&self.row_of::<T>());
+        cacher.settled().await?;
+        let scope = Scope { namespace: namespace.into(), labels, ..Scope::default() };
+        let (entries, ..) = cacher.list(&scope, 0);
+        let mut all = Vec::with_capacity(entries.len());
+        for entry in entries {
+            all.extend(cacher.stored(&entry).object()?.downcast::<T>().cloned());
+        }
+        Ok(all)
+    }
+
+    /// Has later reads of the kind's cache wait for a write of this registry.
+    fn note_written(&self, row: &Resource, revision: Revision) {
+        let Some(storage) = &row.storage else { return };
+        let cachers = self.0.cachers.lock().expect("no panic under the lock");
+        if let Some(cacher) = cachers.get(storage) {
+            cacher.note_written(revision);
+        }
     }
 
     /// The present state of a kind and a cursor over what follows: for indexes such as RBAC's.
@@ -164,17 +205,10 @@ impl Registry {
         ctx.resource.strategy.default(&mut *object);
         let key = Key::new(object.namespace(), object.name());
         let options = serde_json::Value::Null;
-        let mut attributes = Attributes {
-            ctx,
-            registry: self,
-            operation: Operation::Create,
-            key: &key,
-            object: Some(&mut object),
-            old: None,
-            options: &options,
-        };
-        self.0.chain.admit(&mut attributes).await?;
-        self.0.chain.validate(&attributes).await?;
+        let mut attributes =
+            Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
+        self.chain().admit(&mut attributes).await?;
+        self.chain().validate(&attributes).await?;
         let errors = ctx.resource.strategy.validate(&*object);
         if !errors.is_empty() {
             return Err(StatusError::invalid(
@@ -196,34 +230,25 @@ impl Registry {
         mut body: Box<dyn Object>,
     ) -> Result<Created, StatusError> {
         let options = serde_json::Value::Null;
-        let mut attributes = Attributes {
-            ctx,
-            registry: self,
-            operation: Operation::Create,
-            key,
-            object: Some(&mut body),
-            old: None,
-            options: &options,
-        };
-        self.0.chain.admit(&mut attributes).await?;
-        self.0.chain.validate(&attributes).await?;
+        let mut attributes =
+            Attributes::new(ctx, self, Operation::Create, key, Some(&mut body), None, &options);
+        self.chain().admit(&mut attributes).await?;
+        self.chain().validate(&attributes).await?;
         handler.create(self, ctx, key, body).await
     }
 
     /// Admission for exec, attach, portforward and proxy.
-    pub async fn admit_connect(&self, ctx: &RequestContext, key: &Key) -> Result<(), StatusError> {
+    pub async fn admit_connect(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        mut object: Box<dyn Object>,
+    ) -> Result<(), StatusError> {
         let options = serde_json::Value::Null;
-        let mut attributes = Attributes {
-            ctx,
-            registry: self,
-            operation: Operation::Connect,
-            key,
-            object: None,
-            old: None,
-            options: &options,
-        };
-        self.0.chain.admit(&mut attributes).await?;
-        self.0.chain.validate(&attributes).await
+        let mut attributes =
+            Attributes::new(ctx, self, Operation::Connect, key, Some(&mut object), None, &options);
+        self.chain().admit(&mut attributes).await?;
+        self.chain().validate(&attributes).await
     }
 
     pub(crate) async fn current(

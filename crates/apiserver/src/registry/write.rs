@@ -109,16 +109,9 @@ impl Registry {
         metadata::fill_new(row, key, &mut *object);
         let key = Key::new(key.namespace.clone(), object.name());
         let options = write_options("CreateOptions", ctx);
-        let mut attributes = Attributes {
-            ctx,
-            registry: self,
-            operation: Operation::Create,
-            key: &key,
-            object: Some(&mut object),
-            old: None,
-            options: &options,
-        };
-        self.0.chain.admit(&mut attributes).await?;
+        let mut attributes =
+            Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
+        self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
         let mut errors = metadata::validate_new(row, &*object);
@@ -127,16 +120,9 @@ impl Registry {
             return Err(StatusError::invalid(&row.group, &row.kind, object.name(), errors));
         }
         strategy.warnings(&*object, None).into_iter().for_each(|text| ctx.warn(text));
-        let attributes = Attributes {
-            ctx,
-            registry: self,
-            operation: Operation::Create,
-            key: &key,
-            object: Some(&mut object),
-            old: None,
-            options: &options,
-        };
-        self.0.chain.validate(&attributes).await?;
+        let attributes =
+            Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
+        self.chain().validate(&attributes).await?;
         // A lost create gives back what it was allocated: that must not be what the object that is
         // there already has, as the cluster IP that both ask for.
         if self.current(row, &key).await?.is_some() {
@@ -174,27 +160,27 @@ impl Registry {
             ctx,
         );
         metadata::carry_over(&mut *object, &*old);
-        let mut attributes = Attributes {
+        let mut attributes = Attributes::new(
             ctx,
-            registry: self,
-            operation: Operation::Update,
+            self,
+            Operation::Update,
             key,
-            object: Some(&mut object),
-            old: Some(&*old),
-            options: &options,
-        };
-        self.0.chain.admit(&mut attributes).await?;
+            Some(&mut object),
+            Some(&*old),
+            &options,
+        );
+        self.chain().admit(&mut attributes).await?;
         self.prepare_update(ctx, &mut *object, &*old)?;
-        let attributes = Attributes {
+        let attributes = Attributes::new(
             ctx,
-            registry: self,
-            operation: Operation::Update,
+            self,
+            Operation::Update,
             key,
-            object: Some(&mut object),
-            old: Some(&*old),
-            options: &options,
-        };
-        self.0.chain.validate(&attributes).await?;
+            Some(&mut object),
+            Some(&*old),
+            &options,
+        );
+        self.chain().validate(&attributes).await?;
         row.strategy.allocate(self, ctx, &mut *object, Some(&*old)).await?;
         if self.is_released(ctx, &*object, &*old) {
             return self.remove(ctx, key, &current, object).await;
@@ -425,6 +411,9 @@ impl Registry {
             failure: vec![],
         };
         let answer = self.0.store.txn(txn).await.map_err(store_error)?;
+        if answer.succeeded {
+            self.note_written(row, answer.revision);
+        }
         Ok(answer.succeeded.then(|| Stored::new(row.clone(), value, answer.revision)))
     }
 

@@ -247,15 +247,15 @@ async fn nobody_grants_what_they_do_not_hold() {
         let ctx = apiserver::request::RequestContext::new(jane.clone(), ctx.resource, "");
         let (key, mut object) = (Key::new(namespace, "x"), object);
         object.meta_mut().name = Some("x".into());
-        let attributes = apiserver::admission::Attributes {
-            ctx: &ctx,
-            registry: &world.registry,
-            operation: apiserver::admission::Operation::Create,
-            key: &key,
-            object: Some(&mut object),
-            old: None,
-            options: &serde_json::Value::Null,
-        };
+        let attributes = apiserver::admission::Attributes::new(
+            &ctx,
+            &world.registry,
+            apiserver::admission::Operation::Create,
+            &key,
+            Some(&mut object),
+            None,
+            &serde_json::Value::Null,
+        );
         let got = apiserver::admission::Plugin::validate(&plugin, &attributes).await;
         let got = got.err().map(|error| error.message.clone()).unwrap_or_default();
         assert_eq!(got, expected);

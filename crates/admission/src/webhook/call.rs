@@ -1,0 +1,291 @@
+//! One POST to a webhook, on connections that stay open.
+//!
+//! In: where a webhook is, a body, how long it may take. Out: the answer's body, or why there is
+//! none, in the words of upstream's client, which users and tests know.
+//!
+//! A Service is resolved to a ready endpoint here, because the server need not be where cluster
+//! addresses work; its certificate is checked against `<name>.<namespace>.svc` all the same.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use apiserver::Registry;
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use k8s_openapi::api::core::v1::{Service, ServicePort};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use machinery::selector::Selector;
+use transport::{ClientError, ClientOptions, HttpClient};
+
+/// An answer repeats at most an object, as a patch in base64.
+const ANSWER_BYTES: usize = 8 << 20;
+/// Clients kept; a cluster with more different authorities opens connections anew.
+const CLIENTS: usize = 256;
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// Where a webhook is.
+#[derive(Clone, Debug)]
+pub(crate) enum Address {
+    Url(String),
+    Service { namespace: String, name: String, path: String, port: u16 },
+    Nowhere,
+}
+
+/// And whom its certificate must be from; `None`: the machine's authorities.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    pub address: Address,
+    pub ca_pem: Option<String>,
+}
+
+/// Authorities and the name that the certificate must have.
+type ClientKey = (Option<String>, Option<String>);
+
+/// The connections to all webhooks.
+#[derive(Default)]
+pub(crate) struct Clients(Mutex<HashMap<ClientKey, HttpClient>>);
+
+/// The URL as users know it, and the one that is connected to.
+struct Target {
+    shown: String,
+    actual: String,
+    server_name: Option<String>,
+}
+
+impl Clients {
+    pub async fn post(
+        &self,
+        registry: &Registry,
+        endpoint: &Endpoint,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Bytes, String> {
+        let work = self.exchange(registry, endpoint, body, timeout);
+        match tokio::time::timeout(timeout, work).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(posting(&shown_url(endpoint, timeout), "context deadline exceeded")),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        registry: &Registry,
+        endpoint: &Endpoint,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Bytes, String> {
+        let target = resolve(registry, endpoint, timeout).await?;
+        let client = self
+            .client((endpoint.ca_pem.clone(), target.server_name.clone()))
+            .map_err(|error| format!("could not get REST client: {error}"))?;
+        let request = Request::post(&target.actual)
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json, */*")
+            .body(transport::full(body))
+            .map_err(|error| posting(&target.shown, &error.to_string()))?;
+        let response = client
+            .request(request)
+            .await
+            .map_err(|error| posting(&target.shown, &explain(&error)))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES)
+            .collect()
+            .await
+            .map_err(|error| posting(&target.shown, &error.to_string()))?
+            .to_bytes();
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+    }
+
+    fn client(&self, key: ClientKey) -> Result<HttpClient, ClientError> {
+        let mut clients = self.0.lock().expect("no panic under the lock");
+        if let Some(client) = clients.get(&key) {
+            return Ok(client.clone());
+        }
+        let client = HttpClient::new(&ClientOptions {
+            ca_pem: key.0.clone(),
+            server_name: key.1.clone(),
+            user_agent: Some("kube-apiserver-admission".into()),
+            ..ClientOptions::default()
+        })?;
+        if clients.len() >= CLIENTS {
+            clients.clear();
+        }
+        clients.insert(key, client.clone());
+        Ok(client)
+    }
+}
+
+fn posting(url: &str, why: &str) -> String {
+    format!("failed to call webhook: Post {url:?}: {why}")
+}
+
+fn shown_url(endpoint: &Endpoint, timeout: Duration) -> String {
+    let timeout = timeout.as_secs();
+    match &endpoint.address {
+        Address::Url(url) => format!("{}?timeout={timeout}s", with_path(url)),
+        Address::Service { namespace, name, path, port } => {
+            let path = path.trim_start_matches('/');
+            format!("https://{name}.{namespace}.svc:{port}/{path}?timeout={timeout}s")
+        }
+        Address::Nowhere => String::new(),
+    }
+}
+
+/// A URL without a path asks for `/`.
+fn with_path(url: &str) -> String {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    if rest.contains('/') { url.to_owned() } else { format!("{url}/") }
+}
+
+async fn resolve(
+    registry: &Registry,
+    endpoint: &Endpoint,
+    timeout: Duration,
+) -> Result<Target, String> {
+    let shown = shown_url(endpoint, timeout);
+    match &endpoint.address {
+        Address::Url(_) => Ok(Target { actual: shown.clone(), shown, server_name: None }),
+        Address::Service { namespace, name, port, .. } => {
+            let server_name = format!("{name}.{namespace}.svc");
+            let place = resolve_service(registry, namespace, name, *port)
+                .await
+                .map_err(|why| posting(&shown, &why))?;
+            let front = format!("https://{server_name}:{port}");
+            let actual = shown.replacen(&front, &format!("https://{place}"), 1);
+            Ok(Target { shown, actual, server_name: Some(server_name) })
+        }
+        Address::Nowhere => {
+            Err("could not get REST client: webhook configuration must have either service or URL"
+                .into())
+        }
+    }
+}
+
+/// `address:port` of a ready endpoint. Upstream: `k8s.io/apiserver/pkg/util/proxy`.
+async fn resolve_service(
+    registry: &Registry,
+    namespace: &str,
+    name: &str,
+    port: u16,
+) -> Result<String, String> {
+    let found = registry.find::<Service>(namespace, name).await.map_err(|e| e.to_string())?;
+    let service = found.ok_or_else(|| format!("service {name:?} not found"))?;
+    let spec = service.spec.unwrap_or_default();
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return Ok(format!("{}:{port}", spec.external_name.unwrap_or_default()));
+    }
+    let ports = spec.ports.unwrap_or_default();
+    let wanted = ports.iter().find(|one| one.port == i32::from(port));
+    let wanted =
+        wanted.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
+    let labels = [(SERVICE_NAME.to_owned(), name.to_owned())].into();
+    let slices = registry
+        .cached_with::<EndpointSlice>(namespace, Selector::from_map(&labels))
+        .await
+        .map_err(|error| error.to_string())?;
+    let ready = ready_endpoints(&slices, wanted);
+    if ready.is_empty() {
+        return Err(format!("no endpoints available for service {name:?}"));
+    }
+    let chosen = base::rng::below(ready.len() as u64) as usize;
+    Ok(ready[chosen].to_string())
+}
+
+fn ready_endpoints(slices: &[EndpointSlice], wanted: &ServicePort) -> Vec<SocketAddr> {
+    let name = wanted.name.as_deref().unwrap_or_default();
+    let mut found = vec![];
+    for slice in slices {
+        let mut ports = slice.ports.iter().flatten();
+        let port = ports.find(|port| port.name.as_deref().unwrap_or_default() == name);
+        let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
+        for endpoint in slice.endpoints.iter().flatten() {
+            let conditions = endpoint.conditions.as_ref();
+            if conditions.and_then(|conditions| conditions.ready) == Some(false) {
+                continue;
+            }
+            let addresses = endpoint.addresses.iter().filter_map(|text| text.parse().ok());
+            found.extend(addresses.map(|address: IpAddr| SocketAddr::new(address, port)));
+        }
+    }
+    found
+}
+
+/// A transport error as Go's client words it.
+fn explain(error: &ClientError) -> String {
+    let mut link: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(one) = link {
+        if let Some(ClientError::Connect { target, source }) = one.downcast_ref() {
+            return dialing(target, source);
+        }
+        link = one.source();
+    }
+    match error {
+        ClientError::Connect { target, source } => dialing(target, source),
+        other => other.to_string(),
+    }
+}
+
+fn dialing(target: &str, error: &io::Error) -> String {
+    let why = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connect: connection refused",
+        io::ErrorKind::HostUnreachable => "connect: no route to host",
+        io::ErrorKind::NetworkUnreachable => "connect: network is unreachable",
+        io::ErrorKind::TimedOut => "i/o timeout",
+        io::ErrorKind::ConnectionReset => return "read: connection reset by peer".into(),
+        io::ErrorKind::UnexpectedEof => return "EOF".into(),
+        // rustls wraps its own errors so.
+        io::ErrorKind::InvalidData => return tls_failure(error),
+        _ => {
+            let host = target.rsplit_once(':').map_or(target, |(host, _)| host);
+            return format!("dial tcp: lookup {host}: {error}");
+        }
+    };
+    format!("dial tcp {target}: {why}")
+}
+
+fn tls_failure(error: &io::Error) -> String {
+    use rustls::{CertificateError, Error as Tls};
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Tls>());
+    let Some(Tls::InvalidCertificate(why)) = inner else {
+        return format!("tls: {error}");
+    };
+    let why = match why {
+        CertificateError::UnknownIssuer => "certificate signed by unknown authority".to_owned(),
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "certificate has expired or is not yet valid".to_owned()
+        }
+        other => other.to_string(),
+    };
+    format!("tls: failed to verify certificate: x509: {why}")
+}
+
+/// What upstream's client makes of an answer that is no success.
+fn refused(status: StatusCode, body: &[u8]) -> String {
+    let parsed: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    if parsed["kind"] == "Status"
+        && let Some(message) = parsed["message"].as_str()
+    {
+        return format!("failed to call webhook: {message}");
+    }
+    let text = String::from_utf8_lossy(&body[..body.len().min(2048)]).trim().to_owned();
+    let text = if text.is_empty() { "unknown".to_owned() } else { text };
+    let message = match status.as_u16() {
+        400 => "the server rejected our request for an unknown reason".to_owned(),
+        401 => "the server has asked for the client to provide credentials".to_owned(),
+        403 => text,
+        404 => "the server could not find the requested resource".to_owned(),
+        405 => "the server does not allow this method on the requested resource".to_owned(),
+        429 => "the server has received too many requests and has asked us to try again later".to_owned(),
+        503 => "the server is currently unable to handle the request".to_owned(),
+        504 => "the server was unable to return a response in the time allotted, but may still be processing the request".to_owned(),
+        500.. => format!("an error on the server ({text:?}) has prevented the request from succeeding"),
+        code => format!("the server responded with the status code {code} but did not return more information"),
+    };
+    format!("failed to call webhook: {message}")
+}

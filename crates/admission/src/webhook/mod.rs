@@ -1,0 +1,115 @@
+//! Webhooks: what the cluster's owner has others change or refuse.
+//!
+//! ```text
+//! configurations ─► hooks ─► matched? ─► review ─► call ─► verdict ─► patch, refusal, warnings
+//! ```
+//!
+//! Invariants: no webhook is asked about webhooks or policies; a failed call is the failure
+//! policy's, a refusal is the client's; nothing is sent that the client could not have seen.
+//! Upstream: `k8s.io/apiserver/pkg/admission/plugin/webhook`.
+
+mod call;
+mod hooks;
+mod mutating;
+mod review;
+mod validating;
+
+use std::time::Duration;
+
+use apiserver::StatusError;
+use apiserver::admission::Attributes;
+use apiserver::resource::Resource;
+use machinery::status::Reason;
+use serde_json::Value;
+
+pub(crate) use mutating::MutatingWebhooks;
+pub(crate) use validating::ValidatingWebhooks;
+
+use crate::matching::shown;
+use call::Clients;
+pub(crate) use hooks::Hook;
+use review::{Review, Verdict};
+
+/// Why a webhook's word was not heard, or what it was.
+enum Failure {
+    /// The call failed: the failure policy decides.
+    Calling(String),
+    /// The webhook said no, or the request cannot be put to it.
+    Refused(StatusError),
+}
+
+/// One exchange with one webhook: what it said when it allowed the request.
+async fn ask(
+    clients: &Clients,
+    attributes: &Attributes<'_>,
+    hook: &Hook,
+    row: &Resource,
+    is_mutating: bool,
+) -> Result<Verdict, Failure> {
+    if attributes.ctx.dry_run && !matches!(&*hook.side_effects, "None" | "NoneOnDryRun") {
+        let why = format!("admission webhook {:?} does not support dry run", hook.name);
+        return Err(Failure::Refused(StatusError::bad_request(why)));
+    }
+    let tree = |object: Option<&dyn machinery::Object>| -> Result<Value, StatusError> {
+        object.map_or(Ok(Value::Null), |object| shown(row, &attributes.ctx.subresource, object))
+    };
+    let object = attributes.object.as_deref().map(|object| &**object);
+    let (object, old) = (tree(object), tree(attributes.old));
+    let (object, old) = (object.map_err(Failure::Refused)?, old.map_err(Failure::Refused)?);
+    let review = Review::new(attributes, &hook.review_versions, row, object, old);
+    let review = review
+        .map_err(|why| Failure::Calling(format!("could not create admission objects: {why}")))?;
+    let timeout = Duration::from_secs(hook.timeout_seconds);
+    let answer = clients
+        .post(attributes.registry, &hook.endpoint, review.body.clone(), timeout)
+        .await
+        .map_err(Failure::Calling)?;
+    let verdict = review.verdict(is_mutating, &answer).map_err(Failure::Calling)?;
+    for warning in &verdict.warnings {
+        attributes.ctx.warn(warning.as_str());
+    }
+    for (key, value) in &verdict.annotations {
+        attributes.ctx.annotate(format!("{}/{key}", hook.name), value.as_str());
+    }
+    if verdict.allowed {
+        return Ok(verdict);
+    }
+    Err(Failure::Refused(refusal(&hook.name, verdict.result.as_ref())))
+}
+
+/// The error when a call failed and the policy is to fail.
+fn failed(hook: &Hook, why: &str) -> StatusError {
+    StatusError::internal(format!("failed calling webhook {:?}: {why}", hook.name))
+}
+
+/// The Status that a webhook gave with its refusal, made presentable.
+/// Upstream: `webhookerrors.ToStatusErr`.
+fn refusal(webhook: &str, result: Option<&Value>) -> StatusError {
+    const BAD_REQUEST: u16 = 400;
+    let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let absent = Value::Null;
+    let result = result.unwrap_or(&absent);
+    let (message, reason) = (text(result, "message"), text(result, "reason"));
+    let denied = format!("admission webhook {webhook:?} denied the request");
+    let message = match (message.as_str(), reason.as_str()) {
+        ("", "") => format!("{denied} without explanation"),
+        ("", reason) => format!("{denied}: {reason}"),
+        (message, _) => format!("{denied}: {message}"),
+    };
+    let code = result["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(0);
+    let mut error = StatusError::new(Reason::Unknown, message).with_code(code.max(BAD_REQUEST));
+    if !reason.is_empty() {
+        error = error.with_reason_text(reason);
+    }
+    let details = &result["details"];
+    error = error
+        .about(&text(details, "group"), &text(details, "kind"), &text(details, "name"))
+        .uid(&text(details, "uid"));
+    for cause in details["causes"].as_array().into_iter().flatten() {
+        error = error.cause(&text(cause, "reason"), &text(cause, "field"), text(cause, "message"));
+    }
+    if let Some(seconds) = details["retryAfterSeconds"].as_u64().filter(|seconds| *seconds > 0) {
+        error = error.retry_after(u32::try_from(seconds).unwrap_or(u32::MAX));
+    }
+    error
+}

@@ -1,0 +1,4 @@
+//! The admission chain on a real registry.
+
+mod webhooks;
+mod world;
