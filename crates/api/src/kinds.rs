@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::Resource;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::api::{
     admissionregistration, apps, authentication, authorization, autoscaling, batch, certificates,
     coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource,
@@ -44,6 +45,7 @@ const KINDS: &[Kind] = kinds! {
         MutatingAdmissionPolicy MutatingAdmissionPolicyBinding MutatingWebhookConfiguration
         ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding ValidatingWebhookConfiguration
     }
+    apiextensions::v1 { CustomResourceDefinition }
     apps::v1 { ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet }
     authentication::v1 { TokenReview TokenRequest SelfSubjectReview }
     authorization::v1 {

@@ -9,6 +9,7 @@
 //!   the ring goes on with the store's history, and ends with `Expired` where that is compacted;
 //! - the state at `revision` is complete: every store event up to it has been applied.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,13 +44,13 @@ pub struct Entry {
     /// JSON of the stored version, without resourceVersion.
     pub value: Bytes,
     labels: BTreeMap<String, String>,
-    fields: Vec<(&'static str, String)>,
+    fields: Vec<(Cow<'static, str>, String)>,
 }
 
 impl Entry {
     /// Reads the header from the bytes. The kind's own fields cost a decode, so only kinds that
     /// have selectable fields pay it.
-    pub(crate) fn parse(row: &Resource, key: Key, kv: &KeyValue) -> Result<Self, StatusError> {
+    pub(crate) fn parse(row: &Arc<Resource>, key: Key, kv: &KeyValue) -> Result<Self, StatusError> {
         #[derive(Deserialize)]
         struct Head {
             metadata: Labels,
@@ -60,12 +61,15 @@ impl Entry {
             labels: BTreeMap<String, String>,
         }
         let head: Head = serde_json::from_slice(&kv.value).map_err(StatusError::internal)?;
-        let fields = if row.strategy.selectable_names().is_empty() {
-            vec![]
+        let fields = if row.strategy.has_selectable_fields() {
+            let object = if row.custom {
+                Stored::new(row.clone(), kv.value.clone(), kv.mod_revision).object()?
+            } else {
+                row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?
+            };
+            row.strategy.field_values(&*object)
         } else {
-            let object =
-                row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?;
-            row.strategy.selectable_fields(&*object)
+            vec![]
         };
         let (revision, value) = (kv.mod_revision, kv.value.clone());
         Ok(Self { key, revision, value, labels: head.metadata.labels, fields })
@@ -154,6 +158,8 @@ pub struct Cacher {
     progress: Mutex<Option<mpsc::Sender<()>>>,
     /// The latest write of this process, which readers of [`Cacher::settled`] want to see.
     written: AtomicU64,
+    /// True once the rows that it serves are gone or replaced: the feed and all watches end.
+    retired: watch::Sender<bool>,
 }
 
 /// Where a resource's objects are kept.
@@ -180,15 +186,35 @@ impl Cacher {
             reached: watch::Sender::new(Revision(0)),
             progress: Mutex::default(),
             written: AtomicU64::new(0),
+            retired: watch::Sender::new(false),
         })
+    }
+
+    pub fn row(&self) -> &Arc<Resource> {
+        &self.row
+    }
+
+    /// Ends the feed, and watches once they have read what is here.
+    pub fn retire(&self) {
+        self.retired.send_replace(true);
+        self.reached.send_modify(|_| {});
+    }
+
+    pub fn is_retired(&self) -> bool {
+        *self.retired.borrow()
     }
 
     /// Feeds the cache until the store is closed. Runs as one task.
     pub async fn feed(self: Arc<Self>) {
         let mut backoff =
             base::backoff::Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        let mut retired = self.retired.subscribe();
         loop {
-            match self.follow().await {
+            let followed = tokio::select! {
+                followed = self.follow() => followed,
+                _ = retired.wait_for(|is_retired| *is_retired) => return,
+            };
+            match followed {
                 Ok(()) => backoff.reset(),
                 Err(store::Error::Unavailable(why)) if &*why == "closed" => return,
                 Err(error) => {
@@ -405,6 +431,9 @@ impl Cursor {
             self.reached.borrow_and_update();
             match self.read_ring() {
                 Some(events) if !events.is_empty() => return Ok(events),
+                Some(_) if self.cacher.is_retired() => {
+                    return Err(StatusError::expired("the resource is no longer served as it was"));
+                }
                 Some(_) => {}
                 None => {
                     self.open_history().await?;

@@ -79,11 +79,17 @@ impl Resource {
 }
 
 /// Between a served version and the stored one. Both directions keep metadata as it is.
+/// A custom kind's [`Strategy`] works on the served version, and only what is put is converted.
 pub trait Conversion: Send + Sync {
     fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
     fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
     /// The codec of the stored version.
     fn stored_codec(&self) -> &dyn Codec;
+
+    /// Is this value kept in another version than the stored one?
+    fn is_stale(&self, _value: &[u8]) -> bool {
+        false
+    }
 }
 
 /// Something behind an object's name: `/status`, `/scale`, `/log`.
@@ -179,6 +185,18 @@ impl Doc {
             Self::Text(text) => Cow::Borrowed(text),
             Self::Field(look_up, field) => Cow::Owned(look_up(field)),
         }
+    }
+}
+
+impl Column {
+    pub fn definition(&self) -> Value {
+        serde_json::json!({
+            "name": self.name,
+            "type": self.kind,
+            "format": self.format,
+            "description": self.description.text(),
+            "priority": self.priority,
+        })
     }
 }
 
@@ -284,6 +302,22 @@ pub trait Strategy: Send + Sync {
         &[]
     }
 
+    /// As [`selectable_names`](Self::selectable_names), for kinds that know their fields at run time only.
+    fn is_selectable(&self, name: &str) -> bool {
+        self.selectable_names().contains(&name)
+    }
+
+    /// Is there any selectable field besides name and namespace?
+    fn has_selectable_fields(&self) -> bool {
+        !self.selectable_names().is_empty()
+    }
+
+    /// As [`selectable_fields`](Self::selectable_fields), for the same kinds.
+    fn field_values(&self, object: &dyn Object) -> Vec<(Cow<'static, str>, String)> {
+        let fields = self.selectable_fields(object).into_iter();
+        fields.map(|(name, value)| (Cow::Borrowed(name), value)).collect()
+    }
+
     /// Seconds that an object lives in the store (Events); `None` for ever.
     fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
         None
@@ -322,6 +356,11 @@ pub trait Strategy: Send + Sync {
     /// Columns of the Table; the default has Name and Created At.
     fn columns(&self) -> Vec<Column> {
         vec![NAME_COLUMN, CREATED_AT_COLUMN]
+    }
+
+    /// The columns as the Table has them.
+    fn column_definitions(&self) -> Vec<Value> {
+        self.columns().iter().map(Column::definition).collect()
     }
 
     /// One cell per column.
@@ -369,6 +408,11 @@ impl ResourceTable {
     pub fn insert(&mut self, row: Arc<Resource>) {
         let key = (row.group.clone(), row.version.clone(), row.plural.clone());
         self.rows.insert(key, row);
+    }
+
+    /// Keeps the rows that `keep` says.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Arc<Resource>) -> bool) {
+        self.rows.retain(|_, row| keep(row));
     }
 
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {

@@ -12,6 +12,7 @@ use auth::service_account::{ServiceAccounts, TokenKeys, TokenRequests};
 use auth::{Authenticators, Authorizers, Masters, Rbac, bootstrap_token, node, tokens, x509};
 use base::task::Tasks;
 use client::Client;
+use extensions::Extensions;
 use ipnet::IpNet;
 use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
 use pki::{Component, Pki, Profile, San};
@@ -82,11 +83,13 @@ pub async fn start(
         Box::new(x509::X509::new(pki.cluster_ca.cert_pem())?),
         Box::new(SharedTokens(bearer)),
     ]);
+    let extensions = Extensions::new();
+    extensions.start(&registry, tasks).await;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         pages: pages(&keys, address, port),
         group_order: api::GROUP_ORDER,
-        schemas: Some(Arc::new(resources::schemas::BuiltIn)),
+        schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         protobuf: Some(api::protobuf::descriptors),
         ..apiserver::serve::Options::default()
     };
@@ -140,12 +143,14 @@ fn registry(
         key_pem: Some(client.key_pem),
         ..ClientOptions::default()
     })?;
-    let table = resources::table(resources::Options {
-        schema: Some(Arc::new(api::facts::Facts)),
+    let facts: Option<Arc<dyn machinery::patch::Schema>> = Some(Arc::new(api::facts::Facts));
+    let mut table = resources::table(resources::Options {
+        schema: facts.clone(),
         node_ports: flags.service_node_port_range.clone(),
         kubelets: Arc::new(resources::Kubelets::new(http)),
         tokens: Arc::new(TokenRequests::new(keys.clone())),
     });
+    table.insert(Arc::new(extensions::definition::row(facts)));
     // The admission plugins come when the authorizers are there, before anything is served.
     Ok(apiserver::Registry::new(store, table, Default::default(), tasks.clone()))
 }

@@ -22,6 +22,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cri", &["base"]),
     ("client", &["machinery", "api", "transport"]),
     ("apiserver", &["machinery", "store", "transport"]),
+    ("extensions", &["apiserver", "api"]),
     ("resources", &["apiserver", "api"]),
     ("admission", &["apiserver", "api"]),
     ("auth", &["apiserver", "api", "pki"]),

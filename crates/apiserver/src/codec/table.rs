@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::partial;
 use crate::registry::Stored;
-use crate::resource::{Column, Resource};
+use crate::resource::Resource;
 use crate::verbs::query::Query;
 
 /// What a row carries besides its cells.
@@ -64,7 +64,7 @@ pub fn whole(
     if options.no_headers {
         out.extend_from_slice(b"null");
     } else {
-        let columns: Vec<Value> = row.strategy.columns().iter().map(column).collect();
+        let columns: Vec<Value> = row.strategy.column_definitions();
         out.extend_from_slice(Value::from(columns).to_string().as_bytes());
     }
     out.extend_from_slice(br#","rows":["#);
@@ -76,16 +76,6 @@ pub fn whole(
     }
     out.extend_from_slice(b"]}");
     Ok(out)
-}
-
-fn column(column: &Column) -> Value {
-    json!({
-        "name": column.name,
-        "type": column.kind,
-        "format": column.format,
-        "description": column.description.text(),
-        "priority": column.priority,
-    })
 }
 
 fn write_row(

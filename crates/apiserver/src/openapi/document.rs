@@ -218,7 +218,11 @@ impl<'a> Builder<'a> {
             if definitions.contains_key(&name) {
                 continue;
             }
-            let Some(mut schema) = self.schemas.definition(&name) else { continue };
+            let found = match self.dialect {
+                Dialect::V2 => self.schemas.definition_v2(&name),
+                Dialect::V3 => self.schemas.definition(&name),
+            };
+            let Some(mut schema) = found else { continue };
             translate(self.dialect, &mut schema, &mut open);
             definitions.insert(name, schema);
         }

@@ -34,6 +34,11 @@ pub trait SchemaSource: Send + Sync {
     /// One definition, `x-kubernetes-*` extensions included.
     fn definition(&self, name: &str) -> Option<Value>;
 
+    /// The same for OpenAPI v2, whose clients read less.
+    fn definition_v2(&self, name: &str) -> Option<Value> {
+        self.definition(name)
+    }
+
     /// Changes with the definitions; part of the documents' hashes.
     fn revision(&self) -> String;
 }

@@ -41,6 +41,8 @@ struct Inner {
     /// Replaced once, when what its plugins ask (the authorizers) is there.
     chain: ArcSwap<Chain>,
     table: ArcSwap<ResourceTable>,
+    /// Held while a changed table is made out of the present one.
+    changing: Mutex<()>,
     /// Counts the replacements of `table`.
     generation: AtomicU64,
     /// One per storage prefix, made on first use. A plain mutex: never held across an await.
@@ -56,6 +58,7 @@ impl Registry {
             store,
             chain: ArcSwap::from_pointee(chain),
             table: ArcSwap::from_pointee(table),
+            changing: Mutex::default(),
             generation: AtomicU64::new(1),
             cachers: Mutex::default(),
             leases: write::Leases::default(),
@@ -82,6 +85,28 @@ impl Registry {
         self.0.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// Changes the rows while others may, too. Watch caches of custom rows that are no longer there
+    /// are given up, and the watches on them end.
+    pub fn change_resources(&self, change: impl FnOnce(&mut ResourceTable)) {
+        let changing = self.0.changing.lock().expect("no panic under the lock");
+        let mut table = (*self.resources()).clone();
+        change(&mut table);
+        self.set_resources(table);
+        drop(changing);
+        let table = self.resources();
+        let mut cachers = self.0.cachers.lock().expect("no panic under the lock");
+        cachers.retain(|_, cacher| {
+            let row = cacher.row();
+            let now = table.get(&row.group, &row.version, &row.plural);
+            let same = |now: &Arc<Resource>| Arc::ptr_eq(&now.strategy, &row.strategy);
+            let stays = !row.custom || now.is_some_and(same);
+            if !stays {
+                cacher.retire();
+            }
+            stays
+        });
+    }
+
     pub fn resources_generation(&self) -> u64 {
         self.0.generation.load(Ordering::Acquire)
     }
@@ -102,7 +127,11 @@ impl Registry {
     }
 
     pub(crate) fn cacher(&self, row: &Arc<Resource>) -> Arc<Cacher> {
-        let storage = row.storage.clone().expect("only stored resources are read");
+        let mut storage = row.storage.clone().expect("only stored resources are read");
+        // Versions of a custom kind may have different selectable fields.
+        if row.custom && row.strategy.has_selectable_fields() {
+            storage = format!("{storage}@{}", row.version);
+        }
         let mut cachers = self.0.cachers.lock().expect("no panic under the lock");
         let make = || {
             let cacher = Cacher::new(row.clone(), self.0.store.clone());

@@ -228,12 +228,11 @@ impl Registry {
         namespace: &str,
         options: &ListOptions,
     ) -> Result<Scope, StatusError> {
-        let known = row.strategy.selectable_names();
         for requirement in &options.fields.requirements {
             let name = requirement.key.as_str();
             let generic =
                 name == "metadata.name" || (name == "metadata.namespace" && row.namespaced);
-            if !generic && !known.contains(&name) {
+            if !generic && !row.strategy.is_selectable(name) {
                 let message = format!(
                     "Unable to find {:?} that match label selector {:?}, field selector {:?}: field label not supported: {name}",
                     format!("{}, Resource={}", group_version(row), row.plural),
@@ -282,6 +281,7 @@ impl Watcher {
                         self.pending.extend(self.translate(&event));
                     }
                 }
+                Ok(Err(_)) if self.cacher.is_retired() => self.over = true,
                 Ok(Err(error)) => self.pending.push_back(WatchEvent::Error(error)),
                 Err(_) => self.tick(),
             }

@@ -25,17 +25,20 @@ pub struct Stored {
     revision: Revision,
     /// Just behind `"metadata":{`.
     splice: usize,
+    /// Kept in a version that is no longer the stored one: any write, even of nothing, mends it.
+    is_stale: bool,
 }
 
 impl Stored {
     /// `value` is as the store has it; it is converted when the row serves another version.
     pub(crate) fn new(row: Arc<Resource>, value: Bytes, revision: Revision) -> Self {
+        let is_stale = row.conversion.as_ref().is_some_and(|one| one.is_stale(&value));
         let value = match convert(&row, &value) {
             Some(converted) => converted.into(),
             None => value,
         };
         let splice = splice_offset(&value);
-        Self { row, value, revision, splice }
+        Self { row, value, revision, splice, is_stale }
     }
 
     pub fn revision(&self) -> Revision {
@@ -44,6 +47,10 @@ impl Stored {
 
     pub fn row(&self) -> &Arc<Resource> {
         &self.row
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.is_stale
     }
 
     /// The same state, as if at another revision: a DELETED event carries the deleting one.
@@ -84,6 +91,11 @@ impl Stored {
         self.write_behind_splice(out);
     }
 
+    /// The value as it is shown, without resourceVersion: shared, not copied.
+    pub fn bytes(&self) -> Bytes {
+        self.value.clone()
+    }
+
     pub fn json(&self) -> Bytes {
         let mut out = Vec::with_capacity(self.value.len() + 40);
         self.write_to(&mut out);
@@ -104,11 +116,12 @@ impl Stored {
         Ok(object)
     }
 
-    /// The object in the stored version, with its resourceVersion: what strategies see.
+    /// The object as strategies see it, with its resourceVersion: a built-in one in the stored
+    /// version, a custom one in the row's, whose schema is the version's own.
     pub(crate) fn stored_object(&self) -> Result<Box<dyn Object>, StatusError> {
         match &self.row.conversion {
-            None => self.object(),
-            Some(conversion) => conversion.to_stored(self.object()?),
+            Some(conversion) if !self.row.custom => conversion.to_stored(self.object()?),
+            _ => self.object(),
         }
     }
 }

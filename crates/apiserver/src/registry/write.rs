@@ -186,7 +186,7 @@ impl Registry {
             return self.remove(ctx, key, &current, object).await;
         }
         object.meta_mut().resource_version = None;
-        if object.encode() == without_version(&*old).encode() {
+        if !current.is_stale() && object.encode() == without_version(&*old).encode() {
             return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Unchanged }));
         }
         match self.put(ctx, key, &mut *object, current.revision()).await? {
@@ -365,8 +365,8 @@ impl Registry {
         object: Box<dyn Object>,
     ) -> Result<Box<dyn Object>, StatusError> {
         match &ctx.resource.conversion {
-            None => Ok(object),
-            Some(conversion) => conversion.to_stored(object),
+            Some(conversion) if !ctx.resource.custom => conversion.to_stored(object),
+            _ => Ok(object),
         }
     }
 
@@ -394,12 +394,19 @@ impl Registry {
     ) -> Result<Option<Stored>, StatusError> {
         let row = &ctx.resource;
         object.meta_mut().resource_version = None;
-        let value = Bytes::from(object.encode());
+        let shown = Bytes::from(object.encode());
+        let value = match &row.conversion {
+            // Strategies saw it in the row's version; only now it becomes the stored one.
+            Some(conversion) if row.custom => {
+                conversion.to_stored(object.boxed_clone())?.encode().into()
+            }
+            _ => shown.clone(),
+        };
         let path = Bytes::from(store_key(row, key));
         if ctx.dry_run {
             let there =
                 self.current(row, key).await?.map_or(Revision(0), |stored| stored.revision());
-            return Ok((there == expected).then(|| Stored::new(row.clone(), value, expected)));
+            return Ok((there == expected).then(|| Stored::new(row.clone(), shown, expected)));
         }
         let lease = match row.strategy.ttl_seconds(object) {
             Some(seconds) => self.lease(seconds).await?,
@@ -407,14 +414,14 @@ impl Registry {
         };
         let txn = Txn {
             compare: vec![Compare::ModRevision(path.clone(), expected)],
-            success: vec![Op::Put { key: path, value: value.clone(), lease }],
+            success: vec![Op::Put { key: path, value, lease }],
             failure: vec![],
         };
         let answer = self.0.store.txn(txn).await.map_err(store_error)?;
         if answer.succeeded {
             self.note_written(row, answer.revision);
         }
-        Ok(answer.succeeded.then(|| Stored::new(row.clone(), value, answer.revision)))
+        Ok(answer.succeeded.then(|| Stored::new(row.clone(), shown, answer.revision)))
     }
 
     /// A lease that lives at least `ttl_seconds` more.

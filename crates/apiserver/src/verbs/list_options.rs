@@ -138,13 +138,13 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
 
 /// Kinds without fields of their own name the two that all have.
 fn check_fields(row: &Resource, fields: &Selector) -> Result<(), StatusError> {
-    let known = row.strategy.selectable_names();
+    let strategy = &row.strategy;
     for requirement in &fields.requirements {
         let name = requirement.key.as_str();
-        if matches!(name, "metadata.name" | "metadata.namespace") || known.contains(&name) {
+        if matches!(name, "metadata.name" | "metadata.namespace") || strategy.is_selectable(name) {
             continue;
         }
-        return Err(StatusError::bad_request(if known.is_empty() {
+        return Err(StatusError::bad_request(if !strategy.has_selectable_fields() {
             format!(
                 "{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
             )

@@ -1,0 +1,472 @@
+//! Makes CRDs work: accepts names, serves what is established, cleans up what is deleted.
+//!
+//! In: the CRDs' events from the watch cache. Out: their status, the rows of the resource table, the
+//! published schemas; at the end, the deletion of instances and of the finalizer.
+//! Upstream: `controller/{status,establish,finalizer,openapi}`, as one loop.
+//!
+//! ```text
+//!  created ─► names accepted ─► rows served ─► Established
+//!  deleted ─► Terminating: rows read-only, instances deleted ─► rows gone ─► finalizer gone
+//! ```
+//!
+//! Invariant: rows are there before `Established` says so, and gone before the CRD is: whoever looks
+//! at discovery on a CRD's event finds it right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use apiserver::registry::{DeleteOptions, Intent, ListOptions, Registry, Stored};
+use apiserver::request::{Key, RequestContext, UserInfo};
+use apiserver::resource::Resource;
+use apiserver::StatusError;
+use arc_swap::ArcSwap;
+use base::backoff::Backoff;
+use base::task::Tasks;
+use bytes::Bytes;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionStatus,
+};
+use machinery::Object;
+
+use crate::custom::Kinds;
+use crate::definition::{FINALIZER, conditions};
+use crate::names::{self, Taken};
+use crate::openapi::{Published, PublishedKinds, definition_name};
+
+type Crd = CustomResourceDefinition;
+
+/// How long a deletion waits for instances with finalizers before it looks again.
+const CLEANUP_WAIT: Duration = Duration::from_secs(60);
+
+/// What the controller remembers of a CRD.
+struct Known {
+    group: String,
+    accepted: CustomResourceDefinitionNames,
+    /// As it is served now.
+    served: Option<Served>,
+    bytes: Bytes,
+}
+
+struct Served {
+    uid: Option<String>,
+    generation: Option<i64>,
+    names: CustomResourceDefinitionNames,
+    is_terminating: bool,
+    kinds: Kinds,
+}
+
+struct Controller {
+    registry: Registry,
+    published: Arc<ArcSwap<PublishedKinds>>,
+    tasks: Tasks,
+    /// By name. Guards short looks; the loop alone writes, cleanups remove rows.
+    known: Mutex<BTreeMap<String, Known>>,
+    /// CRDs whose instances are being deleted.
+    cleaning: Mutex<BTreeSet<String>>,
+}
+
+pub async fn start(registry: Registry, published: Arc<ArcSwap<PublishedKinds>>, tasks: &Tasks) {
+    let (now, mut cursor) = registry.follow::<Crd>().await;
+    let controller = Arc::new(Controller {
+        registry,
+        published,
+        tasks: tasks.clone(),
+        known: Mutex::default(),
+        cleaning: Mutex::default(),
+    });
+    let crds: Vec<(Crd, Bytes)> = now.iter().filter_map(decoded).collect();
+    // All rows at once: each change of the table costs its whole length.
+    let mut rows = vec![];
+    for (crd, bytes) in &crds {
+        rows.extend(controller.note(crd, bytes));
+    }
+    controller.registry.change_resources(|table| {
+        rows.into_iter().for_each(|row| table.insert(Arc::new(row)));
+    });
+    controller.publish();
+    let this = controller.clone();
+    tasks.spawn("custom-resources", async move {
+        for (crd, _) in &crds {
+            this.sync_all(&crd.metadata.name.clone().unwrap_or_default()).await;
+        }
+        loop {
+            match cursor.next().await {
+                Ok(events) => {
+                    for event in events {
+                        let is_gone = event.entry.is_none();
+                        let Some(stored) = this.registry.stored_of::<Crd>(&event) else { continue };
+                        let Some((crd, bytes)) = decoded(&stored) else { continue };
+                        this.apply(crd, bytes, is_gone).await;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "custom resource definitions are read anew");
+                    let (now, fresh) = this.registry.follow::<Crd>().await;
+                    cursor = fresh;
+                    this.reload(&now).await;
+                }
+            }
+        }
+    });
+}
+
+fn decoded(stored: &Stored) -> Option<(Crd, Bytes)> {
+    let object = match stored.object() {
+        Ok(object) => object,
+        Err(error) => {
+            tracing::error!(%error, "a custom resource definition cannot be read");
+            return None;
+        }
+    };
+    Some((object.downcast::<Crd>()?.clone(), stored.bytes()))
+}
+
+fn name_of(crd: &Crd) -> String {
+    crd.metadata.name.clone().unwrap_or_default()
+}
+
+fn accepted(crd: &Crd) -> CustomResourceDefinitionNames {
+    crd.status.as_ref().and_then(|status| status.accepted_names.clone()).unwrap_or_default()
+}
+
+impl Controller {
+    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Known>> {
+        self.known.lock().expect("no panic under the lock")
+    }
+
+    async fn apply(self: &Arc<Self>, crd: Crd, bytes: Bytes, is_gone: bool) {
+        let name = name_of(&crd);
+        if is_gone {
+            self.forget(&name);
+            self.known().remove(&name);
+            // Its names are free: others may have waited for them.
+            return self.sync_group(&crd.spec.group, &name).await;
+        }
+        if let Some(rows) = self.noted(&crd, &bytes) {
+            self.serve(&crd, rows);
+        }
+        self.sync_all(&name).await;
+    }
+
+    /// After a gap in the events: what is no longer there is forgotten, the rest applied.
+    async fn reload(self: &Arc<Self>, now: &[Stored]) {
+        let crds: Vec<(Crd, Bytes)> = now.iter().filter_map(decoded).collect();
+        let names: BTreeSet<String> = crds.iter().map(|(crd, _)| name_of(crd)).collect();
+        let gone: Vec<String> =
+            self.known().keys().filter(|name| !names.contains(*name)).cloned().collect();
+        for name in gone {
+            self.forget(&name);
+            self.known().remove(&name);
+        }
+        for (crd, bytes) in crds {
+            self.apply(crd, bytes, false).await;
+        }
+    }
+
+    /// Remembers a CRD; its rows, where it is established.
+    fn note(&self, crd: &Crd, bytes: &Bytes) -> Vec<Resource> {
+        self.noted(crd, bytes).unwrap_or_default()
+    }
+
+    /// As [`note`](Self::note); `None` when the rows are as before.
+    fn noted(&self, crd: &Crd, bytes: &Bytes) -> Option<Vec<Resource>> {
+        let mut known = self.known();
+        let entry = known.entry(name_of(crd)).or_insert_with(|| Known {
+            group: crd.spec.group.clone(),
+            accepted: CustomResourceDefinitionNames::default(),
+            served: None,
+            bytes: Bytes::new(),
+        });
+        entry.accepted = accepted(crd);
+        entry.bytes = bytes.clone();
+        if !conditions::is_true(crd, "Established") {
+            return None;
+        }
+        let is_terminating = crd.metadata.deletion_timestamp.is_some();
+        let (names, meta) = (accepted(crd), &crd.metadata);
+        let same_spec = entry
+            .served
+            .take_if(|known| known.uid == meta.uid && known.generation == meta.generation);
+        let is_same = same_spec.as_ref().is_some_and(|known| {
+            known.names == names && known.is_terminating == is_terminating
+        });
+        let kinds = same_spec.map_or_else(|| Kinds::of(crd), |known| known.kinds);
+        let rows = (!is_same).then(|| kinds.rows(crd, is_terminating));
+        let (uid, generation) = (meta.uid.clone(), meta.generation);
+        entry.served = Some(Served { uid, generation, names, is_terminating, kinds });
+        rows
+    }
+
+    /// Puts rows into the table in the place of those that the CRD had.
+    fn serve(&self, crd: &Crd, rows: Vec<Resource>) {
+        let (group, plural) = (&crd.spec.group, &crd.spec.names.plural);
+        self.registry.change_resources(|table| {
+            table.retain(|row| !(row.custom && row.group == *group && row.plural == *plural));
+            for row in rows {
+                // A built-in resource of the same name is not pushed aside.
+                if table.get(&row.group, &row.version, &row.plural).is_none() {
+                    table.insert(Arc::new(row));
+                }
+            }
+        });
+        self.publish();
+    }
+
+    /// Takes a CRD's rows out of the table.
+    fn forget(&self, name: &str) {
+        let Some((plural, group)) = name.split_once('.') else { return };
+        if let Some(known) = self.known().get_mut(name) {
+            known.served = None;
+        }
+        self.registry.change_resources(|table| {
+            table.retain(|row| !(row.custom && row.group == group && row.plural == plural));
+        });
+        self.publish();
+    }
+
+    /// Publishes the schemas of what is in the table.
+    fn publish(&self) {
+        let table = self.registry.resources();
+        let known = self.known();
+        let mut kinds = PublishedKinds::new();
+        for row in table.iter().filter(|row| row.custom) {
+            let name = format!("{}.{}", row.plural, row.group);
+            let Some(known) = known.get(&name) else { continue };
+            kinds.insert(
+                definition_name(&row.group, &row.version, &row.kind),
+                Published {
+                    group: row.group.clone(),
+                    version: row.version.clone(),
+                    kind: row.kind.clone(),
+                    crd: known.bytes.clone(),
+                },
+            );
+        }
+        self.published.store(Arc::new(kinds));
+    }
+
+    /// Brings a CRD on, and tells the others of its group when its names changed.
+    async fn sync_all(self: &Arc<Self>, name: &str) {
+        let before = self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
+        if let Err(error) = self.sync(name).await {
+            tracing::warn!(crd = name, %error, "a custom resource definition is not brought on");
+        }
+        let after = self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
+        if let (Some((group, before)), Some((_, after))) = (before, after)
+            && before != after
+        {
+            self.sync_group(&group, name).await;
+        }
+    }
+
+    async fn sync_group(self: &Arc<Self>, group: &str, except: &str) {
+        let others: Vec<String> = {
+            let known = self.known();
+            let of_group = |(name, one): &(&String, &Known)| one.group == group && *name != except;
+            known.iter().filter(of_group).map(|(name, _)| name.clone()).collect()
+        };
+        for name in others {
+            if let Err(error) = self.sync(&name).await {
+                tracing::warn!(crd = name, %error, "a custom resource definition is not brought on");
+            }
+        }
+    }
+
+    async fn sync(self: &Arc<Self>, name: &str) -> Result<(), StatusError> {
+        let Some(crd) = self.registry.find::<Crd>("", name).await? else { return Ok(()) };
+        if crd.metadata.deletion_timestamp.is_some() {
+            self.clean_up(&crd);
+            return Ok(());
+        }
+        let names = accepted(&crd);
+        let settled = crd.spec.names == names && conditions::is_true(&crd, "Established");
+        if settled {
+            return Ok(());
+        }
+        let (names, naming) = names::accept(&crd.spec.names, &names, &self.taken(&crd));
+        let mut fresh = crd.clone();
+        let status = fresh.status.get_or_insert_default();
+        status.accepted_names = Some(names);
+        let is_accepted = naming.status == "True";
+        conditions::set(status, naming);
+        let was_established = conditions::is_true(&crd, "Established");
+        if is_accepted && !was_established {
+            let message = "the initial names have been accepted";
+            let established = conditions::new("Established", true, "InitialNamesAccepted", message);
+            conditions::set(status, established);
+            self.serve_first(&fresh);
+        } else if !was_established {
+            let message = "not all names are accepted";
+            conditions::set(status, conditions::new("Established", false, "NotAccepted", message));
+        }
+        if fresh.status == crd.status {
+            return Ok(());
+        }
+        self.write_status(&fresh).await
+    }
+
+    /// Serves what is about to be established.
+    fn serve_first(&self, crd: &Crd) {
+        let bytes = Bytes::from(crd.encode());
+        if let Some(rows) = self.noted(crd, &bytes) {
+            self.serve(crd, rows);
+        }
+    }
+
+    /// The names of the other CRDs of the group.
+    fn taken(&self, crd: &Crd) -> Taken {
+        let mut taken = Taken::default();
+        for (_, one) in self.known().iter().filter(|(_, one)| one.group == crd.spec.group) {
+            taken.add(&one.accepted);
+        }
+        taken
+    }
+
+    fn context(&self, subresource: &str) -> RequestContext {
+        let mut ctx = self.registry.own_context::<Crd>();
+        ctx.subresource = subresource.into();
+        ctx
+    }
+
+    async fn write_status(&self, crd: &Crd) -> Result<(), StatusError> {
+        let status = crd.status.clone();
+        let generation = crd.metadata.generation;
+        let key = Key::new("", name_of(crd));
+        let modify = move |object: &mut dyn Object| {
+            let now = object.expect_mut::<Crd>();
+            // Judged on another spec: the next event judges anew.
+            if now.metadata.generation == generation {
+                let stored = now.status.as_ref().and_then(|status| status.stored_versions.clone());
+                now.status = status.clone().map(|status| CustomResourceDefinitionStatus {
+                    stored_versions: stored,
+                    ..status
+                });
+            }
+            Ok(())
+        };
+        let intent = Intent::Modify(Box::new(modify));
+        let written = self.registry.write(&self.context("status"), &key, intent).await;
+        match written {
+            Ok(_) => {
+                if let Some(known) = self.known().get_mut(&key.name) {
+                    known.accepted = accepted(crd);
+                }
+                Ok(())
+            }
+            Err(error) if error.is(machinery::status::Reason::NotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the instances of a deleted CRD, then lets it go. One task per CRD at a time.
+    fn clean_up(self: &Arc<Self>, crd: &Crd) {
+        let waits = crd.metadata.finalizers.iter().flatten().any(|one| one == FINALIZER);
+        let name = name_of(crd);
+        let is_new = waits && self.cleaning.lock().expect("no panic under the lock").insert(name.clone());
+        if !is_new {
+            return;
+        }
+        let (this, crd) = (self.clone(), crd.clone());
+        self.tasks.spawn("custom-resource-cleanup", async move {
+            let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
+            while let Err(error) = this.terminate(&crd).await {
+                tracing::warn!(crd = name, %error, "instances are not gone yet");
+                tokio::time::sleep(backoff.step()).await;
+            }
+            this.cleaning.lock().expect("no panic under the lock").remove(&name);
+        });
+    }
+
+    async fn terminate(&self, crd: &Crd) -> Result<(), StatusError> {
+        let name = name_of(crd);
+        let (group, plural) = (&crd.spec.group, &crd.spec.names.plural);
+        let condition = if conditions::is_true(crd, "Established") {
+            let (reason, message) =
+                ("InstanceDeletionInProgress", "CustomResource deletion is in progress");
+            self.set_terminating(crd, true, reason, message).await?;
+            if let Err(error) = self.delete_instances(group, plural).await {
+                let message = format!("could not issue all deletes: {error}");
+                self.set_terminating(crd, true, "InstanceDeletionFailed", &message).await?;
+                return Err(error);
+            }
+            ("InstanceDeletionCompleted", "removed all instances")
+        } else {
+            ("NeverEstablished", "resource was never established")
+        };
+        self.forget(&name);
+        let (reason, message) = condition;
+        let (reason, message) = (reason.to_owned(), message.to_owned());
+        let modify = move |object: &mut dyn Object| {
+            let now = object.expect_mut::<Crd>();
+            let status = now.status.get_or_insert_default();
+            conditions::set(status, conditions::new("Terminating", false, &reason, &message));
+            if let Some(finalizers) = &mut now.metadata.finalizers {
+                finalizers.retain(|one| one != FINALIZER);
+            }
+            now.metadata.finalizers.take_if(|finalizers| finalizers.is_empty());
+            Ok(())
+        };
+        let intent = Intent::Modify(Box::new(modify));
+        let key = Key::new("", name);
+        match self.registry.write(&self.context("status"), &key, intent).await {
+            Err(error) if !error.is(machinery::status::Reason::NotFound) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn set_terminating(
+        &self,
+        crd: &Crd,
+        is_true: bool,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), StatusError> {
+        let (reason, message) = (reason.to_owned(), message.to_owned());
+        let modify = move |object: &mut dyn Object| {
+            let status = object.expect_mut::<Crd>().status.get_or_insert_default();
+            conditions::set(status, conditions::new("Terminating", is_true, &reason, &message));
+            Ok(())
+        };
+        let intent = Intent::Modify(Box::new(modify));
+        let key = Key::new("", name_of(crd));
+        self.registry.write(&self.context("status"), &key, intent).await.map(drop)
+    }
+
+    /// Deletes every instance, and returns when none is left.
+    async fn delete_instances(&self, group: &str, plural: &str) -> Result<(), StatusError> {
+        let table = self.registry.resources();
+        let row = table.iter().find(|row| row.custom && row.group == group && row.plural == plural);
+        // No version is served: nobody can have made any, or can see them.
+        let Some(row) = row.cloned() else { return Ok(()) };
+        let ctx = RequestContext::new(UserInfo::apiserver(), row.clone(), "");
+        let (all, options) = (ListOptions::default(), DeleteOptions::default());
+        let list = self.registry.delete_collection(&ctx, "", &all, &options).await?;
+        if list.items.is_empty() {
+            return Ok(());
+        }
+        let wait = self.wait_until_empty(&row);
+        match tokio::time::timeout(CLEANUP_WAIT, wait).await {
+            Ok(done) => done,
+            Err(_) => Err(StatusError::internal("could not confirm zero CustomResources remaining: timed out waiting for the condition")),
+        }
+    }
+
+    async fn wait_until_empty(&self, row: &Arc<Resource>) -> Result<(), StatusError> {
+        use futures::StreamExt;
+        loop {
+            let all = ListOptions::default();
+            let list = self.registry.list(row, "", &all).await?;
+            if list.items.is_empty() {
+                return Ok(());
+            }
+            let resource_version = Some(list.revision.to_string());
+            let options = ListOptions { resource_version, ..ListOptions::default() };
+            let mut events = self.registry.watch(row, "", &options).await?;
+            // Any event may be the last instance's.
+            if events.next().await.is_none() {
+                return Err(StatusError::internal("the watch for instances ended"));
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Custom resources: the rows that a CRD stands for.
+//!
+//! In: a CRD whose names are accepted. Out: one row per served version, on the same write path as
+//! any other ([`apiserver::resource::Resource`] with `custom`): the codec prunes, the strategy
+//! defaults and validates, the conversion changes versions when objects are put and read.
+//!
+//! Invariant: nothing here holds the CRD itself; a [`Family`] has what its rows need, and no more.
+
+mod codec;
+mod conversion;
+pub mod jsonpath;
+mod print;
+mod scale;
+mod strategy;
+
+use std::sync::Arc;
+
+use apiserver::resource::{
+    ALL_VERBS, Behaviour, Resource, Strategy, Subresource, SubresourceKind,
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionVersion,
+};
+
+use crate::definition;
+use crate::openapi::definition_name;
+use crate::schema::Schema;
+use jsonpath::JsonPath;
+use scale::Scaling;
+
+/// What all versions of a custom kind share.
+pub struct Family {
+    pub group: String,
+    pub kind: String,
+    pub namespaced: bool,
+    /// The version that objects are kept in, as `example.com/v1`.
+    pub stored: String,
+    pub versions: Vec<Version>,
+    /// May stored bytes be shown as they are? Only while the CRD is as it was when they were put.
+    pub is_settled: bool,
+}
+
+/// One version of a custom kind.
+pub struct Version {
+    pub name: String,
+    /// `example.com/v1`
+    pub api_version: String,
+    /// `None`: whatever is given is kept.
+    pub schema: Option<Schema>,
+    pub has_status: bool,
+    pub scaling: Option<Scaling>,
+    pub columns: Vec<PrintedColumn>,
+    pub selectable: Vec<Selectable>,
+}
+
+/// A column of `kubectl get`.
+pub struct PrintedColumn {
+    pub definition: serde_json::Value,
+    pub kind: String,
+    pub path: JsonPath,
+}
+
+/// A field to select by, without its leading dot.
+pub struct Selectable {
+    pub name: String,
+    pub path: JsonPath,
+}
+
+impl Family {
+    pub fn of(crd: &CustomResourceDefinition) -> Self {
+        let spec = &crd.spec;
+        let preserves = spec.preserve_unknown_fields == Some(true);
+        let api_version = |version: &str| format!("{}/{version}", spec.group);
+        let stored = definition::storage_version(spec).unwrap_or_default();
+        let version = |version: &CustomResourceDefinitionVersion| {
+            Version::of(version, api_version(&version.name), preserves)
+        };
+        Self {
+            group: spec.group.clone(),
+            kind: spec.names.kind.clone(),
+            namespaced: spec.scope != "Cluster",
+            stored: api_version(stored),
+            versions: spec.versions.iter().map(version).collect(),
+            is_settled: crd.metadata.generation == Some(1) && spec.versions.len() == 1,
+        }
+    }
+
+    pub fn version(&self, api_version: &str) -> Option<&Version> {
+        self.versions.iter().find(|version| version.api_version == api_version)
+    }
+}
+
+impl Version {
+    fn of(from: &CustomResourceDefinitionVersion, api_version: String, preserves: bool) -> Self {
+        let root = from.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
+        let subresources = from.subresources.as_ref();
+        let columns = from.additional_printer_columns.as_deref().unwrap_or_default();
+        let selectable = from.selectable_fields.iter().flatten().map(|field| Selectable {
+            name: field.json_path.trim_start_matches('.').into(),
+            path: JsonPath::parse(&field.json_path),
+        });
+        Self {
+            name: from.name.clone(),
+            api_version,
+            schema: root.filter(|_| !preserves).map(Schema::new),
+            has_status: subresources.is_some_and(|one| one.status.is_some()),
+            scaling: subresources.and_then(|one| one.scale.as_ref()).map(Scaling::of),
+            columns: print::columns(columns),
+            selectable: selectable.collect(),
+        }
+    }
+}
+
+
+/// A CRD's spec, made ready to be served. Its rows share strategies, by which watch caches know that
+/// nothing of theirs has changed.
+pub struct Kinds {
+    family: Arc<Family>,
+    strategies: Vec<Arc<dyn Strategy>>,
+}
+
+impl Kinds {
+    pub fn of(crd: &CustomResourceDefinition) -> Self {
+        let family = Arc::new(Family::of(crd));
+        let strategy = |index: usize| -> Arc<dyn Strategy> {
+            Arc::new(strategy::Custom { family: family.clone(), index })
+        };
+        let strategies = (0..family.versions.len()).map(strategy).collect();
+        Self { family, strategies }
+    }
+
+    /// The rows of the served versions. Of one that terminates, objects can be read and deleted only.
+    pub fn rows(&self, crd: &CustomResourceDefinition, is_terminating: bool) -> Vec<Resource> {
+        let served = |index: &usize| crd.spec.versions[*index].served;
+        let indexes = (0..self.family.versions.len()).filter(served);
+        indexes.map(|index| self.row(crd, index, is_terminating)).collect()
+    }
+
+    fn row(&self, crd: &CustomResourceDefinition, index: usize, is_terminating: bool) -> Resource {
+        const TERMINATING: &[&str] = &["delete", "deletecollection", "get", "list", "watch"];
+        let family = &self.family;
+        let names = crd.status.as_ref().and_then(|status| status.accepted_names.as_ref());
+        let names = names.unwrap_or(&crd.spec.names);
+        let version = &family.versions[index];
+        let plural = crd.spec.names.plural.clone();
+        Resource {
+            group: family.group.clone(),
+            version: version.name.clone(),
+            kind: family.kind.clone(),
+            singular: names.singular.clone().unwrap_or_default(),
+            short_names: names.short_names.clone().unwrap_or_default(),
+            categories: names.categories.clone().unwrap_or_default(),
+            namespaced: family.namespaced,
+            verbs: if is_terminating { TERMINATING } else { ALL_VERBS }.to_vec(),
+            storage: Some(format!("{}/{plural}", family.group)),
+            plural,
+            codec: Arc::new(codec::Custom { family: family.clone(), index }),
+            conversion: conversion::of(family, index),
+            strategy: self.strategies[index].clone(),
+            subresources: subresources(family, index),
+            custom: true,
+            definition: definition_name(&family.group, &version.name, &family.kind),
+            schema: None,
+        }
+    }
+}
+
+fn subresources(family: &Arc<Family>, index: usize) -> Vec<Subresource> {
+    const VERBS: &[&str] = &["get", "patch", "update"];
+    let version = &family.versions[index];
+    let mut all = vec![];
+    if version.scaling.is_some() {
+        all.push(Subresource {
+            name: "scale",
+            kind: Some(SubresourceKind { group: "autoscaling", version: "v1", kind: "Scale" }),
+            verbs: VERBS,
+            behaviour: Behaviour::View(Arc::new(scale::ScaleOf { family: family.clone(), index })),
+        });
+    }
+    if version.has_status {
+        let behaviour = Behaviour::Part;
+        all.push(Subresource { name: "status", kind: None, verbs: VERBS, behaviour });
+    }
+    all
+}

@@ -1,0 +1,111 @@
+//! Rows of Tables: the name, and what the CRD's printer columns say.
+//! Upstream: `registry/customresource/tableconvertor`.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition;
+use serde_json::{Value, json};
+
+use super::PrintedColumn;
+use super::jsonpath::JsonPath;
+
+/// The CRD's columns, or the age where it has none.
+pub fn columns(given: &[CustomResourceColumnDefinition]) -> Vec<PrintedColumn> {
+    if !given.is_empty() {
+        return given.iter().map(column).collect();
+    }
+    vec![column(&CustomResourceColumnDefinition {
+        name: "Age".into(),
+        type_: "date".into(),
+        description: Some(apiserver::resource::CREATED_AT_COLUMN.description.into()),
+        json_path: ".metadata.creationTimestamp".into(),
+        ..CustomResourceColumnDefinition::default()
+    })]
+}
+
+pub fn column(from: &CustomResourceColumnDefinition) -> PrintedColumn {
+    let path = &from.json_path;
+    let given = from.description.clone().filter(|text| !text.is_empty());
+    let description = given.unwrap_or_else(|| {
+        format!("Custom resource definition column (in JSONPath format): {path}")
+    });
+    PrintedColumn {
+        definition: json!({
+            "name": from.name,
+            "type": from.type_,
+            "format": from.format.as_deref().unwrap_or_default(),
+            "description": description,
+            "priority": from.priority.unwrap_or_default(),
+        }),
+        kind: from.type_.clone(),
+        path: JsonPath::parse(path),
+    }
+}
+
+pub fn cell(column: &PrintedColumn, object: &Value) -> Value {
+    let Some(value) = column.path.first(object) else { return Value::Null };
+    match (column.kind.as_str(), value) {
+        (_, Value::Null) => Value::Null,
+        ("string", Value::String(text)) => text.as_str().into(),
+        ("string", other) => other.to_string().into(),
+        ("integer", Value::Number(number)) => {
+            number.as_i64().or_else(|| number.as_f64().map(|float| float as i64)).into()
+        }
+        ("number", Value::Number(number)) => number.as_f64().into(),
+        ("boolean", Value::Bool(flag)) => (*flag).into(),
+        ("date", Value::String(text)) => match text.parse::<jiff::Timestamp>() {
+            Ok(time) => human_duration(base::clock::now().as_second() - time.as_second()).into(),
+            Err(_) => "<invalid>".into(),
+        },
+        _ => Value::Null,
+    }
+}
+
+/// Upstream: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`.
+fn human_duration(seconds: i64) -> String {
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    let (days, years) = (hours / 24, hours / 24 / 365);
+    let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{big}{unit}"),
+        small => format!("{big}{unit}{small}{small_unit}"),
+    };
+    match seconds {
+        ..-1 => "<invalid>".into(),
+        ..0 => "0s".into(),
+        ..120 => format!("{seconds}s"),
+        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
+        _ if minutes < 180 => format!("{minutes}m"),
+        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if hours < 24 * 8 => two(days, "d", hours % 24, "h"),
+        _ if hours < 24 * 365 * 2 => format!("{days}d"),
+        _ if hours < 24 * 365 * 8 => two(years, "y", days % 365, "d"),
+        _ => format!("{years}y"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_have_their_columns_type() {
+        let object = json!({ "a": 1.7, "b": "x", "c": { "d": 1 }, "e": true });
+        let check = |kind: &str, path: &str, expected: Value| {
+            let column = column(&CustomResourceColumnDefinition {
+                type_: kind.into(),
+                json_path: path.into(),
+                ..CustomResourceColumnDefinition::default()
+            });
+            assert_eq!(cell(&column, &object), expected, "{kind} {path}");
+        };
+        check("integer", ".a", json!(1));
+        check("number", ".a", json!(1.7));
+        check("string", ".a", json!("1.7"));
+        check("string", ".c", json!("{\"d\":1}"));
+        check("string", ".b", json!("x"));
+        check("integer", ".b", Value::Null);
+        check("boolean", ".e", json!(true));
+        check("date", ".b", json!("<invalid>"));
+        assert_eq!(human_duration(605), "10m");
+        assert_eq!(human_duration(130), "2m10s");
+    }
+}

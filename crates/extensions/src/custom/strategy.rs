@@ -1,0 +1,217 @@
+//! How custom resources behave on the write path. Upstream: `registry/customresource/strategy.go`.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{NAME_COLUMN, Strategy};
+use machinery::field::{FieldError, FieldErrors};
+use machinery::names;
+use machinery::object::Unstructured;
+use machinery::{Object, ObjectMeta};
+use serde_json::{Value, json};
+
+use super::codec::normalize;
+use super::{Family, Version, print};
+use crate::schema::{embedded, lists, validate};
+
+pub struct Custom {
+    pub family: Arc<Family>,
+    pub index: usize,
+}
+
+impl Custom {
+    fn version(&self) -> &Version {
+        &self.family.versions[self.index]
+    }
+}
+
+fn of(object: &dyn Object) -> &Unstructured {
+    object.expect()
+}
+
+/// The fields that schemas see besides the object's own.
+fn head(object: &Unstructured) -> Value {
+    json!({
+        "apiVersion": object.api_version, "kind": object.kind, "metadata": object.metadata,
+    })
+}
+
+impl Strategy for Custom {
+    fn default(&self, object: &mut dyn Object) {
+        let custom = object.expect_mut::<Unstructured>();
+        if let Err(error) = normalize(custom, self.version()) {
+            // Admission made it so; validation refuses it.
+            tracing::debug!(%error, "an embedded object has no proper head");
+        }
+    }
+
+    fn has_generation(&self) -> bool {
+        true
+    }
+
+    fn prepare_create(&self, _: &RequestContext, object: &mut dyn Object) {
+        if self.version().has_status {
+            object.expect_mut::<Unstructured>().fields.remove("status");
+        }
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        if !self.version().has_status {
+            return;
+        }
+        let (custom, old) = (object.expect_mut::<Unstructured>(), of(old));
+        if ctx.subresource == "status" {
+            let status = custom.fields.remove("status");
+            custom.fields = old.fields.clone();
+            put(custom, status);
+            let managed = custom.metadata.managed_fields.take();
+            let version = custom.metadata.resource_version.take();
+            custom.metadata = ObjectMeta {
+                managed_fields: managed,
+                resource_version: version,
+                ..old.metadata.clone()
+            };
+        } else {
+            put(custom, old.fields.get("status").cloned());
+        }
+    }
+
+    fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        of(object).fields != of(old).fields
+    }
+
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        let (version, object) = (self.version(), of(object));
+        let mut errors = FieldErrors::default();
+        let schema = version.schema.as_ref();
+        if let Some(schema) = schema {
+            errors.append(validate::validate_fields(&object.fields, &head(object), None, schema));
+        }
+        if let Some(scaling) = &version.scaling {
+            errors.append(scaling.check(&object.fields, false));
+        }
+        if let Some(schema) = schema {
+            errors.append(embedded::check(&object.fields, schema));
+            errors.append(lists::check(&object.fields, schema));
+        }
+        errors
+    }
+
+    fn validate_update(
+        &self,
+        ctx: &RequestContext,
+        object: &dyn Object,
+        old: &dyn Object,
+    ) -> FieldErrors {
+        let (version, object, old) = (self.version(), of(object), of(old));
+        let is_status = ctx.subresource == "status";
+        let mut errors = FieldErrors::default();
+        let schema = version.schema.as_ref();
+        if let Some(schema) = schema {
+            errors.append(if is_status {
+                status_errors(object, old, version)
+            } else {
+                let before = head(old);
+                let before = Some((&old.fields, &before));
+                validate::validate_fields(&object.fields, &head(object), before, schema)
+            });
+        }
+        if let Some(scaling) = &version.scaling {
+            errors.append(scaling.check(&object.fields, is_status));
+        }
+        if let Some(schema) = schema {
+            errors.append(embedded::check(&object.fields, schema));
+            if lists::check(&old.fields, schema).is_empty() {
+                errors.append(lists::check(&object.fields, schema));
+            }
+        }
+        errors
+    }
+
+    fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {
+        let known = old.and_then(|old| old.meta().finalizers.clone()).unwrap_or_default();
+        let mut added = object.meta().finalizers.clone().unwrap_or_default();
+        added.retain(|one| !known.contains(one));
+        added.sort();
+        added.dedup();
+        added.iter().flat_map(|name| finalizer_warnings(name)).collect()
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+
+    fn is_selectable(&self, name: &str) -> bool {
+        self.version().selectable.iter().any(|field| field.name == name)
+    }
+
+    fn has_selectable_fields(&self) -> bool {
+        !self.version().selectable.is_empty()
+    }
+
+    fn field_values(&self, object: &dyn Object) -> Vec<(Cow<'static, str>, String)> {
+        let tree = Value::Object(of(object).fields.clone());
+        let value = |value: &Value| match value {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let fields = self.version().selectable.iter();
+        fields
+            .map(|field| {
+                let found = field.path.first(&tree).map(value).unwrap_or_default();
+                (field.name.clone().into(), found)
+            })
+            .collect()
+    }
+
+    fn column_definitions(&self) -> Vec<Value> {
+        let name = NAME_COLUMN.definition();
+        [name].into_iter().chain(self.version().columns.iter().map(|one| one.definition.clone())).collect()
+    }
+
+    fn cells(&self, object: &dyn Object) -> Vec<Value> {
+        let tree = object.to_value();
+        let columns = self.version().columns.iter();
+        [object.name().into()].into_iter().chain(columns.map(|one| print::cell(one, &tree))).collect()
+    }
+}
+
+fn put(custom: &mut Unstructured, status: Option<Value>) {
+    match status {
+        Some(status) => drop(custom.fields.insert("status".into(), status)),
+        None => drop(custom.fields.remove("status")),
+    }
+}
+
+/// The status is checked by its own part of the schema.
+fn status_errors(object: &Unstructured, old: &Unstructured, version: &Version) -> FieldErrors {
+    let schema = version.schema.as_ref().and_then(|schema| schema.property("status"));
+    match (object.fields.get("status"), schema) {
+        (Some(status), Some(schema)) => {
+            validate::validate(status, old.fields.get("status"), schema, "status")
+        }
+        _ => FieldErrors::default(),
+    }
+}
+
+/// Rules are not asked about objects that are wrong in these ways.
+pub fn is_blocking(error: &FieldError) -> bool {
+    matches!(
+        error.reason,
+        "FieldValueRequired" | "FieldValueTooLong" | "FieldValueTooMany" | "FieldValueTypeInvalid"
+    )
+}
+
+fn finalizer_warnings(name: &str) -> Vec<String> {
+    const PATH: &str = "metadata.finalizers";
+    let mut all: Vec<String> =
+        names::qualified_name(name).iter().map(|why| format!("{PATH}: {name:?}: {why}")).collect();
+    let is_standard = matches!(name, "orphan" | "foregroundDeletion" | "kubernetes");
+    if !name.contains('/') && !is_standard {
+        let including = if name.contains('.') { " including a path (/)" } else { "" };
+        all.push(format!("{PATH}: {name:?}: prefer a domain-qualified finalizer name{including} to avoid accidental conflicts with other finalizer writers"));
+    }
+    all
+}

@@ -1,0 +1,220 @@
+//! CustomResourceDefinitions as objects: their row, defaults, and what writes may change.
+//!
+//! In: CRDs of clients. Out: CRDs as they are kept. What they bring about (names, rows, the end of
+//! instances) is the [`controller`](crate::controller)'s.
+//! Upstream: `apiextensions-apiserver/pkg/registry/customresourcedefinition`.
+
+mod columns;
+pub mod conditions;
+mod defaults;
+mod hoisted;
+mod schemas;
+mod selectable;
+mod structural;
+mod validation;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use apiserver::request::RequestContext;
+use apiserver::resource::{ALL_VERBS, Behaviour, Resource, Strategy, Subresource};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
+    CustomResourceDefinitionSpec, CustomResourceDefinitionStatus, JSONSchemaProps,
+};
+use machinery::field::FieldErrors;
+use machinery::patch::Schema as PatchFacts;
+use machinery::{Object, ObjectMeta};
+
+use crate::schema::{Kind, formats};
+
+pub const GROUP: &str = "apiextensions.k8s.io";
+pub const PLURAL: &str = "customresourcedefinitions";
+/// Keeps a CRD until its instances are gone.
+pub const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
+
+/// The row of the CRDs themselves.
+pub fn row(facts: Option<Arc<dyn PatchFacts>>) -> Resource {
+    Resource {
+        group: GROUP.into(),
+        version: "v1".into(),
+        kind: "CustomResourceDefinition".into(),
+        plural: PLURAL.into(),
+        singular: "customresourcedefinition".into(),
+        short_names: vec!["crd".into(), "crds".into()],
+        categories: vec!["api-extensions".into()],
+        namespaced: false,
+        verbs: ALL_VERBS.to_vec(),
+        storage: Some(format!("{GROUP}/{PLURAL}")),
+        codec: api::kinds::codec("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+            .expect("api knows every kind with a row"),
+        conversion: None,
+        strategy: Arc::new(Definitions),
+        subresources: vec![Subresource {
+            name: "status",
+            kind: None,
+            verbs: &["get", "patch", "update"],
+            behaviour: Behaviour::Part,
+        }],
+        custom: false,
+        definition: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
+            .into(),
+        schema: facts,
+    }
+}
+
+struct Definitions;
+
+fn of(object: &dyn Object) -> &CustomResourceDefinition {
+    object.expect()
+}
+
+#[async_trait::async_trait]
+impl Strategy for Definitions {
+    fn default(&self, object: &mut dyn Object) {
+        let crd = object.expect_mut::<CustomResourceDefinition>();
+        default_spec(&mut crd.spec);
+        let stored = crd.status.as_ref().and_then(|status| status.stored_versions.as_ref());
+        if stored.is_none_or(Vec::is_empty)
+            && let Some(version) = storage_version(&crd.spec)
+        {
+            let version = version.to_owned();
+            crd.status.get_or_insert_default().stored_versions = Some(vec![version]);
+        }
+    }
+
+    fn has_generation(&self) -> bool {
+        true
+    }
+
+    fn prepare_create(&self, _: &RequestContext, object: &mut dyn Object) {
+        let crd = object.expect_mut::<CustomResourceDefinition>();
+        crd.status = Some(CustomResourceDefinitionStatus {
+            accepted_names: Some(CustomResourceDefinitionNames::default()),
+            ..CustomResourceDefinitionStatus::default()
+        });
+        note_storage_version(crd);
+    }
+
+    fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        let (crd, old) = (object.expect_mut::<CustomResourceDefinition>(), of(old));
+        if ctx.subresource == "status" {
+            crd.spec = old.spec.clone();
+            let (meta, before) = (&mut crd.metadata, &old.metadata);
+            meta.labels = before.labels.clone();
+            meta.annotations = before.annotations.clone();
+            meta.owner_references = before.owner_references.clone();
+            return;
+        }
+        crd.status = old.status.clone();
+        note_storage_version(crd);
+    }
+
+    fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
+        of(object).spec != of(old).spec
+    }
+
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        validation::create(of(object))
+    }
+
+    fn validate_update(
+        &self,
+        ctx: &RequestContext,
+        object: &dyn Object,
+        old: &dyn Object,
+    ) -> FieldErrors {
+        match ctx.subresource.as_str() {
+            "status" => validation::status(of(object)),
+            _ => validation::update(of(object), of(old)),
+        }
+    }
+
+    fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {
+        let known = old.map(|old| unrecognized_formats(&of(old).spec)).unwrap_or_default();
+        let now = unrecognized_formats(&of(object).spec);
+        now.difference(&known).map(|format| format!("unrecognized format {format:?}")).collect()
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+
+    fn returns_deleted_object(&self) -> bool {
+        false
+    }
+
+    /// Upstream: the first delete only marks; the controller does the rest.
+    fn starts_deleting(&self, object: &mut dyn Object) {
+        let crd = object.expect_mut::<CustomResourceDefinition>();
+        let ObjectMeta { finalizers, generation, deletion_grace_period_seconds, .. } =
+            &mut crd.metadata;
+        let finalizers = finalizers.get_or_insert_default();
+        if !finalizers.iter().any(|one| one == FINALIZER) {
+            finalizers.push(FINALIZER.into());
+        }
+        // No change of the spec, and no grace.
+        *generation = generation.map(|generation| (generation - 1).max(1));
+        *deletion_grace_period_seconds = None;
+        let message =
+            "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
+        let status = crd.status.get_or_insert_default();
+        conditions::set(status, conditions::new("Terminating", true, "InstanceDeletionPending", message));
+    }
+}
+
+fn default_spec(spec: &mut CustomResourceDefinitionSpec) {
+    // Go leaves out what is false.
+    spec.preserve_unknown_fields.take_if(|preserves| !*preserves);
+    let names = &mut spec.names;
+    if names.singular.as_deref().unwrap_or_default().is_empty() && !names.kind.is_empty() {
+        names.singular = Some(names.kind.to_lowercase());
+    }
+    if names.list_kind.as_deref().unwrap_or_default().is_empty() && !names.kind.is_empty() {
+        names.list_kind = Some(format!("{}List", names.kind));
+    }
+    let conversion = spec.conversion.get_or_insert_with(|| CustomResourceConversion {
+        strategy: "None".into(),
+        webhook: None,
+    });
+    let client = conversion.webhook.as_mut().and_then(|webhook| webhook.client_config.as_mut());
+    if let Some(service) = client.and_then(|client| client.service.as_mut()) {
+        service.port.get_or_insert(443);
+    }
+}
+
+/// The version that objects are kept in.
+pub fn storage_version(spec: &CustomResourceDefinitionSpec) -> Option<&str> {
+    spec.versions.iter().find(|version| version.storage).map(|version| version.name.as_str())
+}
+
+fn note_storage_version(crd: &mut CustomResourceDefinition) {
+    let Some(version) = storage_version(&crd.spec).map(str::to_owned) else { return };
+    let status = crd.status.get_or_insert_default();
+    let stored = status.stored_versions.get_or_insert_default();
+    if !stored.contains(&version) {
+        stored.push(version);
+    }
+}
+
+fn unrecognized_formats(spec: &CustomResourceDefinitionSpec) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for version in &spec.versions {
+        let root = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
+        let Some(root) = root else { continue };
+        schemas::any(root, &mut |schema: &JSONSchemaProps| {
+            let format = schema.format.as_deref().unwrap_or_default();
+            let kind = match schema.type_.as_deref().unwrap_or_default() {
+                "" | "string" => Kind::String,
+                "integer" => Kind::Integer,
+                "number" => Kind::Number,
+                _ => return false,
+            };
+            if !format.is_empty() && !formats::is_checked(kind, format) {
+                found.insert(format.to_owned());
+            }
+            false
+        });
+    }
+    found
+}
