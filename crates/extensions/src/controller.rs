@@ -16,10 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use apiserver::StatusError;
 use apiserver::registry::{DeleteOptions, Intent, ListOptions, Registry, Stored};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::Resource;
-use apiserver::StatusError;
 use arc_swap::ArcSwap;
 use base::backoff::Backoff;
 use base::task::Tasks;
@@ -188,9 +188,9 @@ impl Controller {
         let same_spec = entry
             .served
             .take_if(|known| known.uid == meta.uid && known.generation == meta.generation);
-        let is_same = same_spec.as_ref().is_some_and(|known| {
-            known.names == names && known.is_terminating == is_terminating
-        });
+        let is_same = same_spec
+            .as_ref()
+            .is_some_and(|known| known.names == names && known.is_terminating == is_terminating);
         let kinds = same_spec.map_or_else(|| Kinds::of(crd), |known| known.kinds);
         let rows = (!is_same).then(|| kinds.rows(crd, is_terminating));
         let (uid, generation) = (meta.uid.clone(), meta.generation);
@@ -248,11 +248,13 @@ impl Controller {
 
     /// Brings a CRD on, and tells the others of its group when its names changed.
     async fn sync_all(self: &Arc<Self>, name: &str) {
-        let before = self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
+        let before =
+            self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
         if let Err(error) = self.sync(name).await {
             tracing::warn!(crd = name, %error, "a custom resource definition is not brought on");
         }
-        let after = self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
+        let after =
+            self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
         if let (Some((group, before)), Some((_, after))) = (before, after)
             && before != after
         {
@@ -363,7 +365,8 @@ impl Controller {
     fn clean_up(self: &Arc<Self>, crd: &Crd) {
         let waits = crd.metadata.finalizers.iter().flatten().any(|one| one == FINALIZER);
         let name = name_of(crd);
-        let is_new = waits && self.cleaning.lock().expect("no panic under the lock").insert(name.clone());
+        let is_new =
+            waits && self.cleaning.lock().expect("no panic under the lock").insert(name.clone());
         if !is_new {
             return;
         }
@@ -448,7 +451,9 @@ impl Controller {
         let wait = self.wait_until_empty(&row);
         match tokio::time::timeout(CLEANUP_WAIT, wait).await {
             Ok(done) => done,
-            Err(_) => Err(StatusError::internal("could not confirm zero CustomResources remaining: timed out waiting for the condition")),
+            Err(_) => Err(StatusError::internal(
+                "could not confirm zero CustomResources remaining: timed out waiting for the condition",
+            )),
         }
     }
 

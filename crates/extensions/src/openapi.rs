@@ -129,7 +129,8 @@ impl Published {
         let item = definition_name(&self.group, &self.version, &self.kind);
         let mut schema = Map::new();
         schema.insert("type".into(), "object".into());
-        schema.insert("description".into(), format!("{list_kind} is a list of {}", self.kind).into());
+        schema
+            .insert("description".into(), format!("{list_kind} is a list of {}", self.kind).into());
         schema.insert("required".into(), json!(["items"]));
         schema.insert(
             "x-kubernetes-group-version-kind".into(),

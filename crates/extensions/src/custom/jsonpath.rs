@@ -12,7 +12,11 @@ enum Step {
     Field(Box<str>),
     Index(i64),
     All,
-    Filter { path: JsonPath, test: Test, value: Value },
+    Filter {
+        path: JsonPath,
+        test: Test,
+        value: Value,
+    },
     /// Any depth below (`..name`).
     Below(Box<str>),
     /// What cannot be understood matches nothing.
@@ -182,9 +186,9 @@ fn filter(text: &str) -> Option<Step> {
     let (left, test, right) = split.unwrap_or((text, Test::Exists, ""));
     let path = JsonPath::parse(left.trim().strip_prefix('@')?);
     let right = right.trim();
-    let unquoted = ['"', '\''].iter().find_map(|quote| {
-        right.strip_prefix(*quote).and_then(|rest| rest.strip_suffix(*quote))
-    });
+    let unquoted = ['"', '\'']
+        .iter()
+        .find_map(|quote| right.strip_prefix(*quote).and_then(|rest| rest.strip_suffix(*quote)));
     let value = match unquoted {
         Some(text) => Value::from(text),
         None => serde_json::from_str(right).unwrap_or(Value::Null),

@@ -15,9 +15,7 @@ mod strategy;
 
 use std::sync::Arc;
 
-use apiserver::resource::{
-    ALL_VERBS, Behaviour, Resource, Strategy, Subresource, SubresourceKind,
-};
+use apiserver::resource::{ALL_VERBS, Behaviour, Resource, Strategy, Subresource, SubresourceKind};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionVersion,
 };
@@ -110,7 +108,6 @@ impl Version {
         }
     }
 }
-
 
 /// A CRD's spec, made ready to be served. Its rows share strategies, by which watch caches know that
 /// nothing of theirs has changed.

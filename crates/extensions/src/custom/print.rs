@@ -15,7 +15,7 @@ pub fn columns(given: &[CustomResourceColumnDefinition]) -> Vec<PrintedColumn> {
     vec![column(&CustomResourceColumnDefinition {
         name: "Age".into(),
         type_: "date".into(),
-        description: Some(apiserver::resource::CREATED_AT_COLUMN.description.into()),
+        description: Some(apiserver::resource::CREATED_AT_COLUMN.description.text().into()),
         json_path: ".metadata.creationTimestamp".into(),
         ..CustomResourceColumnDefinition::default()
     })]

@@ -168,13 +168,19 @@ impl Strategy for Custom {
 
     fn column_definitions(&self) -> Vec<Value> {
         let name = NAME_COLUMN.definition();
-        [name].into_iter().chain(self.version().columns.iter().map(|one| one.definition.clone())).collect()
+        [name]
+            .into_iter()
+            .chain(self.version().columns.iter().map(|one| one.definition.clone()))
+            .collect()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
         let tree = object.to_value();
         let columns = self.version().columns.iter();
-        [object.name().into()].into_iter().chain(columns.map(|one| print::cell(one, &tree))).collect()
+        [object.name().into()]
+            .into_iter()
+            .chain(columns.map(|one| print::cell(one, &tree)))
+            .collect()
     }
 }
 

@@ -55,18 +55,18 @@ pub fn shown(spec: &CustomResourceDefinitionSpec, hoisted: Hoisted) -> impl Seri
     let one = move |version| {
         let version: &Version = version;
         Shown {
-        name: &version.name,
-        served: version.served,
-        storage: version.storage,
-        deprecated: version.deprecated.unwrap_or_default(),
-        deprecation_warning: version.deprecation_warning.as_deref(),
-        schema: unless(hoisted.schema, json!(version.schema)),
-        subresources: unless(hoisted.subresources, json!(version.subresources)),
-        additional_printer_columns: unless(
-            hoisted.columns,
-            json!(version.additional_printer_columns),
-        ),
-        selectable_fields: unless(hoisted.selectable, json!(version.selectable_fields)),
+            name: &version.name,
+            served: version.served,
+            storage: version.storage,
+            deprecated: version.deprecated.unwrap_or_default(),
+            deprecation_warning: version.deprecation_warning.as_deref(),
+            schema: unless(hoisted.schema, json!(version.schema)),
+            subresources: unless(hoisted.subresources, json!(version.subresources)),
+            additional_printer_columns: unless(
+                hoisted.columns,
+                json!(version.additional_printer_columns),
+            ),
+            selectable_fields: unless(hoisted.selectable, json!(version.selectable_fields)),
         }
     };
     let all: Vec<Shown<'_>> = spec.versions.iter().map(one).collect();

@@ -57,8 +57,9 @@ pub fn row(facts: Option<Arc<dyn PatchFacts>>) -> Resource {
             behaviour: Behaviour::Part,
         }],
         custom: false,
-        definition: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
-            .into(),
+        definition:
+            "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
+                .into(),
         schema: facts,
     }
 }
@@ -159,7 +160,10 @@ impl Strategy for Definitions {
         let message =
             "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
         let status = crd.status.get_or_insert_default();
-        conditions::set(status, conditions::new("Terminating", true, "InstanceDeletionPending", message));
+        conditions::set(
+            status,
+            conditions::new("Terminating", true, "InstanceDeletionPending", message),
+        );
     }
 }
 
@@ -173,10 +177,9 @@ fn default_spec(spec: &mut CustomResourceDefinitionSpec) {
     if names.list_kind.as_deref().unwrap_or_default().is_empty() && !names.kind.is_empty() {
         names.list_kind = Some(format!("{}List", names.kind));
     }
-    let conversion = spec.conversion.get_or_insert_with(|| CustomResourceConversion {
-        strategy: "None".into(),
-        webhook: None,
-    });
+    let conversion = spec
+        .conversion
+        .get_or_insert_with(|| CustomResourceConversion { strategy: "None".into(), webhook: None });
     let client = conversion.webhook.as_mut().and_then(|webhook| webhook.client_config.as_mut());
     if let Some(service) = client.and_then(|client| client.service.as_mut()) {
         service.port.get_or_insert(443);

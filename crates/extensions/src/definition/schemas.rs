@@ -67,7 +67,8 @@ pub fn check(schema: &Props, path: &Path) -> FieldErrors {
 fn check_node(schema: &Props, path: &Path, place: &Place, is_root: bool, errors: &mut FieldErrors) {
     check_keywords(schema, path, place, errors);
     if is(schema.unique_items) {
-        let detail = "uniqueItems cannot be set to true since the runtime complexity becomes quadratic";
+        let detail =
+            "uniqueItems cannot be set to true since the runtime complexity becomes quadratic";
         errors.forbidden(&path.child("uniqueItems"), detail);
     }
     check_additional(schema, path, place, errors);
@@ -85,8 +86,7 @@ fn check_node(schema: &Props, path: &Path, place: &Place, is_root: bool, errors:
     if let Some(not) = &schema.not {
         check_node(not, &path.child("not"), place, false, errors);
     }
-    let lists =
-        [("allOf", &schema.all_of), ("oneOf", &schema.one_of), ("anyOf", &schema.any_of)];
+    let lists = [("allOf", &schema.all_of), ("oneOf", &schema.one_of), ("anyOf", &schema.any_of)];
     for (name, list) in lists {
         for (index, one) in list.iter().flatten().enumerate() {
             check_node(one, &path.child(name).index(index), place, false, errors);
@@ -161,7 +161,13 @@ fn check_additional(schema: &Props, path: &Path, place: &Place, errors: &mut Fie
 }
 
 /// A keyword that is for one type only.
-fn check_host(schema: &Props, wanted: &str, keyword: &str, path: &Path, errors: &mut FieldErrors) -> bool {
+fn check_host(
+    schema: &Props,
+    wanted: &str,
+    keyword: &str,
+    path: &Path,
+    errors: &mut FieldErrors,
+) -> bool {
     let kind = kind(schema);
     if kind == wanted {
         return true;
@@ -241,7 +247,8 @@ fn check_list_keys(schema: &Props, path: &Path, errors: &mut FieldErrors) {
             }
             Some(property) if matches!(kind(property), "array" | "object") => {
                 let path = path.child("items").child("properties").key(key).child("type");
-                let detail = "must be a scalar type if parent array's x-kubernetes-list-type is map";
+                let detail =
+                    "must be a scalar type if parent array's x-kubernetes-list-type is map";
                 errors.invalid(&path, kind(inner), detail);
             }
             _ => {}

@@ -79,8 +79,8 @@ fn check_extensions(schema: &Props, path: &Path, errors: &mut FieldErrors) {
 fn check_type(schema: &Props, level: Level, path: &Path, errors: &mut FieldErrors) {
     let (kind, path_of_type) = (kind(schema), path.child("type"));
     let embedded = is(schema.x_kubernetes_embedded_resource);
-    let free = is(schema.x_kubernetes_int_or_string)
-        || is(schema.x_kubernetes_preserve_unknown_fields);
+    let free =
+        is(schema.x_kubernetes_int_or_string) || is(schema.x_kubernetes_preserve_unknown_fields);
     if embedded && kind != "object" {
         let detail = "must be object if x-kubernetes-embedded-resource is true";
         match kind {
@@ -128,7 +128,8 @@ fn check_metadata(schema: &Props, level: Level, path: &Path, errors: &mut FieldE
         return;
     }
     let names = metadata.properties.iter().flatten();
-    let only_names = names.clone().all(|(name, _)| matches!(name.as_str(), "name" | "generateName"));
+    let only_names =
+        names.clone().all(|(name, _)| matches!(name.as_str(), "name" | "generateName"));
     let bare = Props { type_: None, default: None, properties: None, ..metadata.clone() };
     if !only_names || bare != Props::default() {
         let detail = "must not specify anything other than name and generateName, but metadata is implicitly specified";
@@ -176,10 +177,8 @@ fn check_nested(schema: &Props, skip_any: bool, path: &Path, errors: &mut FieldE
     let filled = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
     let has_keys = schema.x_kubernetes_list_map_keys.as_ref().is_some_and(|all| !all.is_empty());
     let has_rules = schema.x_kubernetes_validations.as_ref().is_some_and(|all| !all.is_empty());
-    let says_more = !matches!(
-        &schema.additional_properties,
-        None | Some(JSONSchemaPropsOrBool::Bool(false))
-    );
+    let says_more =
+        !matches!(&schema.additional_properties, None | Some(JSONSchemaPropsOrBool::Bool(false)));
     let table = [
         (!kind(schema).is_empty(), "type", "must be empty"),
         (says_more, "additionalProperties", "must be undefined"),
@@ -192,7 +191,11 @@ fn check_nested(schema: &Props, skip_any: bool, path: &Path, errors: &mut FieldE
             "x-kubernetes-preserve-unknown-fields",
             "must be false",
         ),
-        (is(schema.x_kubernetes_embedded_resource), "x-kubernetes-embedded-resource", "must be false"),
+        (
+            is(schema.x_kubernetes_embedded_resource),
+            "x-kubernetes-embedded-resource",
+            "must be false",
+        ),
         (is(schema.x_kubernetes_int_or_string), "x-kubernetes-int-or-string", "must be false"),
         (has_keys, "x-kubernetes-list-map-keys", "must be empty"),
         (schema.x_kubernetes_list_type.is_some(), "x-kubernetes-list-type", "must be undefined"),
@@ -218,8 +221,7 @@ fn check_complete(
     value_path: &Path,
     errors: &mut FieldErrors,
 ) {
-    let lists =
-        [("allOf", &values.all_of), ("anyOf", &values.any_of), ("oneOf", &values.one_of)];
+    let lists = [("allOf", &values.all_of), ("anyOf", &values.any_of), ("oneOf", &values.one_of)];
     if let Some(not) = &values.not {
         check_described(not, described, path, &value_path.child("not"), errors);
     }

@@ -124,7 +124,8 @@ fn check_versions(
         if !hoisted.schema {
             check_schema(version, has_status(version), &path.child("schema"), errors);
         }
-        if let Some(subresources) = version.subresources.as_ref().filter(|_| !hoisted.subresources) {
+        if let Some(subresources) = version.subresources.as_ref().filter(|_| !hoisted.subresources)
+        {
             columns::check_subresources(subresources, &path.child("subresources"), errors);
         }
         if !hoisted.columns {
@@ -265,7 +266,9 @@ fn check_schema(
         let json = serde_json::json!(schema);
         let is_set = |name: &&&str| json.get(**name).is_some_and(|value| *value != false);
         if NOT_AT_ROOT.iter().find(is_set).is_some() {
-            let detail = format!("only {AT_ROOT} fields are allowed at the root of the schema if the status subresource is enabled");
+            let detail = format!(
+                "only {AT_ROOT} fields are allowed at the root of the schema if the status subresource is enabled"
+            );
             errors.invalid(&path, &json, &detail);
         }
     }

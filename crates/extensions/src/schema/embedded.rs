@@ -70,8 +70,8 @@ fn coerce_head(
     }
     let Some(given) = fields.get("metadata") else { return Ok(()) };
     let path = path.child("metadata");
-    let (meta, strange) = metadata(given)
-        .map_err(|why| format!("{path}: Invalid value: {given}: {why}"))?;
+    let (meta, strange) =
+        metadata(given).map_err(|why| format!("{path}: Invalid value: {given}: {why}"))?;
     if !strange.is_empty() {
         unknown.extend(strange.iter().map(|field| format!("{path}.{field}")));
         let json = serde_json::to_value(&meta).expect("metadata has string keys");

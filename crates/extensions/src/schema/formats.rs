@@ -112,8 +112,8 @@ fn is_hostname(text: &str) -> bool {
             && !label.ends_with('-')
     };
     let top = labels.last().copied().unwrap_or_default();
-    let is_top = labels.len() == 1
-        || (top.chars().count() >= 2 && top.chars().all(|c| c.is_alphabetic()));
+    let is_top =
+        labels.len() == 1 || (top.chars().count() >= 2 && top.chars().all(|c| c.is_alphabetic()));
     is_top && labels.iter().all(is_label)
 }
 
@@ -130,7 +130,10 @@ fn sloppy_ip(text: &str) -> bool {
             digits.then(|| part.parse::<u32>().ok()).flatten().and_then(|n| u8::try_from(n).ok())
         })
         .collect();
-    octets.is_some_and(|octets| octets.len() == 4 && !Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]).to_string().is_empty())
+    octets.is_some_and(|octets| {
+        octets.len() == 4
+            && !Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]).to_string().is_empty()
+    })
 }
 
 fn is_cidr(text: &str) -> bool {
@@ -152,8 +155,10 @@ fn is_mac(text: &str) -> bool {
 
 fn is_uuid(text: &str, version: Option<char>, has_variant: bool) -> bool {
     static SHAPE: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new("^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$")
-            .expect("a valid expression")
+        Regex::new(
+            "^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$",
+        )
+        .expect("a valid expression")
     });
     if !SHAPE.is_match(text) {
         return false;
@@ -244,7 +249,9 @@ fn is_duration(text: &str) -> bool {
         parts.peek().is_some()
             && parts.any(|part| {
                 let unit = part[2].to_lowercase();
-                UNITS.iter().any(|known| *known == unit || (known.len() > 2 && unit.starts_with(known)))
+                UNITS
+                    .iter()
+                    .any(|known| *known == unit || (known.len() > 2 && unit.starts_with(known)))
             })
     }
 }
@@ -287,7 +294,11 @@ mod tests {
                 assert!(!matches_format(format, text), "{format}: {text}");
             }
         };
-        check("date-time", &["2020-01-02T03:04:05Z", "2020-01-02T03:04:05.123+01:00"], &["nope", "2020-01-02", "2020-13-02T03:04:05Z"]);
+        check(
+            "date-time",
+            &["2020-01-02T03:04:05Z", "2020-01-02T03:04:05.123+01:00"],
+            &["nope", "2020-01-02", "2020-13-02T03:04:05Z"],
+        );
         check("date", &["2020-02-29"], &["2021-02-29", "20200101"]);
         check("ipv4", &["1.2.3.4", "01.2.3.4"], &["1.2", "::1", "1.2.3.256"]);
         check("ipv6", &["::1", "fe80::1"], &["1.2.3.4", "x"]);

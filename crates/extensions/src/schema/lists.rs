@@ -95,7 +95,8 @@ mod tests {
             "map": { "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["k"],
                 "items": { "type": "object", "properties": { "k": { "type": "string" } } } },
         }}));
-        let given = json!({ "set": ["a", "b", "a", "a"], "map": [{ "k": "x" }, { "k": "x", "v": 1 }] });
+        let given =
+            json!({ "set": ["a", "b", "a", "a"], "map": [{ "k": "x" }, { "k": "x", "v": 1 }] });
         let errors = check(given.as_object().expect("an object"), &of);
         assert_eq!(
             errors.summary(),

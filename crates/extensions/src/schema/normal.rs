@@ -240,7 +240,9 @@ mod tests {
             &["spec.known.c"],
         );
         check(
-            spec(json!({ "type": "array", "items": { "type": "object", "properties": { "a": text } } })),
+            spec(
+                json!({ "type": "array", "items": { "type": "object", "properties": { "a": text } } }),
+            ),
             json!({ "spec": [{ "a": "b", "c": 1 }, {}] }),
             json!({ "spec": [{ "a": "b" }, {}] }),
             &["spec[0].c"],
@@ -253,7 +255,9 @@ mod tests {
             &["spec.x"],
         );
         check(
-            spec(json!({ "type": "object", "additionalProperties": { "type": "string", "nullable": true } })),
+            spec(
+                json!({ "type": "object", "additionalProperties": { "type": "string", "nullable": true } }),
+            ),
             json!({ "spec": { "a": null, "b": "c" } }),
             json!({ "spec": { "a": null, "b": "c" } }),
             &[],

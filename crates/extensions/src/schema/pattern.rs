@@ -58,7 +58,10 @@ fn go_error(text: &str) -> String {
     while let Some((at, c)) = chars.next() {
         match (c, class) {
             ('\\', _) => match chars.next() {
-                None => return "error parsing regexp: trailing backslash at end of expression: ``".into(),
+                None => {
+                    return "error parsing regexp: trailing backslash at end of expression: ``"
+                        .into();
+                }
                 Some((_, next)) if next.is_ascii_digit() && next != '0' => {
                     return format!("error parsing regexp: invalid escape sequence: `\\{next}`");
                 }
@@ -74,9 +77,18 @@ fn go_error(text: &str) -> String {
             }
             ('(', None) => {
                 open += 1;
-                if text[at..].starts_with("(?=") || text[at..].starts_with("(?!") || text[at..].starts_with("(?<!") || text[at..].starts_with("(?<=") {
-                    let end = text[at..].chars().take(if text[at..].starts_with("(?<") { 4 } else { 3 }).collect::<String>();
-                    return format!("error parsing regexp: invalid or unsupported Perl syntax: `{end}`");
+                if text[at..].starts_with("(?=")
+                    || text[at..].starts_with("(?!")
+                    || text[at..].starts_with("(?<!")
+                    || text[at..].starts_with("(?<=")
+                {
+                    let end = text[at..]
+                        .chars()
+                        .take(if text[at..].starts_with("(?<") { 4 } else { 3 })
+                        .collect::<String>();
+                    return format!(
+                        "error parsing regexp: invalid or unsupported Perl syntax: `{end}`"
+                    );
                 }
             }
             (')', None) => {
@@ -86,7 +98,9 @@ fn go_error(text: &str) -> String {
                 }
             }
             ('*' | '+' | '?', None) if at == 0 => {
-                return format!("error parsing regexp: missing argument to repetition operator: `{c}`");
+                return format!(
+                    "error parsing regexp: missing argument to repetition operator: `{c}`"
+                );
             }
             _ => {}
         }

@@ -140,7 +140,10 @@ fn check_all(value: &Value, old: Option<&Value>, schema: &Schema, path: &str) ->
     }
     match value {
         Value::String(text) => {
-            take(checks.map(|checks| check_string(text, checks, path)).unwrap_or_default(), &mut all);
+            take(
+                checks.map(|checks| check_string(text, checks, path)).unwrap_or_default(),
+                &mut all,
+            );
             if let Some(format) = schema.format.as_deref() {
                 take(check_format(text, format, schema.kind, path), &mut all);
             }
@@ -238,7 +241,10 @@ fn check_number(number: &Number, schema: &Schema, path: &str) -> Outcome {
     let format = schema.format.as_deref().unwrap_or_default();
     let float = number.as_f64().unwrap_or(f64::INFINITY);
     let in_range = match (schema.kind, format) {
-        (Kind::Integer, "int32") => number.as_i64().or_else(|| whole(float)).is_some_and(|value| i32::try_from(value).is_ok()),
+        (Kind::Integer, "int32") => number
+            .as_i64()
+            .or_else(|| whole(float))
+            .is_some_and(|value| i32::try_from(value).is_ok()),
         (Kind::Integer, _) => number.is_i64() || whole(float).is_some(),
         (Kind::Number, "float") => float.abs() <= f64::from(f32::MAX),
         _ => true,
@@ -255,7 +261,8 @@ fn check_number(number: &Number, schema: &Schema, path: &str) -> Outcome {
     let value = Value::Number(number.clone());
     // Go compares integers as integers, and shows the bound as one.
     let integer = number.as_i64();
-    let shown = |bound: f64| if integer.is_some() { (bound as i64).to_string() } else { go_float(bound) };
+    let shown =
+        |bound: f64| if integer.is_some() { (bound as i64).to_string() } else { go_float(bound) };
     let bound = |bound: f64| if integer.is_some() { (bound as i64) as f64 } else { bound };
     if let Some(factor) = checks.multiple_of {
         let fits = match integer {
@@ -529,11 +536,7 @@ mod tests {
             json!(4),
             "f: Invalid value: 4: f in body should be less than or equal to 3",
         );
-        check_f(
-            object(json!({ "required": ["a"] })),
-            json!({}),
-            "f.a: Required value",
-        );
+        check_f(object(json!({ "required": ["a"] })), json!({}), "f.a: Required value");
         check_f(
             json!({ "type": "integer", "format": "int32" }),
             json!(1.5),
