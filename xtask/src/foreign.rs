@@ -19,13 +19,37 @@ pub fn kubectl() -> Outcome<PathBuf> {
     program("kubectl", "k8s.io/kubernetes/cmd/kubectl")
 }
 
+/// The conformance suite: a test binary, and a big one (10 to 20 minutes on two cores).
+pub fn end_to_end() -> Outcome<PathBuf> {
+    program("e2e.test", "k8s.io/kubernetes/test/e2e")
+}
+
+/// Builds what the suite's images are made of; returns the directory of the programs.
+pub fn suite_programs() -> Outcome<PathBuf> {
+    program("agnhost", "k8s.io/kubernetes/test/images/agnhost")?;
+    program("nnp", "k8s.io/kubernetes/test/images/nonewprivs")?;
+    program("sample-apiserver", "k8s.io/sample-apiserver")?;
+    directory()
+}
+
+/// Where the Go toolchain keeps the source of `k8s.io/kubernetes`.
+pub fn module_source() -> Outcome<PathBuf> {
+    let report = download(&directory()?)?;
+    json_string(&report, "Dir").map(PathBuf::from).ok_or("go mod download named no Dir".to_owned())
+}
+
 pub fn has_go() -> bool {
     sh::exists("go")
 }
 
 /// Whether the cache holds a kubectl already.
 pub fn has_kubectl() -> bool {
-    directory().is_ok_and(|directory| directory.join("kubectl").is_file())
+    has("kubectl")
+}
+
+/// Whether the cache holds a program already.
+pub fn has(name: &str) -> bool {
+    directory().is_ok_and(|directory| directory.join(name).is_file())
 }
 
 fn directory() -> Outcome<PathBuf> {
@@ -49,22 +73,21 @@ fn program(name: &str, package: &str) -> Outcome<PathBuf> {
     write_module(&directory)?;
     // Two runs at once may both build: each writes a file of its own, the last rename wins.
     let partial = directory.join(format!("{name}.{}", std::process::id()));
-    sh::run(
-        go(&directory)
-            .args(["build", "-trimpath", "-ldflags", &linker_flags(), "-o"])
-            .arg(&partial)
-            .arg(package),
-    )?;
+    let mut command = go(&directory);
+    // The go command prints each package that it compiles: a long build shows where it is.
+    match name.strip_suffix(".test") {
+        Some(_) => command.args(["test", "-c", "-vet=off"]),
+        None => command.args(["build"]),
+    };
+    command.args(["-v", "-trimpath", "-ldflags", &linker_flags(), "-o"]);
+    sh::run(command.arg(&partial).arg(package))?;
     fs::rename(&partial, &binary).map_err(|error| format!("{}: {error}", binary.display()))?;
     Ok(binary)
 }
 
 /// A module of our own that only names what is to be built.
 fn write_module(directory: &Path) -> Outcome {
-    let module = format!("k8s.io/kubernetes@v{KUBERNETES}");
-    let report = sh::capture(
-        Command::new("go").current_dir(directory).args(["mod", "download", "-json", &module]),
-    )?;
+    let report = download(directory)?;
     let go_mod = json_string(&report, "GoMod").ok_or("go mod download named no go.mod")?;
     let upstream = fs::read_to_string(&go_mod).map_err(|error| format!("{go_mod}: {error}"))?;
     let staging = KUBERNETES.replacen('1', "0", 1);
@@ -78,6 +101,13 @@ fn write_module(directory: &Path) -> Outcome {
         return Ok(());
     }
     fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// What the go command says about the module, after fetching it if need be.
+fn download(directory: &Path) -> Outcome<String> {
+    let module = format!("k8s.io/kubernetes@v{KUBERNETES}");
+    let mut command = Command::new("go");
+    sh::capture(command.current_dir(directory).args(["mod", "download", "-json", &module]))
 }
 
 fn go(directory: &Path) -> Command {

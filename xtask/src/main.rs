@@ -5,6 +5,7 @@
 //! Invariant: nothing is installed without a line that says so, and nothing outside the target
 //! directory and the cache directory is left behind.
 
+mod conformance;
 mod expected;
 mod facts;
 mod facts_protobuf;
@@ -29,6 +30,8 @@ usage: cargo xtask COMMAND
   tidy         check the house rules that the compiler does not know
   wire [--area A,B] [--case RE] [--accept]
                replay upstream's recorded interactions against a fresh server
+  conformance [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N]
+               run upstream's end-to-end suite against a cluster of our own
   kubectl      build the foreign kubectl that the tests use, once, and print its path
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         "up" => up::run(&rest),
         "test" => test::run(),
         "tidy" => tidy::run(),
+        "conformance" => conformance::run(&rest),
         "wire" => wire::run(&rest),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "facts" => facts::run(&rest),

@@ -14,5 +14,6 @@ pub mod load;
 pub mod measure;
 pub mod places;
 pub mod registry;
+pub mod suite;
 pub mod switch;
 pub mod wait;

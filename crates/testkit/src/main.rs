@@ -1,6 +1,7 @@
 //! The test kit's own program: test images, a host to play on, the figures.
 //!
-//! In: `images`, `host PROGRAM [ARGS…]` (runs a program on a host of its own, with an address on a
+//! In: `images`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names on standard
+//! input, makes them, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]` (runs a program on a host of its own, with an address on a
 //! switch, until it ends), or `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the
 //! program's output, or markdown.
 
@@ -9,10 +10,9 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use decapod_testkit::host::Host;
 use decapod_testkit::switch::Switch;
-use decapod_testkit::{images, measure};
+use decapod_testkit::{images, measure, suite};
 
-const USAGE: &str =
-    "usage: decapod-testkit images | host PROGRAM [ARGS…] | measure BINARY [RUNS] [--starts-only]";
+const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] | host PROGRAM [ARGS…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,6 +23,13 @@ fn main() -> Result<()> {
                 println!("{}", path.display());
             }
             Ok(())
+        }
+        ["suite", programs, module, nodes, binary, program, rest @ ..] => {
+            let sources =
+                images::suite::Sources { programs: programs.into(), module: module.into() };
+            let names: Vec<String> = std::io::stdin().lines().collect::<Result<_, _>>()?;
+            let registry = images::suite::registry(&sources, &names)?;
+            suite::run(Path::new(binary), nodes.parse()?, &registry, program, rest)
         }
         ["host", program, rest @ ..] => run_on_host(program, rest),
         ["measure", binary, rest @ ..] => {

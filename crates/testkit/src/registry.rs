@@ -24,14 +24,19 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts a registry and waits until it answers. Drop it before its host.
+    /// Starts an empty registry and waits until it answers. Drop it before its host.
     pub fn start(host: &Host) -> Result<Self> {
+        Self::start_at(host, &host.directory().join("registry/data"))
+    }
+
+    /// The same with a data directory that may hold images already.
+    pub fn start_at(host: &Host, data: &Path) -> Result<Self> {
         let directory = host.directory().join("registry");
         fs::create_dir_all(&directory)?;
         let config = directory.join("config.yml");
         let text = format!(
             "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: {ADDRESS}\n",
-            directory.join("data").display()
+            data.display()
         );
         fs::write(&config, text)?;
         let log = fs::File::create(directory.join("log"))?;

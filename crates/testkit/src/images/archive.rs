@@ -22,6 +22,8 @@ pub struct Image {
     name: String,
     layers: Vec<Layer>,
     command: Vec<String>,
+    entrypoint: Vec<String>,
+    user: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +36,13 @@ pub enum Compression {
 impl Image {
     /// `name` is a full reference with a tag.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), layers: Vec::new(), command: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            layers: Vec::new(),
+            command: Vec::new(),
+            entrypoint: Vec::new(),
+            user: String::new(),
+        }
     }
 
     pub fn layer(mut self, layer: Layer) -> Self {
@@ -47,6 +55,17 @@ impl Image {
         self
     }
 
+    pub fn entrypoint(mut self, words: &[&str]) -> Self {
+        self.entrypoint = words.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// Name or number, with a group after a colon if it has one.
+    pub fn user(mut self, user: &str) -> Self {
+        self.user = user.to_owned();
+        self
+    }
+
     fn config(&self, architecture: &str, plain: &[Vec<u8>]) -> Value {
         json!({
             "architecture": architecture,
@@ -54,6 +73,8 @@ impl Image {
             "created": "1970-01-01T00:00:00Z",
             "config": {
                 "Cmd": self.command,
+                "Entrypoint": self.entrypoint,
+                "User": self.user,
                 "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
                 "WorkingDir": "/",
             },

@@ -22,6 +22,27 @@ pub fn unpack(packages: &[&str]) -> Result<tempfile::TempDir> {
     Ok(directory)
 }
 
+/// Packages and all that they depend on, as far as the archive has them.
+pub fn with_dependencies(packages: &[&str]) -> Result<Vec<String>> {
+    let mut closure = Command::new("apt-cache");
+    closure.args(["depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts"]);
+    closure.args(["--no-breaks", "--no-replaces", "--no-enhances"]).args(packages);
+    let text = run(&mut closure)?;
+    // Indented lines are edges, those in brackets names that several packages provide.
+    let named = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric()));
+    let policy = run(Command::new("apt-cache").arg("policy").args(named))?;
+    let mut found = Vec::new();
+    let mut current = "";
+    for line in policy.lines() {
+        if let Some(name) = line.strip_suffix(':').filter(|name| !name.starts_with(' ')) {
+            current = name;
+        } else if line.trim().starts_with("Candidate: ") && !line.ends_with("(none)") {
+            found.push(current.to_owned());
+        }
+    }
+    Ok(found)
+}
+
 /// A library as the loader wants it, and where its bytes are.
 pub struct Library {
     /// Absolute inside the image, without the first slash.

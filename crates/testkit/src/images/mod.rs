@@ -7,6 +7,7 @@
 mod archive;
 mod debian;
 mod layer;
+pub mod suite;
 
 use std::fs;
 use std::path::{Path, PathBuf};

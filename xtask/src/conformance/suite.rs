@@ -1,0 +1,214 @@
+//! Upstream's `e2e.test`: which specs it has, and running some of them.
+//!
+//! In: the program, a kubeconfig, names of specs. Out: their outcomes, as they come in.
+//!
+//! Specs run in batches, a process each, several side by side; `[Serial]` ones run alone, last. Why not
+//! the suite's own parallel mode: it wants upstream's `ginkgo` program, and a batch that hangs or
+//! crashes there takes the others with it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use super::junit::{self, Outcome, Spec};
+use crate::sh;
+
+/// The most specs in one process: what a crash can take with it.
+const BATCH: usize = 6;
+/// How long a batch may take before it is broken off; what it did not come to goes back to the queue.
+const LIMIT: &str = "12m";
+
+pub struct Suite {
+    pub program: PathBuf,
+    pub kubectl: PathBuf,
+}
+
+/// Where and how to run.
+pub struct Plan<'a> {
+    pub kubeconfig: &'a Path,
+    /// Zero: no kubelet, one Node object.
+    pub nodes: usize,
+    pub parallel: usize,
+}
+
+impl Suite {
+    /// Every conformance spec, asked once: the suite takes seconds to list them.
+    pub fn specs(&self) -> sh::Outcome<Vec<String>> {
+        let list = self.program.with_file_name("conformance.txt");
+        if let Ok(text) = fs::read_to_string(&list) {
+            return Ok(text.lines().map(str::to_owned).collect());
+        }
+        let directory = sh::temporary_directory("specs")?;
+        let mut command = Command::new(&self.program);
+        command.args(["--ginkgo.dry-run", "--ginkgo.focus", r"\[Conformance\]", "--report-dir"]);
+        let ran = sh::capture(command.arg(&directory).current_dir(&directory));
+        let report = fs::read_to_string(directory.join("junit_01.xml"));
+        let _ = fs::remove_dir_all(&directory);
+        ran?;
+        let (specs, _) =
+            junit::parse(&report.map_err(|error| format!("no list of specs: {error}"))?);
+        let specs = specs.into_iter().filter(|spec| spec.outcome == Outcome::Passed);
+        let mut names: Vec<String> = specs.map(|spec| spec.name).collect();
+        names.sort();
+        fs::write(&list, names.join("\n"))
+            .map_err(|error| format!("{}: {error}", list.display()))?;
+        Ok(names)
+    }
+
+    /// Names of the images that specs run.
+    pub fn images(&self) -> sh::Outcome<String> {
+        sh::capture(Command::new(&self.program).arg("--list-images"))
+    }
+
+    /// Runs specs; `seen` is told of each that ended.
+    pub fn run(
+        &self,
+        plan: &Plan<'_>,
+        names: &[String],
+        seen: &(dyn Fn(&Spec) + Sync),
+    ) -> sh::Outcome<Vec<Spec>> {
+        let (serial, free): (Vec<String>, Vec<String>) =
+            names.iter().cloned().partition(|name| name.contains("[Serial]"));
+        let directory = sh::temporary_directory("conformance")?;
+        let mut done = self.share(plan, &directory, free, plan.parallel, seen);
+        done.extend(self.share(plan, &directory, serial, 1, seen));
+        let _ = fs::remove_dir_all(&directory);
+        done.sort_by(|left, right| left.name.cmp(&right.name));
+        Ok(done)
+    }
+
+    /// Workers take batches from one queue until it is empty.
+    fn share(
+        &self,
+        plan: &Plan<'_>,
+        directory: &Path,
+        names: Vec<String>,
+        workers: usize,
+        seen: &(dyn Fn(&Spec) + Sync),
+    ) -> Vec<Spec> {
+        let queue = Mutex::new(VecDeque::from(names));
+        let done = Mutex::new(Vec::new());
+        let take = || {
+            let mut queue = queue.lock().expect("no holder panics");
+            let size = (queue.len() / (2 * workers)).clamp(1, BATCH).min(queue.len());
+            queue.drain(..size).collect::<Vec<_>>()
+        };
+        std::thread::scope(|scope| {
+            for worker in 0..workers {
+                let (take, queue, done) = (&take, &queue, &done);
+                scope.spawn(move || {
+                    for number in 0.. {
+                        let batch = take();
+                        if batch.is_empty() {
+                            break;
+                        }
+                        let place = directory.join(format!("{workers}-{worker}-{number}"));
+                        let (specs, left) = self.batch(plan, &place, &batch);
+                        specs.iter().for_each(seen);
+                        done.lock().expect("no holder panics").extend(specs);
+                        queue.lock().expect("no holder panics").extend(left);
+                    }
+                });
+            }
+        });
+        done.into_inner().expect("no holder panics")
+    }
+
+    /// What ran, and what has to run again because the process ended before it.
+    fn batch(&self, plan: &Plan<'_>, place: &Path, names: &[String]) -> (Vec<Spec>, Vec<String>) {
+        let ended = self.process(plan, place, names);
+        let report = fs::read_to_string(place.join("junit_01.xml")).unwrap_or_default();
+        let (specs, around) = junit::parse(&report);
+        let mut found: BTreeMap<String, Spec> =
+            specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+        let _ = fs::remove_dir_all(place);
+        let (mut done, mut left) = (Vec::new(), Vec::new());
+        for name in names {
+            match found.remove(name) {
+                // Without a reason it was left out, although it was asked for: the suite ended early.
+                Some(spec) if spec.outcome != Outcome::Skipped || !spec.message.is_empty() => {
+                    done.push(spec);
+                }
+                _ => left.push(name.clone()),
+            }
+        }
+        if !done.is_empty() {
+            return (done, left);
+        }
+        let message = around.first().map_or_else(
+            || format!("the suite did not come to this spec ({ended})"),
+            |spec| format!("{}: {}", spec.name, spec.first_line()),
+        );
+        let failed = left.into_iter().map(|name| Spec {
+            name,
+            outcome: Outcome::Failed,
+            seconds: 0.0,
+            message: message.clone(),
+        });
+        (failed.collect(), Vec::new())
+    }
+
+    /// One process of the suite; returns how it ended.
+    fn process(&self, plan: &Plan<'_>, place: &Path, names: &[String]) -> String {
+        let output =
+            match fs::create_dir_all(place).and_then(|()| File::create(place.join("output"))) {
+                Ok(file) => file,
+                Err(error) => return format!("{}: {error}", place.display()),
+            };
+        let mut command = Command::new(&self.program);
+        command.arg("--kubeconfig").arg(plan.kubeconfig);
+        command.arg("--kubectl-path").arg(&self.kubectl);
+        command.args([
+            "--provider",
+            "skeleton",
+            "--disable-log-dump",
+            "--dump-logs-on-failure=false",
+        ]);
+        command.args(["--num-nodes", &plan.nodes.max(1).to_string()]);
+        if plan.nodes == 0 {
+            command.args(["--allowed-not-ready-nodes", "-1"]);
+        }
+        command.args(["--ginkgo.no-color", "--ginkgo.timeout", LIMIT]);
+        command.arg("--ginkgo.focus").arg(focus(names)).arg("--report-dir").arg(place);
+        command.current_dir(place).env("HOME", place).env("TMPDIR", place);
+        command.stdin(Stdio::null());
+        match output.try_clone() {
+            Ok(errors) => command.stdout(output).stderr(errors),
+            Err(error) => return error.to_string(),
+        };
+        match command.status() {
+            Ok(status) => status.to_string(),
+            Err(error) => format!("{}: {error}", self.program.display()),
+        }
+    }
+}
+
+/// A regular expression that matches exactly these.
+fn focus(names: &[String]) -> String {
+    let escaped: Vec<String> = names.iter().map(|name| escape(name)).collect();
+    format!("({})$", escaped.join("|"))
+}
+
+fn escape(name: &str) -> String {
+    let mut text = String::new();
+    for letter in name.chars() {
+        if r"\.+*?()|[]{}^$".contains(letter) {
+            text.push('\\');
+        }
+        text.push(letter);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_no_pattern() {
+        let names = ["[sig-a] b (c) d.".to_owned(), "e".to_owned()];
+        assert_eq!(focus(&names), r"(\[sig-a\] b \(c\) d\.|e)$");
+    }
+}
