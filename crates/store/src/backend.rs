@@ -23,7 +23,7 @@ pub const BACKENDS: &[Backend] = &[
 ];
 
 /// Refuses values over the limit, in either branch: the request is wrong whatever it compares to.
-pub(crate) fn check_sizes(txn: &Txn) -> Result<()> {
+pub fn check_sizes(txn: &Txn) -> Result<()> {
     for op in txn.success.iter().chain(&txn.failure) {
         if let Op::Put { key, value, .. } = op
             && value.len() > VALUE_LIMIT

@@ -3,6 +3,7 @@
 
 extern crate decapod_store as store;
 
+mod backends;
 mod contract;
 mod crash;
 mod lab;

@@ -1,0 +1,207 @@
+//! A real etcd cluster as the store: the way out of one machine.
+//!
+//! In: etcd's endpoints and how to trust them. Out: [`store::Store`]. Every call is one of etcd's v3
+//! API, over gRPC; messages are written by hand, since a fresh machine has no protoc.
+//!
+//! Invariants: nothing is cached here, reads are linearizable; a call that fails without etcd's word
+//! is `Unavailable`, and if it was a write, its fate is unknown, as with etcd's own client. Watches
+//! reconnect by themselves and go on where they were.
+
+mod convert;
+mod messages;
+mod rpc;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use base::task::Tasks;
+use futures::StreamExt;
+use store::{
+    Error, LeaseId, RangeResponse, Result, Revision, Store, Txn, TxnResponse, Watch, WatchRequest,
+};
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+use rpc::{Rpc, unavailable};
+
+/// Items that may wait in a watch; its task waits for the reader, and etcd for the task.
+const WATCH_QUEUE: usize = 64;
+
+/// What etcd said, before it is put in the store's words.
+type Answer<T> = std::result::Result<T, Status>;
+
+/// Where etcd is and how both sides prove who they are.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// As `https://10.0.0.1:2379`.
+    pub endpoints: Vec<String>,
+    /// PEM; without it the system's roots are not asked either: an `https` endpoint is then refused.
+    pub ca_pem: Option<Vec<u8>>,
+    /// The client's certificate chain and key, PEM.
+    pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+pub struct Etcd {
+    rpc: Rpc,
+    tasks: Tasks,
+}
+
+impl Etcd {
+    /// Connects at the first call, and again whenever a connection is lost.
+    pub fn open(options: &Options) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(Self { rpc: Rpc::new(options)?, tasks: Tasks::new("etcd watches") }))
+    }
+
+    async fn call<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
+    where
+        Q: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let closed = || Status::unavailable("the connection is closed");
+        self.tasks.stop_signal().or(self.rpc.call(path, request)).await.ok_or_else(closed)?
+    }
+
+    /// The error of a call that named a revision, with what etcd does not say: the floor or the
+    /// present.
+    async fn revision_error(&self, status: Status, requested: Revision) -> Error {
+        match () {
+            () if status.message().ends_with("required revision has been compacted") => {
+                match watch::floor(&self.rpc).await {
+                    Ok(floor) => Error::Compacted { requested, floor },
+                    Err(status) => unavailable(&status),
+                }
+            }
+            () if status.message().ends_with("required revision is a future revision") => {
+                match self.revision().await {
+                    Ok(current) => Error::Future { requested, current },
+                    Err(error) => error,
+                }
+            }
+            () => unavailable(&status),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Etcd {
+    async fn range(&self, request: store::RangeRequest) -> Result<RangeResponse> {
+        let wire = messages::RangeRequest {
+            key: convert::start(&request.range),
+            range_end: convert::end(&request.range),
+            limit: request.limit.try_into().unwrap_or(i64::MAX),
+            revision: convert::number(request.revision.unwrap_or_default()),
+            count_only: request.count_only,
+        };
+        let answer: messages::RangeResponse = match self.call("/etcdserverpb.KV/Range", wire).await
+        {
+            Ok(answer) => answer,
+            Err(status) => {
+                return Err(self
+                    .revision_error(status, request.revision.unwrap_or_default())
+                    .await);
+            }
+        };
+        Ok(RangeResponse {
+            kvs: answer.kvs.into_iter().map(convert::key_value).collect(),
+            count: answer.count.try_into().unwrap_or_default(),
+            more: answer.more,
+            revision: convert::at(answer.header.as_ref()),
+        })
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        store::backend::check_sizes(&txn)?;
+        let lease = convert::first_lease(&txn);
+        let answer: Answer<messages::TxnResponse> =
+            self.call("/etcdserverpb.KV/Txn", convert::txn(txn)).await;
+        match answer {
+            Ok(answer) => Ok(TxnResponse {
+                succeeded: answer.succeeded,
+                revision: convert::at(answer.header.as_ref()),
+                results: answer
+                    .responses
+                    .into_iter()
+                    .map(convert::result)
+                    .collect::<Result<_>>()?,
+            }),
+            Err(status) => Err(lease_error(&status, lease)),
+        }
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<Watch> {
+        let (sender, items) = mpsc::channel(WATCH_QUEUE);
+        let (progress, asked) = mpsc::channel(1);
+        let starting = watch::Running::start(self.rpc.clone(), request, sender, asked);
+        let closed = || Error::Unavailable("etcd: the connection is closed".into());
+        let started = self.tasks.stop_signal().or(starting).await.ok_or_else(closed)?;
+        let running = started.map_err(|status| unavailable(&status))?;
+        self.tasks.spawn("etcd watch", running.run());
+        Ok(Watch { items, progress })
+    }
+
+    async fn revision(&self) -> Result<Revision> {
+        let wire = messages::RangeRequest {
+            key: bytes::Bytes::from_static(b"\0"),
+            count_only: true,
+            ..Default::default()
+        };
+        let answer: messages::RangeResponse = self
+            .call("/etcdserverpb.KV/Range", wire)
+            .await
+            .map_err(|status| unavailable(&status))?;
+        Ok(convert::at(answer.header.as_ref()))
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        let wire = messages::CompactionRequest { revision: convert::number(revision) };
+        let done: Answer<messages::CompactionResponse> =
+            self.call("/etcdserverpb.KV/Compact", wire).await;
+        match done {
+            Ok(_) => Ok(()),
+            Err(status) => Err(self.revision_error(status, revision).await),
+        }
+    }
+
+    async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId> {
+        let wire = messages::LeaseGrantRequest { ttl: ttl_seconds.max(1) };
+        let answer: messages::LeaseGrantResponse = self
+            .call("/etcdserverpb.Lease/LeaseGrant", wire)
+            .await
+            .map_err(|status| unavailable(&status))?;
+        Ok(answer.id)
+    }
+
+    async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
+        let wire = messages::LeaseRequest { id: lease };
+        let done: Answer<messages::LeaseRevokeResponse> =
+            self.call("/etcdserverpb.Lease/LeaseRevoke", wire).await;
+        done.map(|_| ()).map_err(|status| lease_error(&status, lease))
+    }
+
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+        let once = futures::stream::iter([messages::LeaseRequest { id: lease }]);
+        let ask = async {
+            let mut answers = self.rpc.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
+            let answer: Option<Answer<messages::LeaseKeepAliveResponse>> = answers.next().await;
+            answer.unwrap_or_else(|| Err(Status::unavailable("the keep-alive stream ended")))
+        };
+        let closed = || Error::Unavailable("etcd: the connection is closed".into());
+        let answer = self.tasks.stop_signal().or(ask).await.ok_or_else(closed)?;
+        let answer = answer.map_err(|status| lease_error(&status, lease))?;
+        if answer.ttl <= 0 { Err(Error::LeaseNotFound(lease)) } else { Ok(()) }
+    }
+
+    async fn close(&self) {
+        self.tasks.shutdown(Duration::from_secs(5)).await;
+    }
+}
+
+fn lease_error(status: &Status, lease: LeaseId) -> Error {
+    if status.code() == Code::NotFound && status.message().contains("lease not found") {
+        Error::LeaseNotFound(lease)
+    } else {
+        unavailable(status)
+    }
+}

@@ -1,0 +1,125 @@
+//! The connection and the unary calls, by name.
+
+use std::time::Duration;
+
+use prost::Message;
+use store::Error;
+use tonic::client::Grpc;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use crate::Options;
+
+/// As upstream's API server dials etcd.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Lists have no limit of their own; upstream's client sets none either.
+const ANSWER_LIMIT: usize = i32::MAX as usize;
+
+/// One connection to each endpoint; calls go to those that answer. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Rpc(Grpc<Channel>);
+
+impl Rpc {
+    pub fn new(options: &Options) -> Result<Self, Error> {
+        let unusable = |why: String| Error::Unusable(why.into());
+        if options.endpoints.is_empty() {
+            return Err(unusable("no etcd endpoint is given".into()));
+        }
+        let mut endpoints = vec![];
+        for url in &options.endpoints {
+            let wrong = |error: tonic::transport::Error| {
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                unusable(format!("etcd endpoint {url:?}: {}", cause.unwrap_or(error.to_string())))
+            };
+            let mut endpoint = Endpoint::from_shared(url.clone())
+                .map_err(wrong)?
+                .connect_timeout(DIAL_TIMEOUT)
+                .http2_keep_alive_interval(KEEP_ALIVE_EVERY)
+                .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+                .keep_alive_while_idle(true);
+            if url.starts_with("https://") {
+                endpoint = endpoint.tls_config(tls(options)).map_err(wrong)?;
+            }
+            endpoints.push(endpoint);
+        }
+        let channel = match &endpoints[..] {
+            [only] => only.connect_lazy(),
+            _ => Channel::balance_list(endpoints.into_iter()),
+        };
+        Ok(Self(Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT)))
+    }
+
+    /// A call of one request and one answer, as `/etcdserverpb.KV/Range`.
+    pub async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let mut grpc = self.0.clone();
+        ready(&mut grpc).await?;
+        let path = http::uri::PathAndQuery::from_static(path);
+        let answer = grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// A call with a stream in both directions.
+    pub async fn stream<Q, A>(
+        &self,
+        path: &'static str,
+        requests: impl futures::Stream<Item = Q> + Send + 'static,
+    ) -> Result<Streaming<A>, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let mut grpc = self.0.clone();
+        ready(&mut grpc).await?;
+        let path = http::uri::PathAndQuery::from_static(path);
+        let mut request = Request::new(requests);
+        // A member that lost its leader ends the stream instead of keeping silent.
+        request
+            .metadata_mut()
+            .insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        Ok(grpc.streaming(request, path, ProstCodec::default()).await?.into_inner())
+    }
+}
+
+async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
+    grpc.ready().await.map_err(|error| Status::unavailable(deepest(&error)))
+}
+
+fn tls(options: &Options) -> ClientTlsConfig {
+    let mut tls = ClientTlsConfig::new();
+    if let Some(pem) = &options.ca_pem {
+        tls = tls.ca_certificate(Certificate::from_pem(pem));
+    }
+    if let Some((certificate, key)) = &options.identity_pem {
+        tls = tls.identity(Identity::from_pem(certificate, key));
+    }
+    tls
+}
+
+/// What the store's callers can act on; anything else leaves a write's fate unknown.
+pub(crate) fn unavailable(status: &Status) -> Error {
+    let what = match status.code() {
+        Code::Unknown | Code::Unavailable => String::new(),
+        code => format!("{code:?}: "),
+    };
+    let why = match std::error::Error::source(status) {
+        Some(cause) => deepest(cause),
+        None => status.message().to_owned(),
+    };
+    Error::Unavailable(format!("etcd: {what}{why}").into())
+}
+
+/// The innermost cause: "connection refused" tells more than "transport error".
+fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}

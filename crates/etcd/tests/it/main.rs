@@ -1,0 +1,117 @@
+//! The store's contract on a real etcd, one process a case; skipped where no etcd is installed.
+
+extern crate decapod_etcd as etcd;
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use store::backend::Backend;
+use store::{Error, Store};
+
+#[path = "../../../store/tests/it/contract.rs"]
+mod contract;
+#[path = "../../../store/tests/it/lab.rs"]
+mod lab;
+
+const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir), durable: true };
+
+/// What etcd does not do: it takes each key once a transaction, and forgets what was before its floor.
+const EXCEPT: &[&str] = &[
+    "ops_see_the_ops_before_them",
+    "a_transaction_arrives_as_one_item",
+    "a_watch_from_the_floor_shows_what_was_there_before",
+];
+
+/// The program: `ETCD`, or what is found on the path.
+fn program() -> Option<PathBuf> {
+    let named = std::env::var_os("ETCD").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        || std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file());
+    named.or_else(found)
+}
+
+#[test]
+fn etcd_keeps_the_contract() {
+    if program().is_none() {
+        println!("skipped: no etcd on the path, and ETCD does not name one");
+        return;
+    }
+    contract::run(&ETCD, 4, EXCEPT, |_| {});
+}
+
+/// Starts an etcd with its data in `dir`, or finds the one that a case started there before.
+fn open(dir: &Path) -> store::Result<Arc<dyn Store>> {
+    let file = dir.join("port");
+    let port = match std::fs::read_to_string(&file) {
+        Ok(port) => port.parse().expect("written below"),
+        Err(_) => {
+            let port = start(dir);
+            std::fs::write(&file, port.to_string()).expect("the directory is ours");
+            port
+        }
+    };
+    let endpoints = vec![format!("http://127.0.0.1:{port}")];
+    etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// Runs until the thread of its case ends. Leases may be as short as the contract's.
+fn start(dir: &Path) -> u16 {
+    let (client, peer) = (free_port(), free_port());
+    let (client_url, peer_url) =
+        (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let mut command = Command::new(program().expect("asked before"));
+    command
+        .arg("--data-dir")
+        .arg(dir.join("etcd"))
+        .args(["--name", "one", "--unsafe-no-fsync", "--heartbeat-interval", "30"])
+        .args(["--election-timeout", "300", "--max-request-bytes", "4000000"])
+        .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
+        .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
+        .args(["--initial-cluster", &format!("one={peer_url}")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    // SAFETY: prctl is async-signal-safe and touches nothing of this process.
+    unsafe {
+        command.pre_exec(|| {
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).map_err(Into::into)
+        });
+    }
+    command.spawn().expect("etcd starts");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(("127.0.0.1", client)).is_err() {
+        assert!(Instant::now() < deadline, "etcd answers in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    client
+}
+
+#[tokio::test]
+async fn a_missing_etcd_is_named() {
+    let endpoints = vec![format!("http://127.0.0.1:{}", free_port())];
+    let store =
+        etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() }).expect("a URL");
+    let Err(Error::Unavailable(why)) = store.revision().await else { panic!("nobody is there") };
+    assert!(why.contains("onnection refused"), "{why}");
+}
+
+#[tokio::test]
+async fn a_bad_endpoint_is_named() {
+    let check = |endpoints: &[&str], expected: &str| {
+        let endpoints = endpoints.iter().map(|url| (*url).to_owned()).collect();
+        let opened = etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() });
+        let error = opened.err().expect("not an endpoint").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(&[], "no etcd endpoint is given");
+    check(&["http://:::"], "etcd endpoint \"http://:::\": ");
+}
