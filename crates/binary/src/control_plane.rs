@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use apiserver::authz::Authorizer;
 use apiserver::request::UserInfo;
 use apiserver::serve::Page;
@@ -70,7 +70,7 @@ pub async fn start(
         format!("cannot listen on {wanted}; is another server running? --https-listen-port 0 picks a free port")
     })?;
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
-    let store = open_store(flags, data_dir)?;
+    let store = crate::datastore::open(&flags.datastore, data_dir, tasks).await?;
     let keys =
         TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
     let registry = registry(flags, store, pki, &keys, tasks)?;
@@ -117,16 +117,6 @@ pub async fn start(
         .context("cannot write the bootstrap roles")?;
     hooks.iter().for_each(apiserver::health::Hook::done);
     Ok(ControlPlane { server, port, address })
-}
-
-fn open_store(flags: &flags::Server, data_dir: &Path) -> anyhow::Result<Arc<dyn store::Store>> {
-    if let Some(endpoint) = &flags.datastore_endpoint {
-        bail!("--datastore-endpoint {endpoint}: only the embedded store is built in so far");
-    }
-    let directory = data_dir.join("store");
-    let options = store::backend::embedded::Options::default();
-    store::backend::embedded::Embedded::open(&directory, options)
-        .with_context(|| format!("cannot open the state store in {}", directory.display()))
 }
 
 fn registry(

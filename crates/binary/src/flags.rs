@@ -69,9 +69,8 @@ pub struct Server {
     /// Ports of NodePort Services
     #[arg(long, default_value = "30000-32767", value_parser = port_range)]
     pub service_node_port_range: RangeInclusive<u16>,
-    /// Keep the state elsewhere than in the embedded store
-    #[arg(long)]
-    pub datastore_endpoint: Option<String>,
+    #[command(flatten)]
+    pub datastore: crate::datastore::Datastore,
     /// Plugins to add to the default ones
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,

@@ -2,6 +2,7 @@
 
 mod components;
 mod control_plane;
+mod datastore;
 mod dns;
 mod flags;
 mod kubeconfig;

@@ -7,6 +7,7 @@
 //! is `Unavailable`, and if it was a write, its fate is unknown, as with etcd's own client. Watches
 //! reconnect by themselves and go on where they were.
 
+pub mod compactor;
 mod convert;
 mod messages;
 mod rpc;

@@ -13,6 +13,7 @@
 //!   `Future`.
 
 pub mod backend;
+pub mod transform;
 
 use std::fmt;
 use std::ops::Bound;
@@ -24,6 +25,7 @@ use tokio::sync::mpsc;
 
 pub use backend::embedded::{Embedded, Options};
 pub use backend::sim::Sim;
+pub use transform::{Transform, Transformed};
 
 /// The most bytes that one value may have: etcd's default limit of a request.
 pub const VALUE_LIMIT: usize = 3 * 512 * 1024;

@@ -18,6 +18,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("pki", &["base"]),
     ("net", &["base"]),
     ("store", &["base"]),
+    ("etcd", &["store"]),
     ("api", &["machinery"]),
     ("cri", &["base"]),
     ("client", &["machinery", "api", "transport"]),

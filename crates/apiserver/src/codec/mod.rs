@@ -4,6 +4,7 @@
 //! native form: a stored object is copied, not encoded; YAML, indented JSON, Tables and
 //! PartialObjectMetadata are made from it.
 
+pub mod at_rest;
 pub mod decode;
 pub mod explain;
 pub mod frames;

@@ -1,0 +1,100 @@
+//! Forgets old revisions, as upstream's API servers do: every interval, what was the present one
+//! interval ago.
+//!
+//! Several servers share one etcd: a key counts the rounds (its version) and only who moves it on
+//! compacts. Upstream's servers use the same key, so both kinds may run side by side.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use store::{Compare, Error, KeyRange, Op, OpResult, Result, Revision, Store, Txn};
+
+const KEY: &[u8] = b"compact_rev_key";
+
+/// Upstream: `--etcd-compaction-interval`.
+pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
+/// Never ends.
+pub async fn run(store: Arc<dyn Store>, interval: Duration) {
+    let mut round = Round::default();
+    loop {
+        tokio::time::sleep(interval).await;
+        match round.step(&*store).await {
+            Ok(next) => round = next,
+            Err(error) => tracing::warn!(%error, "etcd was not compacted, the next round will be"),
+        }
+    }
+}
+
+/// What a server remembers from one round to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Round {
+    /// The version that the key had.
+    number: u64,
+    /// The present at that time; 0 before the first round.
+    present: Revision,
+}
+
+impl Round {
+    async fn step(self, store: &dyn Store) -> Result<Self> {
+        let key = Bytes::from_static(KEY);
+        let value = Bytes::from(self.present.to_string());
+        let txn = Txn {
+            compare: vec![Compare::Version(key.clone(), self.number)],
+            success: vec![Op::Put { key: key.clone(), value, lease: 0 }],
+            failure: vec![Op::Get { range: KeyRange::one(key) }],
+        };
+        let answer = store.txn(txn).await?;
+        if !answer.succeeded {
+            let number = match answer.results.first() {
+                Some(OpResult::Got { kvs }) => kvs.first().map_or(0, |kv| kv.version),
+                _ => 0,
+            };
+            return Ok(Self { number, present: answer.revision });
+        }
+        if self.present != Revision(0) {
+            match store.compact(self.present).await {
+                Ok(()) | Err(Error::Compacted { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { number: self.number + 1, present: answer.revision })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use store::{RangeRequest, Sim};
+
+    async fn put(store: &dyn Store, value: &'static str) -> Revision {
+        let key = Bytes::from_static(b"a");
+        let op = Op::Put { key, value: Bytes::from_static(value.as_bytes()), lease: 0 };
+        store.txn(Txn { success: vec![op], ..Txn::default() }).await.expect("written").revision
+    }
+
+    async fn readable(store: &dyn Store, at: Revision) -> bool {
+        let range = KeyRange::one(Bytes::from_static(b"a"));
+        let request = RangeRequest { revision: Some(at), ..RangeRequest::new(range) };
+        store.range(request).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn one_of_two_servers_compacts_what_is_an_interval_old() {
+        let store = Sim::open();
+        let old = put(&*store, "1").await;
+        let (mut one, mut two) = (Round::default(), Round::default());
+        one = one.step(&*store).await.expect("a round");
+        two = two.step(&*store).await.expect("a round");
+        assert_eq!((one.number, two.number), (1, 1), "the second learned of the first's round");
+        assert!(readable(&*store, old).await, "nothing is an interval old");
+        let young = put(&*store, "2").await;
+        one = one.step(&*store).await.expect("a round");
+        assert_eq!(one.number, 2);
+        assert!(!readable(&*store, old).await && readable(&*store, young).await);
+        two = two.step(&*store).await.expect("a round");
+        assert_eq!(two.number, 2, "it came too late and compacts nothing");
+        assert!(readable(&*store, young).await);
+    }
+}

@@ -1,0 +1,165 @@
+//! A store whose values look different at rest: in another encoding, or encrypted.
+//!
+//! In: a store and a [`Transform`]. Out: a store. Keys, revisions and order are the inner store's;
+//! only values are changed, on their way in and out. Values of deletes are empty and stay so.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::{
+    Event, KeyValue, LeaseId, Op, OpResult, RangeRequest, RangeResponse, Result, Revision, Store,
+    Txn, TxnResponse, Watch, WatchItem, WatchRequest,
+};
+
+/// Items that may wait between the inner watch and the reader.
+const WATCH_QUEUE: usize = 16;
+
+/// What values look like at rest. `open(seal(v)) == v`.
+pub trait Transform: Send + Sync + 'static {
+    fn seal(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
+    /// Takes what others have written too, as long as it can be told apart.
+    fn open(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
+}
+
+pub struct Transformed {
+    inner: Arc<dyn Store>,
+    transform: Arc<dyn Transform>,
+    tasks: base::task::Tasks,
+}
+
+impl Transformed {
+    pub fn new(inner: Arc<dyn Store>, transform: Arc<dyn Transform>) -> Arc<dyn Store> {
+        Arc::new(Self { inner, transform, tasks: base::task::Tasks::new("transformed watches") })
+    }
+
+    fn seal(&self, op: Op) -> Result<Op> {
+        Ok(match op {
+            Op::Put { key, value, lease } => {
+                Op::Put { value: self.transform.seal(&key, value)?, key, lease }
+            }
+            other => other,
+        })
+    }
+
+    fn seal_all(&self, ops: Vec<Op>) -> Result<Vec<Op>> {
+        ops.into_iter().map(|op| self.seal(op)).collect()
+    }
+
+    fn open_result(&self, result: OpResult) -> Result<OpResult> {
+        let transform = &*self.transform;
+        Ok(match result {
+            OpResult::Put { previous } => {
+                OpResult::Put { previous: previous.map(|kv| open(transform, kv)).transpose()? }
+            }
+            OpResult::Deleted { previous } => {
+                OpResult::Deleted { previous: open_all(transform, previous)? }
+            }
+            OpResult::Got { kvs } => OpResult::Got { kvs: open_all(transform, kvs)? },
+        })
+    }
+}
+
+fn open(transform: &dyn Transform, mut kv: KeyValue) -> Result<KeyValue> {
+    kv.value = transform.open(&kv.key, kv.value)?;
+    Ok(kv)
+}
+
+fn open_all(transform: &dyn Transform, kvs: Vec<KeyValue>) -> Result<Vec<KeyValue>> {
+    kvs.into_iter().map(|kv| open(transform, kv)).collect()
+}
+
+fn open_event(transform: &dyn Transform, event: &Event) -> Result<Event> {
+    let kv = if event.kv.value.is_empty() {
+        event.kv.clone()
+    } else {
+        open(transform, event.kv.clone())?
+    };
+    let previous = event.previous.clone().map(|kv| open(transform, kv)).transpose()?;
+    Ok(Event { kind: event.kind.clone(), kv, previous })
+}
+
+/// Passes a watch on. A value that cannot be read ends it: the reader starts again by a range, which
+/// says why.
+async fn pass(
+    transform: Arc<dyn Transform>,
+    mut from: mpsc::Receiver<WatchItem>,
+    to: mpsc::Sender<WatchItem>,
+) {
+    loop {
+        let item = tokio::select! {
+            () = to.closed() => return,
+            item = from.recv() => item,
+        };
+        let item = match item {
+            None => return,
+            Some(WatchItem::Events(revision, events)) => {
+                let opened = events.iter().map(|event| open_event(&*transform, event));
+                match opened.collect::<Result<Arc<[Event]>>>() {
+                    Ok(events) => WatchItem::Events(revision, events),
+                    Err(error) => {
+                        tracing::error!(%error, %revision, "a stored value cannot be read");
+                        return;
+                    }
+                }
+            }
+            Some(other) => other,
+        };
+        if to.send(item).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Transformed {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        let mut response = self.inner.range(request).await?;
+        response.kvs = open_all(&*self.transform, response.kvs)?;
+        Ok(response)
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let success = self.seal_all(txn.success)?;
+        let failure = self.seal_all(txn.failure)?;
+        let txn = Txn { compare: txn.compare, success, failure };
+        let mut response = self.inner.txn(txn).await?;
+        let results = response.results.into_iter().map(|result| self.open_result(result));
+        response.results = results.collect::<Result<_>>()?;
+        Ok(response)
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<Watch> {
+        let Watch { items: from, progress } = self.inner.watch(request).await?;
+        let (to, items) = mpsc::channel(WATCH_QUEUE);
+        self.tasks.spawn("transformed watch", pass(self.transform.clone(), from, to));
+        Ok(Watch { items, progress })
+    }
+
+    async fn revision(&self) -> Result<Revision> {
+        self.inner.revision().await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.inner.compact(revision).await
+    }
+
+    async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId> {
+        self.inner.lease_grant(ttl_seconds).await
+    }
+
+    async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
+        self.inner.lease_revoke(lease).await
+    }
+
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+        self.inner.lease_keep_alive(lease).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+        self.tasks.shutdown(std::time::Duration::from_secs(5)).await;
+    }
+}
