@@ -150,7 +150,8 @@ fn start_controllers(flags: &Server, control: &ControlPlane, pki: &Pki, tasks: &
         ),
     };
     let (stop, all) = (tasks.stop_signal(), ["*".to_owned()]);
-    let election = only_candidate(client_for("kube-controller-manager"), "kube-controller-manager");
+    let election =
+        candidate(flags, client_for("kube-controller-manager"), "kube-controller-manager");
     tasks.spawn_graceful("kube-controller-manager", async move {
         let work = || controllers::run(client_for, &all, options, stop.clone());
         election.run(stop.clone(), work).await;
@@ -163,19 +164,23 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
     }
     let client = control.client(Component::Scheduler);
     let stop = tasks.stop_signal();
-    let election = only_candidate(client.clone(), "kube-scheduler");
+    let election = candidate(flags, client.clone(), "kube-scheduler");
     tasks.spawn_graceful("kube-scheduler", async move {
         let work = || scheduler::run(client, scheduler::Config::default(), stop.clone());
         election.run(stop.clone(), work).await;
     });
 }
 
-/// The component of the one server of an embedded store: its Lease is taken, as clients expect, and
-/// not renewed, since nobody else can want it. The identity is the same in every life of the server,
-/// so that the next one need not wait for the Lease of the last.
-fn only_candidate(client: Client, name: &str) -> Election {
+/// The component as a candidate for its Lease. The one server of an embedded store takes it, as
+/// clients expect, and does not renew it, since nobody else can want it; the identity is the same in
+/// every life of the server, so that the next one need not wait for the Lease of the last. On a real
+/// etcd there may be other servers.
+fn candidate(flags: &Server, client: Client, name: &str) -> Election {
     let host = nix::unistd::gethostname().unwrap_or_default();
     let election = Election::new(client, "kube-system", name, &host.to_string_lossy());
+    if !flags.datastore.endpoints.is_empty() {
+        return election;
+    }
     let identity = format!("{}_embedded", host.to_string_lossy());
     Election { renews: false, identity, ..election }
 }
