@@ -325,8 +325,10 @@ impl Cacher {
         if tokio::time::timeout(FRESHNESS_LIMIT, wait).await.is_ok() {
             return Ok(());
         }
-        let message =
-            format!("Too large resource version: {revision}, current: {}", self.revision());
+        let message = format!(
+            "Timeout: Too large resource version: {revision}, current: {}",
+            self.revision()
+        );
         Err(StatusError::new(Reason::Timeout, message)
             .cause("ResourceVersionTooLarge", "", "Too large resource version")
             .retry_after(1))

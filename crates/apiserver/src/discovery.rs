@@ -21,10 +21,10 @@ use machinery::status::Reason;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::aggregate::Remote;
 use crate::codec::decode::group_version;
 use crate::codec::negotiate::clauses;
 use crate::codec::{self, Accept, As};
-use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable, Subresource};
 use crate::serve::Shared;
 
@@ -46,8 +46,17 @@ struct Documents {
 /// A group's versions in order, each with its rows by name.
 struct Group<'a> {
     name: &'a str,
-    versions: Vec<(&'a str, Vec<&'a Resource>)>,
+    versions: Vec<(&'a str, Served<'a>)>,
 }
+
+/// Who serves a version.
+enum Served<'a> {
+    Here(Vec<&'a Resource>),
+    Elsewhere(&'a Remote),
+}
+
+/// The priority of groups that nobody gives one: custom resources' groups.
+const OTHERS_PRIORITY: i32 = 1000;
 
 impl Discovery {
     pub fn new(group_order: &'static [&'static str]) -> Self {
@@ -62,7 +71,7 @@ impl Discovery {
         headers: &HeaderMap,
         accept: Result<Accept, StatusError>,
     ) -> Response<Body> {
-        let documents = self.documents(&shared.registry);
+        let documents = self.documents(shared);
         if let Some((json, tag)) = documents.aggregated.get(path)
             && wants_aggregated(headers)
         {
@@ -85,13 +94,14 @@ impl Discovery {
     }
 
     /// The paths of all documents.
-    pub fn paths(&self, registry: &Registry) -> Vec<String> {
-        let mut paths: Vec<String> = self.documents(registry).by_path.keys().cloned().collect();
+    pub(crate) fn paths(&self, shared: &Shared) -> Vec<String> {
+        let mut paths: Vec<String> = self.documents(shared).by_path.keys().cloned().collect();
         paths.push("/api".into());
         paths
     }
 
-    fn documents(&self, registry: &Registry) -> Arc<Documents> {
+    fn documents(&self, shared: &Shared) -> Arc<Documents> {
+        let registry = &shared.registry;
         // Read first: rows that change meanwhile make the documents old, not new ones stale.
         let generation = registry.resources_generation();
         let mut cached = self.cached.lock().expect("no panic under the lock");
@@ -100,7 +110,9 @@ impl Discovery {
         {
             return documents.clone();
         }
-        let documents = Arc::new(build(&registry.resources(), self.group_order));
+        let remotes = shared.options.aggregator.as_ref().map(|aggregator| aggregator.remotes());
+        let remotes = remotes.as_ref().map_or(&[][..], |remotes| remotes.as_slice());
+        let documents = Arc::new(build(&registry.resources(), remotes, self.group_order));
         *cached = Some((generation, documents.clone()));
         documents
     }
@@ -153,15 +165,18 @@ fn api_versions(address: &str) -> Value {
     })
 }
 
-fn build(table: &ResourceTable, order: &[&str]) -> Documents {
-    let groups = groups(table, order);
+fn build(table: &ResourceTable, remotes: &[Remote], order: &[&str]) -> Documents {
+    let groups = groups(table, remotes, order);
     let mut by_path = BTreeMap::new();
     let mut put = |path: String, json: Value| by_path.insert(path, Bytes::from(json.to_string()));
     for group in &groups {
         let prefix =
             if group.name.is_empty() { "/api".to_owned() } else { format!("/apis/{}", group.name) };
-        for (version, rows) in &group.versions {
-            put(format!("{prefix}/{version}"), resource_list(group.name, version, rows));
+        for (version, served) in &group.versions {
+            // What is elsewhere is asked there.
+            if let Served::Here(rows) = served {
+                put(format!("{prefix}/{version}"), resource_list(group.name, version, rows));
+            }
         }
         if !group.name.is_empty() {
             let mut json = api_group(group);
@@ -190,20 +205,35 @@ fn build(table: &ResourceTable, order: &[&str]) -> Documents {
     Documents { by_path, aggregated }
 }
 
-fn groups<'a>(table: &'a ResourceTable, order: &[&str]) -> Vec<Group<'a>> {
-    let mut by_name: BTreeMap<&str, BTreeMap<&str, Vec<&Resource>>> = BTreeMap::new();
+fn groups<'a>(table: &'a ResourceTable, remotes: &'a [Remote], order: &[&str]) -> Vec<Group<'a>> {
+    let mut rows: BTreeMap<(&str, &str), Vec<&Resource>> = BTreeMap::new();
     for row in table.iter() {
-        by_name.entry(&row.group).or_default().entry(&row.version).or_default().push(row);
+        rows.entry((&row.group, &row.version)).or_default().push(row);
+    }
+    let mut by_name: BTreeMap<&str, Vec<(&str, Served<'_>)>> = BTreeMap::new();
+    let mut priorities: BTreeMap<&str, i32> = BTreeMap::new();
+    for remote in remotes {
+        // An APIService says who serves a version, whatever this server could serve.
+        rows.remove(&(remote.group.as_str(), remote.version.as_str()));
+        let version = (remote.version.as_str(), Served::Elsewhere(remote));
+        by_name.entry(&remote.group).or_default().push(version);
+        let priority = priorities.entry(&remote.group).or_insert(remote.group_priority);
+        *priority = remote.group_priority.max(*priority);
+    }
+    for ((group, version), rows) in rows {
+        by_name.entry(group).or_default().push((version, Served::Here(rows)));
     }
     let mut groups: Vec<Group<'_>> = by_name
         .into_iter()
-        .map(|(name, versions)| {
-            let mut versions: Vec<_> = versions.into_iter().collect();
+        .map(|(name, mut versions)| {
             versions.sort_by_key(|(version, _)| version_rank(version));
             Group { name, versions }
         })
         .collect();
-    let rank = |name: &str| order.iter().position(|one| *one == name).unwrap_or(order.len());
+    let rank = |name: &str| {
+        let place = order.iter().position(|one| *one == name).unwrap_or(order.len());
+        (place, Reverse(priorities.get(name).copied().unwrap_or(OTHERS_PRIORITY)))
+    };
     groups.sort_by_key(|group| rank(group.name));
     groups
 }
@@ -308,9 +338,15 @@ fn aggregated_group(group: &Group<'_>) -> Value {
     let versions: Vec<Value> = group
         .versions
         .iter()
-        .map(|(version, rows)| {
-            let resources: Vec<Value> = rows.iter().map(|row| aggregated_resource(row)).collect();
-            json!({ "version": version, "resources": resources, "freshness": "Current" })
+        .map(|(version, served)| {
+            let (resources, is_current) = match served {
+                Served::Here(rows) => {
+                    (rows.iter().map(|row| aggregated_resource(row)).collect(), true)
+                }
+                Served::Elsewhere(remote) => (remote.resources.clone(), remote.is_available),
+            };
+            let freshness = if is_current { "Current" } else { "Stale" };
+            json!({ "version": version, "resources": resources, "freshness": freshness })
         })
         .collect();
     json!({ "metadata": metadata, "versions": versions })
@@ -365,7 +401,7 @@ mod tests {
 
     #[test]
     fn documents_derive_from_the_rows() {
-        let documents = build(&crate::testing::table(), &["apps"]);
+        let documents = build(&crate::testing::table(), &[], &["apps"]);
         let list: Value = serde_json::from_slice(&documents.by_path["/api/v1"]).expect("JSON");
         assert_eq!(
             list["resources"][0],

@@ -14,6 +14,7 @@
 //! once, shared by all readers.
 
 pub mod admission;
+pub mod aggregate;
 pub mod authn;
 pub mod authz;
 pub mod cacher;
@@ -24,6 +25,7 @@ pub mod health;
 pub mod metrics;
 pub mod openapi;
 pub mod registry;
+pub mod relay;
 pub mod request;
 pub mod resource;
 pub mod serve;

@@ -318,6 +318,21 @@ pub trait Strategy: Send + Sync {
         fields.map(|(name, value)| (Cow::Borrowed(name), value)).collect()
     }
 
+    /// What a selector with a field that is not selectable is told.
+    fn unknown_field(&self, field: &str) -> String {
+        if !self.has_selectable_fields() {
+            return format!(
+                "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+            );
+        }
+        format!("field label not supported: {field}")
+    }
+
+    /// What whoever uses the kind in this version is warned of.
+    fn deprecation(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Seconds that an object lives in the store (Events); `None` for ever.
     fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
         None
@@ -367,6 +382,11 @@ pub trait Strategy: Send + Sync {
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
         let created = object.meta().creation_timestamp.as_ref().map(|time| time.0.to_string());
         vec![object.name().into(), created.into()]
+    }
+
+    /// Conditions of the Table's row, such as that it is of no interest any more.
+    fn row_conditions(&self, _object: &dyn Object) -> Vec<Value> {
+        vec![]
     }
 }
 

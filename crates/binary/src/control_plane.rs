@@ -100,8 +100,7 @@ pub async fn start(
         boxed,
         options,
     );
-    let hooks =
-        ["rbac/bootstrap-roles", "bootstrap-controller"].map(|name| server.health().hook(name));
+    let hooks: Vec<_> = HOOKS.iter().map(|name| server.health().hook(name)).collect();
 
     let tls = server_tls(flags, pki, address)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
@@ -119,6 +118,33 @@ pub async fn start(
     Ok(ControlPlane { server, port, address })
 }
 
+/// What clients look for in `/readyz?verbose`, by upstream's names. Here all of it is one step: the
+/// first objects are there.
+const HOOKS: &[&str] = &[
+    "start-apiserver-admission-initializer",
+    "generic-apiserver-start-informers",
+    "storage-object-count-tracker-hook",
+    "start-apiextensions-informers",
+    "start-apiextensions-controllers",
+    "crd-informer-synced",
+    "start-system-namespaces-controller",
+    "start-cluster-authentication-info-controller",
+    "storage-readiness",
+    "start-service-ip-repair-controllers",
+    "rbac/bootstrap-roles",
+    "scheduling/bootstrap-system-priority-classes",
+    "bootstrap-controller",
+    "start-kubernetes-service-cidr-controller",
+    "start-kube-aggregator-informers",
+    "apiservice-status-local-available-controller",
+    "apiservice-status-remote-available-controller",
+    "apiservice-registration-controller",
+    "apiservice-discovery-controller",
+    "kube-apiserver-autoregistration",
+    "apiservice-openapi-controller",
+    "apiservice-openapiv3-controller",
+];
+
 fn registry(
     flags: &flags::Server,
     store: Arc<dyn store::Store>,
@@ -133,11 +159,13 @@ fn registry(
         key_pem: Some(client.key_pem),
         ..ClientOptions::default()
     })?;
+    // What pods serve has certificates of their own making, and must not learn who we are.
+    let plain = HttpClient::new(&ClientOptions { insecure: true, ..ClientOptions::default() })?;
     let facts: Option<Arc<dyn machinery::patch::Schema>> = Some(Arc::new(api::facts::Facts));
     let mut table = resources::table(resources::Options {
         schema: facts.clone(),
         node_ports: flags.service_node_port_range.clone(),
-        kubelets: Arc::new(resources::Kubelets::new(http)),
+        kubelets: Arc::new(resources::Kubelets::new(http, plain)),
         tokens: Arc::new(TokenRequests::new(keys.clone())),
     });
     table.insert(Arc::new(extensions::definition::row(facts)));

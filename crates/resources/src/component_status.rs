@@ -34,6 +34,10 @@ impl Strategy for Components {
         Ok(all)
     }
 
+    fn deprecation(&self) -> Option<&'static str> {
+        Some("v1 ComponentStatus is deprecated in v1.19+")
+    }
+
     fn columns(&self) -> Vec<Column> {
         crate::columns::of::<ComponentStatus>()
     }

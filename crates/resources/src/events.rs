@@ -86,12 +86,15 @@ impl Strategy for EventStrategy {
             since(last.as_ref()).into(),
             event.type_.clone().unwrap_or_default().into(),
             event.reason.clone().unwrap_or_default().into(),
-            format!("{kind}/{}", about.name.clone().unwrap_or_default()).into(),
+            match about.name.as_deref().filter(|name| !name.is_empty()) {
+                Some(name) => format!("{kind}/{name}").into(),
+                None => kind.into(),
+            },
             about.field_path.clone().unwrap_or_default().into(),
             host.map_or(component.clone(), |host| format!("{component}, {host}")).into(),
             event.message.clone().unwrap_or_default().trim().into(),
             since(first.as_ref()).into(),
-            count.to_string().into(),
+            count.into(),
             object.name().into(),
         ]
     }

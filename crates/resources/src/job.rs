@@ -84,6 +84,19 @@ impl Strategy for JobStrategy {
         true
     }
 
+    fn selectable_names(&self) -> &'static [&'static str] {
+        &["status.successful"]
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        let done = object.expect::<Job>().status.as_ref().and_then(|status| status.succeeded);
+        vec![("status.successful", done.unwrap_or_default().to_string())]
+    }
+
+    fn unknown_field(&self, field: &str) -> String {
+        format!("field label {field:?} not supported for Job")
+    }
+
     fn columns(&self) -> Vec<Column> {
         crate::columns::of::<Job>()
     }

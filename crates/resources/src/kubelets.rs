@@ -1,4 +1,4 @@
-//! The way from the API server to a kubelet: logs, exec, attach, port-forward, node proxy.
+//! The way from the API server to a kubelet: logs, exec, attach, port-forward.
 //!
 //! The server looks at the request, finds the node, and passes bytes on; it does not understand
 //! what runs over an upgraded connection.
@@ -6,14 +6,15 @@
 use std::sync::Arc;
 
 use apiserver::Registry;
+use apiserver::relay::{Onward, relay};
 use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
-use http::{HeaderMap, Method, Request, Response, header};
+use http::{HeaderMap, Request, Response, header};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
-use transport::{HttpClient, Upgrade};
+use transport::HttpClient;
 
 /// The kubelet's port, where a Node does not say.
 const DEFAULT_PORT: i32 = 10250;
@@ -23,19 +24,24 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 #[derive(Clone)]
 pub struct Kubelets {
     http: HttpClient,
+    plain: HttpClient,
     /// Kinds of addresses in order of preference. Upstream's `--kubelet-preferred-address-types`.
     preferred: Vec<String>,
 }
 
 impl Kubelets {
-    /// `http` trusts the kubelets' authority and presents the server's client certificate; its
-    /// requests bring their own address.
-    pub fn new(http: HttpClient) -> Self {
+    /// `http` trusts the kubelets' authority and presents the server's client certificate; `plain`
+    /// presents nothing and trusts anybody, for what pods serve. Requests bring their own address.
+    pub fn new(http: HttpClient, plain: HttpClient) -> Self {
         let preferred = ["InternalIP", "Hostname", "InternalDNS", "ExternalDNS", "ExternalIP"];
-        Self { http, preferred: preferred.map(str::to_owned).to_vec() }
+        Self { http, plain, preferred: preferred.map(str::to_owned).to_vec() }
     }
 
-    async fn address(&self, registry: &Registry, node: &str) -> Result<String, StatusError> {
+    pub(crate) async fn address(
+        &self,
+        registry: &Registry,
+        node: &str,
+    ) -> Result<String, StatusError> {
         let found = registry.find::<Node>("", node).await?;
         let node_object = found.ok_or_else(|| StatusError::not_found("", "nodes", node))?;
         let status = node_object.status.unwrap_or_default();
@@ -57,6 +63,16 @@ impl Kubelets {
         Ok(format!("{host}:{port}"))
     }
 
+    /// The client that kubelets know.
+    pub(crate) fn http(&self) -> &HttpClient {
+        &self.http
+    }
+
+    /// The client without identity, for what pods serve.
+    pub(crate) fn plain(&self) -> &HttpClient {
+        &self.plain
+    }
+
     /// Sends the request on to `path` of a node's kubelet and streams the answer back.
     async fn forward(
         &self,
@@ -67,73 +83,11 @@ impl Kubelets {
     ) -> Result<Response<Body>, StatusError> {
         let address = self.address(registry, node).await?;
         let uri = format!("https://{address}{path}");
-        let unreachable = |error: transport::ClientError| {
+        let failed = |error: transport::ClientError| {
             StatusError::new(Reason::InternalError, format!("error dialing backend: {error}"))
         };
-        let upgrades = request.headers().contains_key(header::UPGRADE);
-        let (onward, mut request) = onward(request, uri, upgrades)?;
-        if !upgrades {
-            let body = std::mem::replace(request.body_mut(), transport::empty());
-            let answer = self.http.request(onward.map(|()| body)).await.map_err(unreachable)?;
-            let (mut parts, body) = answer.into_parts();
-            drop_connection_headers(&mut parts.headers);
-            return Ok(Response::from_parts(parts, transport::boxed(body)));
-        }
-        match self.http.upgrade(onward.map(|()| transport::empty())).await.map_err(unreachable)? {
-            Upgrade::Refused(answer) => Ok(answer.map(transport::full)),
-            Upgrade::Switched(parts, backend) => {
-                let client = transport::server_io(&mut request);
-                registry.tasks().spawn("stream to a kubelet", async move {
-                    match client.await {
-                        Ok(client) => {
-                            // Either side may hang up at any time: that is how streams end.
-                            let _ = transport::forward(client, backend).await;
-                        }
-                        Err(error) => {
-                            tracing::debug!(%error, "the client left before its stream began")
-                        }
-                    }
-                });
-                Ok(Response::from_parts(parts, transport::empty()))
-            }
-        }
-    }
-}
-
-/// The request as the kubelet gets it, and what is left of the original.
-fn onward(
-    request: Request<Body>,
-    uri: String,
-    upgrades: bool,
-) -> Result<(Request<()>, Request<Body>), StatusError> {
-    let mut headers = request.headers().clone();
-    for name in
-        [header::HOST, header::AUTHORIZATION, header::CONTENT_LENGTH, header::ACCEPT_ENCODING]
-    {
-        headers.remove(name);
-    }
-    let impersonation: Vec<_> =
-        headers.keys().filter(|name| name.as_str().starts_with("impersonate-")).cloned().collect();
-    for name in impersonation {
-        headers.remove(name);
-    }
-    if !upgrades {
-        drop_connection_headers(&mut headers);
-    }
-    let method = if upgrades { request.method().clone() } else { onward_method(request.method()) };
-    let mut onward =
-        Request::builder().method(method).uri(uri).body(()).map_err(StatusError::internal)?;
-    *onward.headers_mut() = headers;
-    Ok((onward, request))
-}
-
-fn onward_method(method: &Method) -> Method {
-    method.clone()
-}
-
-fn drop_connection_headers(headers: &mut HeaderMap) {
-    for name in [header::CONNECTION, header::UPGRADE, header::TRANSFER_ENCODING, header::TE] {
-        headers.remove(name);
+        let onward = Onward { http: &self.http, uri, headers: HeaderMap::new(), failed };
+        relay(registry.tasks(), onward, request).await
     }
 }
 
@@ -300,34 +254,6 @@ fn container_of(pod: &Pod, pairs: &[(String, String)]) -> Result<String, StatusE
     }
 }
 
-pub(crate) fn node_proxy(kubelets: &Arc<Kubelets>) -> Behaviour {
-    Behaviour::Connect(Arc::new(NodeProxy(kubelets.clone())))
-}
-
-/// `/api/v1/nodes/N/proxy/…` is the kubelet's own API.
-struct NodeProxy(Arc<Kubelets>);
-
-#[async_trait]
-impl Connect for NodeProxy {
-    async fn connect(
-        &self,
-        registry: &Registry,
-        _ctx: &RequestContext,
-        key: &Key,
-        request: Request<Body>,
-    ) -> Result<Response<Body>, StatusError> {
-        let marker = format!("/nodes/{}/proxy", key.name);
-        let path = request.uri().path();
-        let rest = path.split_once(&marker).map(|(_, rest)| rest).unwrap_or_default();
-        let rest = if rest.is_empty() { "/" } else { rest };
-        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
-        let path = format!("{rest}{query}");
-        // `node:port` names another port; the kubelet's is meant all the same.
-        let node = key.name.split(':').next().unwrap_or_default().to_owned();
-        self.0.forward(registry, &node, &path, request).await
-    }
-}
-
 pub(crate) fn parse_query(query: &str) -> Vec<(String, String)> {
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -382,7 +308,8 @@ mod tests {
         let http =
             HttpClient::new(&transport::ClientOptions { insecure: true, ..Default::default() });
         let Ok(http) = http else { panic!("a client without server is valid") };
-        let stream = PodStream { kubelets: Arc::new(Kubelets::new(http)), what: What::Exec };
+        let stream =
+            PodStream { kubelets: Arc::new(Kubelets::new(http.clone(), http)), what: What::Exec };
         assert_eq!(
             stream.path(&Key::new("ns", "pod"), "c", &pairs),
             "/exec/ns/pod/c?command=sh&command=-c&command=echo%20a%2Bb&input=1&tty=false&output=1"

@@ -17,6 +17,7 @@ mod kubelets;
 mod parts;
 mod print;
 mod printers;
+mod proxy;
 mod resource_claims;
 mod row;
 mod rows;
@@ -54,7 +55,7 @@ pub fn table(options: Options) -> ResourceTable {
     let wired = [
         core::pod::row(&kubelets),
         core::node::row(&kubelets),
-        core::service::row(node_ports),
+        core::service::row(node_ports, &kubelets),
         core::service_account(tokens),
     ];
     let rows = plain.chain(wired);
@@ -70,7 +71,7 @@ mod tests {
         let Ok(http) = transport::HttpClient::new(&client) else {
             panic!("a client without server is valid")
         };
-        let kubelets = Arc::new(Kubelets::new(http));
+        let kubelets = Arc::new(Kubelets::new(http.clone(), http));
         Options { schema: None, node_ports: 30000..=32767, kubelets, tokens: Arc::new(NoTokens) }
     }
 

@@ -15,10 +15,65 @@ impl Strategy for Plain {}
 pub(crate) struct PathNamed;
 
 impl Strategy for PathNamed {
+    fn create_on_update(&self) -> bool {
+        true
+    }
+
     fn name_errors(&self, name: &str) -> Vec<String> {
         machinery::names::path_segment(name)
     }
 }
+
+/// Kinds whose deletes answer with the object. Upstream: `ReturnDeletedObject` of their stores.
+const RETURNED_WHEN_DELETED: &[&str] = &[
+    "CSIDriver",
+    "CSINode",
+    "DeviceClass",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "PodTemplate",
+    "ResourceClaim",
+    "ResourceClaimTemplate",
+    "ResourceQuota",
+    "ResourceSlice",
+    "ServiceAccount",
+    "StorageClass",
+    "VolumeAttachment",
+    "VolumeAttributesClass",
+];
+
+/// Kinds that a PUT creates. Upstream: `AllowCreateOnUpdate`.
+const CREATED_BY_PUT: &[&str] = &[
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Endpoints",
+    "Lease",
+    "LimitRange",
+    "Role",
+    "RoleBinding",
+    "RuntimeClass",
+];
+
+/// Kinds whose PUTs say what they replace. Upstream: `AllowUnconditionalUpdate` is false.
+const WITH_VERSION_ONLY: &[&str] = &[
+    "CSIDriver",
+    "CSINode",
+    "CSIStorageCapacity",
+    "Lease",
+    "MutatingAdmissionPolicy",
+    "MutatingAdmissionPolicyBinding",
+    "MutatingWebhookConfiguration",
+    "PodDisruptionBudget",
+    "RuntimeClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "ValidatingWebhookConfiguration",
+    "VolumeAttachment",
+];
+
+/// Kinds that are on their way out.
+const DEPRECATED: &[(&str, &str)] =
+    &[("Endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")];
 
 /// How to reach into a typed kind's two halves.
 pub(crate) struct Parts<T> {
@@ -73,6 +128,8 @@ pub(crate) struct SpecStatus<T: 'static> {
     pub(crate) generation: bool,
     pub(crate) default: fn(&mut T),
     pub(crate) cells: fn(&T) -> Vec<Value>,
+    selectable_names: &'static [&'static str],
+    selectable: Selectable<T>,
 }
 
 impl<T: Object> SpecStatus<T> {
@@ -82,6 +139,8 @@ impl<T: Object> SpecStatus<T> {
             generation: false,
             default: |_| {},
             cells: |object| crate::print::name_and_age_cells(object),
+            selectable_names: &[],
+            selectable: |_| vec![],
         }
     }
 
@@ -93,6 +152,16 @@ impl<T: Object> SpecStatus<T> {
 
     pub(crate) fn default(mut self, default: fn(&mut T)) -> Self {
         self.default = default;
+        self
+    }
+
+    pub(crate) fn selectable(
+        mut self,
+        names: &'static [&'static str],
+        selectable: Selectable<T>,
+    ) -> Self {
+        self.selectable_names = names;
+        self.selectable = selectable;
         self
     }
 
@@ -121,6 +190,30 @@ impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
 
     fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
         self.generation && self.parts.spec_differs(object, old)
+    }
+
+    fn returns_deleted_object(&self) -> bool {
+        RETURNED_WHEN_DELETED.contains(&T::KIND)
+    }
+
+    fn create_on_update(&self) -> bool {
+        CREATED_BY_PUT.contains(&T::KIND)
+    }
+
+    fn unconditional_update(&self) -> bool {
+        !WITH_VERSION_ONLY.contains(&T::KIND)
+    }
+
+    fn deprecation(&self) -> Option<&'static str> {
+        DEPRECATED.iter().find(|(kind, _)| *kind == T::KIND).map(|(_, text)| *text)
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        self.selectable_names
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        (self.selectable)(object.expect())
     }
 
     fn columns(&self) -> Vec<Column> {
@@ -197,6 +290,22 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
 
     fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
         (self.selectable)(object.expect())
+    }
+
+    fn returns_deleted_object(&self) -> bool {
+        RETURNED_WHEN_DELETED.contains(&T::KIND)
+    }
+
+    fn create_on_update(&self) -> bool {
+        CREATED_BY_PUT.contains(&T::KIND)
+    }
+
+    fn unconditional_update(&self) -> bool {
+        !WITH_VERSION_ONLY.contains(&T::KIND)
+    }
+
+    fn deprecation(&self) -> Option<&'static str> {
+        DEPRECATED.iter().find(|(kind, _)| *kind == T::KIND).map(|(_, text)| *text)
     }
 
     fn columns(&self) -> Vec<Column> {

@@ -305,6 +305,10 @@ impl<S: apiserver::resource::Strategy> apiserver::resource::Strategy for Named<S
         machinery::names::path_segment(name)
     }
 
+    fn create_on_update(&self) -> bool {
+        self.0.create_on_update()
+    }
+
     fn columns(&self) -> Vec<Column> {
         self.0.columns()
     }
@@ -347,7 +351,7 @@ fn storage_class() -> Row {
             class.provisioner.clone().into(),
             class.reclaim_policy.clone().unwrap_or_default().into(),
             class.volume_binding_mode.clone().unwrap_or_default().into(),
-            class.allow_volume_expansion.unwrap_or_default().to_string().into(),
+            class.allow_volume_expansion.unwrap_or_default().into(),
             age(class),
         ]
     }

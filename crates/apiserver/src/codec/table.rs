@@ -88,6 +88,11 @@ fn write_row(
     let cells = stored.row().strategy.cells(&*object);
     out.extend_from_slice(br#"{"cells":"#);
     out.extend_from_slice(Value::from(cells).to_string().as_bytes());
+    let conditions = stored.row().strategy.row_conditions(&*object);
+    if !conditions.is_empty() {
+        out.extend_from_slice(br#","conditions":"#);
+        out.extend_from_slice(Value::from(conditions).to_string().as_bytes());
+    }
     out.extend_from_slice(br#","object":"#);
     match options.include {
         Include::Nothing => out.extend_from_slice(b"null"),

@@ -22,6 +22,7 @@ use crate::codec::negotiate::clauses;
 use crate::codec::{self, Accept};
 use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable};
+use crate::serve::Shared;
 
 /// Knows the schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
 pub trait SchemaSource: Send + Sync {
@@ -89,7 +90,8 @@ impl OpenApi {
         &*self.schemas
     }
 
-    pub fn serve(&self, registry: &Registry, path: &str, headers: &HeaderMap) -> Response<Body> {
+    pub(crate) fn serve(&self, shared: &Shared, path: &str, headers: &HeaderMap) -> Response<Body> {
+        let registry = &shared.registry;
         if !accepts_json(headers) {
             let error = StatusError::new(
                 Reason::NotAcceptable,
@@ -98,7 +100,7 @@ impl OpenApi {
             return codec::error(&Accept::JSON, &error.without_details());
         }
         if path == "/openapi/v3" || path == "/openapi/v3/" {
-            let index = self.index(registry).to_string();
+            let index = self.index(shared).to_string();
             return codec::text(StatusCode::OK, index);
         }
         match self.document(registry, path) {
@@ -107,13 +109,21 @@ impl OpenApi {
         }
     }
 
-    fn index(&self, registry: &Registry) -> Value {
+    fn index(&self, shared: &Shared) -> Value {
+        let registry = &shared.registry;
         let table = registry.resources();
         let generation = registry.resources_generation();
         let mut paths = serde_json::Map::new();
         for path in document_paths(&table) {
             let hash = self.hash(&table, &path, generation);
             let url = format!("/openapi/v3/{path}?hash={hash}");
+            paths.insert(path, json!({ "serverRelativeURL": url }));
+        }
+        let remotes = shared.options.aggregator.as_ref().map(|aggregator| aggregator.remotes());
+        for remote in remotes.iter().flat_map(|remotes| remotes.iter()) {
+            // Whoever asks again gets what is there then: nobody here knows when it changes.
+            let path = format!("apis/{}/{}", remote.group, remote.version);
+            let url = format!("/openapi/v3/{path}");
             paths.insert(path, json!({ "serverRelativeURL": url }));
         }
         json!({ "paths": paths })

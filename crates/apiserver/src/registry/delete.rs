@@ -146,17 +146,17 @@ impl Registry {
     }
 }
 
+/// Upstream names the kind where others name the resource.
 fn check_preconditions(
     ctx: &RequestContext,
     old: &dyn Object,
     options: &DeleteOptions,
 ) -> Result<(), StatusError> {
     let row = &ctx.resource;
-    let conflict =
-        |why: String| Err(StatusError::conflict(&row.group, &row.plural, old.name(), why));
+    let conflict = |why: String| Err(StatusError::conflict(&row.group, &row.kind, old.name(), why));
     if let Some(uid) = options.precondition_uid.as_deref().filter(|uid| *uid != old.uid()) {
         return conflict(format!(
-            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
             old.uid()
         ));
     }
@@ -165,7 +165,7 @@ fn check_preconditions(
         options.precondition_resource_version.as_deref().filter(|wanted| *wanted != version)
     {
         return conflict(format!(
-            "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
         ));
     }
     Ok(())

@@ -12,13 +12,13 @@ mod stored;
 mod write;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use base::task::Tasks;
 use machinery::{Object, ObjectMeta};
 use store::{RangeRequest, Revision, Store};
+use tokio::sync::watch;
 
 pub use compiled::Compiled;
 pub use options::{
@@ -43,8 +43,8 @@ struct Inner {
     table: ArcSwap<ResourceTable>,
     /// Held while a changed table is made out of the present one.
     changing: Mutex<()>,
-    /// Counts the replacements of `table`.
-    generation: AtomicU64,
+    /// Counts the replacements of `table`, and tells those who follow them.
+    generation: watch::Sender<u64>,
     /// One per storage prefix, made on first use. A plain mutex: never held across an await.
     cachers: Mutex<HashMap<String, Arc<Cacher>>>,
     /// Leases of expiring objects, shared by those that expire about the same time.
@@ -59,7 +59,7 @@ impl Registry {
             chain: ArcSwap::from_pointee(chain),
             table: ArcSwap::from_pointee(table),
             changing: Mutex::default(),
-            generation: AtomicU64::new(1),
+            generation: watch::Sender::new(1),
             cachers: Mutex::default(),
             leases: write::Leases::default(),
             tasks,
@@ -82,7 +82,17 @@ impl Registry {
     /// Replaces the rows; discovery and OpenAPI notice by the generation.
     pub fn set_resources(&self, table: ResourceTable) {
         self.0.table.store(Arc::new(table));
-        self.0.generation.fetch_add(1, Ordering::Release);
+        self.touch_resources();
+    }
+
+    /// What discovery shows has changed, though the rows are the same.
+    pub fn touch_resources(&self) {
+        self.0.generation.send_modify(|generation| *generation += 1);
+    }
+
+    /// Follows [`Registry::resources_generation`].
+    pub fn resource_changes(&self) -> watch::Receiver<u64> {
+        self.0.generation.subscribe()
     }
 
     /// Changes the rows while others may, too. Watch caches of custom rows that are no longer there
@@ -108,7 +118,7 @@ impl Registry {
     }
 
     pub fn resources_generation(&self) -> u64 {
-        self.0.generation.load(Ordering::Acquire)
+        *self.0.generation.borrow()
     }
 
     pub fn store(&self) -> &Arc<dyn Store> {

@@ -23,7 +23,8 @@ const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const PAGE: usize = 1000;
 
 /// A page's end: where the next begins, and in which state.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
 struct ContinueToken {
     v: String,
     rv: i64,
@@ -108,15 +109,18 @@ impl Registry {
         options: &ListOptions,
         token: &str,
     ) -> Result<List, StatusError> {
-        let bad = |why: &str| StatusError::bad_request(format!("continue key is not valid: {why}"));
+        let bad = |why: &str| {
+            let head = "invalid continue token: continue key is not valid";
+            StatusError::bad_request(format!("{head}: {why}"))
+        };
         let bytes = URL_SAFE_NO_PAD
             .decode(token.trim_end_matches('='))
             .map_err(|error| bad(&error.to_string()))?;
         let token: ContinueToken =
-            serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
+            serde_json::from_slice(&bytes).map_err(|error| bad(&not_json(&bytes, &error)))?;
         if token.v != "meta.k8s.io/v1" {
             return Err(bad(&format!(
-                "server does not recognize this encoded version {:?}",
+                "server does not recognize this encoded version {}",
                 token.v
             )));
         }
@@ -341,6 +345,17 @@ fn storage_scope(row: &Resource, namespace: &str) -> String {
 /// The key as a token of a namespaced list names it.
 fn relative(key: &Key, scope: &Scope) -> Key {
     if scope.namespace.is_empty() { key.clone() } else { Key::new("", key.name.clone()) }
+}
+
+/// What Go says of bytes that are no JSON.
+fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
+    match bytes.first() {
+        None => "unexpected end of JSON input".into(),
+        Some(b'{') => error.to_string(),
+        Some(first) => {
+            format!("invalid character {:?} looking for beginning of value", char::from(*first))
+        }
+    }
 }
 
 fn encode_token(last: &Key, revision: Revision) -> String {

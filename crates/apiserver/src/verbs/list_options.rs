@@ -136,7 +136,6 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
     finish("ListOptions", errors)
 }
 
-/// Kinds without fields of their own name the two that all have.
 fn check_fields(row: &Resource, fields: &Selector) -> Result<(), StatusError> {
     let strategy = &row.strategy;
     for requirement in &fields.requirements {
@@ -144,13 +143,7 @@ fn check_fields(row: &Resource, fields: &Selector) -> Result<(), StatusError> {
         if matches!(name, "metadata.name" | "metadata.namespace") || strategy.is_selectable(name) {
             continue;
         }
-        return Err(StatusError::bad_request(if !strategy.has_selectable_fields() {
-            format!(
-                "{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
-            )
-        } else {
-            format!("field label not supported: {name}")
-        }));
+        return Err(StatusError::bad_request(strategy.unknown_field(name)));
     }
     Ok(())
 }

@@ -23,12 +23,13 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{Method, Response};
+use http::{Method, Request, Response};
 use machinery::StatusError;
 use machinery::status::Reason;
 
 pub(crate) use call::Call;
 
+use crate::aggregate::elsewhere;
 use crate::codec;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::{Body, Resource};
@@ -55,6 +56,13 @@ pub(crate) async fn dispatch(
     parts: Parts,
     body: Body,
 ) -> Result<Response<Body>, StatusError> {
+    let aggregator = shared.options.aggregator.as_ref();
+    if let Some(aggregator) = aggregator
+        && let Some((group, version)) = elsewhere(Some(aggregator), parts.uri.path())
+    {
+        let request = Request::from_parts(parts, body);
+        return Ok(aggregator.pass(&shared.registry, &user, &group, &version, request).await);
+    }
     if !info.is_resource {
         return paths::serve(shared, info, parts).await;
     }
@@ -68,6 +76,9 @@ pub(crate) async fn dispatch(
     let handler = route(&row, info, &parts.method)?;
     let call = Call::new(shared, info, user, row, table, parts)?;
     let (accept, ctx) = (call.accept, call.ctx.clone());
+    if let Some(text) = ctx.resource.strategy.deprecation() {
+        ctx.warn(text);
+    }
     let outcome = match handler {
         Route::Verb(handler) => handler(call, body).await,
         Route::Subresource => subresource::serve(call, body).await,
@@ -93,6 +104,10 @@ fn route(row: &Resource, info: &RequestInfo, method: &Method) -> Result<Route, S
     let by_verb = VERBS.iter().find(|(verb, _)| *verb == info.verb);
     if !info.subresource.is_empty() {
         let subresource = row.subresource(&info.subresource).ok_or_else(no_route)?;
+        if subresource.name == "proxy" {
+            // What is behind decides about methods.
+            return Ok(Route::Subresource);
+        }
         let is_method = !matches!(*method, Method::HEAD | Method::OPTIONS);
         return match by_verb {
             Some((verb, _)) if is_method && subresource.verbs.contains(verb) => {

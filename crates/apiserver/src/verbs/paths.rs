@@ -36,7 +36,7 @@ pub async fn serve(
         ));
     }
     if path.starts_with("/openapi/") {
-        return Ok(shared.openapi.serve(&shared.registry, path, &parts.headers));
+        return Ok(shared.openapi.serve(shared, path, &parts.headers));
     }
     match path.trim_end_matches('/') {
         "" => {
@@ -104,7 +104,7 @@ fn index(shared: &Shared) -> Vec<String> {
             .map(str::to_owned)
             .into();
     paths.extend(shared.options.pages.iter().map(|page| page.path.clone()));
-    paths.extend(shared.discovery.paths(&shared.registry));
+    paths.extend(shared.discovery.paths(shared));
     paths.sort();
     paths.dedup();
     paths

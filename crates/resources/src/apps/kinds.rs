@@ -143,12 +143,7 @@ pub(super) fn controller_revision() -> Row {
             let group = owner.api_version.split_once('/').map(|(group, _)| format!(".{group}"));
             format!("{}{}/{}", owner.kind.to_lowercase(), group.unwrap_or_default(), owner.name)
         });
-        vec![
-            revision.name().into(),
-            owner.into(),
-            revision.revision.to_string().into(),
-            age(revision),
-        ]
+        vec![revision.name().into(), owner.into(), revision.revision.into(), age(revision)]
     }
     Row::new::<ControllerRevision>(Simple::new(cells))
 }

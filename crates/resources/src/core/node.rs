@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
-use k8s_openapi::api::core::v1::{Node, NodeSpec};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeSystemInfo};
 use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
-use crate::kubelets::{self, Kubelets};
+use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
 use crate::print::{age, or_none};
+use crate::proxy;
 
 const PARTS: Parts<Node> = parts!(Node);
 const ROLE_LABEL: &str = "node-role.kubernetes.io/";
 
 pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
-    const METHODS: &[&str] = &["create", "delete", "get", "patch", "update"];
     let options = Some(("", "v1", "NodeProxyOptions"));
     Row::new::<Node>(NodeStrategy).short(&["no"]).storage("minions").status().sub(
         "proxy",
         options,
-        METHODS,
-        kubelets::node_proxy(kubelets),
+        proxy::VERBS,
+        proxy::behaviour(kubelets, proxy::Of::Node),
     )
 }
 
@@ -63,6 +63,7 @@ impl Strategy for NodeStrategy {
         let node = object.expect::<Node>();
         let info =
             node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
+        let kernel = kernel(&info);
         let known = |text: String| if text.is_empty() { "<unknown>".to_owned() } else { text };
         vec![
             object.name().into(),
@@ -73,9 +74,17 @@ impl Strategy for NodeStrategy {
             address(node, "InternalIP").into(),
             address(node, "ExternalIP").into(),
             known(info.os_image).into(),
-            known(info.kernel_version).into(),
+            known(kernel).into(),
             known(info.container_runtime_version).into(),
         ]
+    }
+}
+
+fn kernel(info: &NodeSystemInfo) -> String {
+    match (info.kernel_version.as_str(), info.architecture.as_str()) {
+        ("", _) => String::new(),
+        (kernel, "") => kernel.to_owned(),
+        (kernel, architecture) => format!("{kernel} ({architecture})"),
     }
 }
 

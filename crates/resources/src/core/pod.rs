@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::{pod_actions, pod_print, podspec};
 use crate::Row;
 use crate::kubelets::{self, Kubelets};
+use crate::proxy;
 
 pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
     const STREAM: &[&str] = &["create", "get"];
@@ -28,6 +29,12 @@ pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
         .sub("exec", core("PodExecOptions"), STREAM, kubelets::exec(kubelets))
         .sub("attach", core("PodAttachOptions"), STREAM, kubelets::attach(kubelets))
         .sub("portforward", core("PodPortForwardOptions"), STREAM, kubelets::port_forward(kubelets))
+        .sub(
+            "proxy",
+            core("PodProxyOptions"),
+            proxy::VERBS,
+            proxy::behaviour(kubelets, proxy::Of::Pod),
+        )
 }
 
 struct PodStrategy;
@@ -182,6 +189,10 @@ impl Strategy for PodStrategy {
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
         pod_print::cells(object.expect())
+    }
+
+    fn row_conditions(&self, object: &dyn Object) -> Vec<Value> {
+        pod_print::row_conditions(object.expect())
     }
 }
 

@@ -38,6 +38,20 @@ pub(super) fn cells(pod: &Pod) -> Vec<Value> {
     ]
 }
 
+/// What `kubectl get` greys out. Upstream: `podSuccessConditions`, `podFailedConditions`.
+pub(super) fn row_conditions(pod: &Pod) -> Vec<Value> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let (reason, message) = match phase {
+        Some("Succeeded") => ("Succeeded", "The pod has completed successfully."),
+        Some("Failed") => ("Failed", "The pod failed."),
+        _ => return vec![],
+    };
+    let condition = serde_json::json!({
+        "type": "Completed", "status": "True", "reason": reason, "message": message,
+    });
+    vec![condition]
+}
+
 struct Summary {
     ready: usize,
     total: usize,

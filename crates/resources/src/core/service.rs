@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use apiserver::Registry;
 use apiserver::registry::{DeleteOptions, Intent};
@@ -26,8 +27,10 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 
 use crate::Row;
+use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
 use crate::print::{age, labels, or_none};
+use crate::proxy;
 
 const PARTS: Parts<Service> = parts!(Service);
 /// Random picks before the range is searched in order.
@@ -35,12 +38,18 @@ const TRIES: usize = 16;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
 const AFFINITY_SECONDS: i32 = 10_800;
 
-pub(crate) fn row(node_ports: RangeInclusive<u16>) -> Row {
+pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> Row {
     Row::new::<Service>(ServiceStrategy { node_ports, taken: Mutex::new(None) })
         .short(&["svc"])
         .categories(&["all"])
         .storage("services/specs")
         .status()
+        .sub(
+            "proxy",
+            Some(("", "v1", "ServiceProxyOptions")),
+            proxy::VERBS,
+            proxy::behaviour(kubelets, proxy::Of::Service),
+        )
 }
 
 struct ServiceStrategy {
@@ -140,6 +149,10 @@ impl Strategy for ServiceStrategy {
                 taken.remove(&port);
             });
         }
+    }
+
+    fn create_on_update(&self) -> bool {
+        true
     }
 
     fn columns(&self) -> Vec<Column> {

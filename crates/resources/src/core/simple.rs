@@ -124,7 +124,14 @@ pub(super) fn replication_controller() -> Row {
         rc.status.get_or_insert_default();
     }
     Row::new::<ReplicationController>(
-        SpecStatus::new(parts!(ReplicationController)).generation().default(default).cells(cells),
+        SpecStatus::new(parts!(ReplicationController))
+            .generation()
+            .default(default)
+            .cells(cells)
+            .selectable(&["status.replicas"], |rc| {
+                let count = rc.status.as_ref().map_or(0, |status| status.replicas);
+                vec![("status.replicas", count.to_string())]
+            }),
     )
     .short(&["rc"])
     .categories(&["all"])
