@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -180,7 +181,9 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         data_dir: data_dir.to_owned(),
         kubelet: client,
         proxy: None,
+        routes: None,
         dns_kubeconfig: None,
+        dns_renewed: Arc::default(),
         serving,
         bind: Some(SocketAddr::new(flags.address, flags.port)),
         client_ca_pem: read(flags.client_ca_file.as_deref())?,

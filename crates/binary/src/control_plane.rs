@@ -298,6 +298,7 @@ fn cluster_facts(
     let token = crate::token::of_server(flags.token.as_deref(), data_dir, pki)?.bootstrap();
     Ok(resources::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
+        node_settings: crate::agent::Settings::of_server(flags),
         addresses: vec![address],
         port,
         cluster_dns: flags.cluster_dns.clone(),

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -16,6 +17,7 @@ use base::backoff::Backoff;
 use base::task::Tasks;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 /// What the DNS process is told.
 #[derive(Clone)]
@@ -24,6 +26,8 @@ pub struct Service {
     pub kubeconfig: PathBuf,
     pub addresses: Vec<IpAddr>,
     pub domain: String,
+    /// Told when the kubeconfig says something new.
+    pub renewed: Arc<Notify>,
 }
 
 /// `decapod dns`: runs by itself until it is told to stop.
@@ -66,7 +70,7 @@ pub fn supervise(service: Service, tasks: &Tasks) {
             if let Err(error) = run_once(&service).await {
                 tracing::error!(%error, "cannot run the cluster's DNS");
             } else {
-                tracing::warn!("the cluster's DNS ended, starting it again");
+                tracing::warn!("the cluster's DNS ended or has new credentials, starting it again");
             }
             tokio::time::sleep(backoff.step()).await;
         }
@@ -91,7 +95,11 @@ async fn run_once(service: &Service) -> anyhow::Result<()> {
             pid
         }
     };
-    wait_for_end(pid).await
+    tokio::select! {
+        ended = wait_for_end(pid) => ended,
+        // The next round sees that the process has yesterday's settings.
+        () = service.renewed.notified() => Ok(()),
+    }
 }
 
 fn arguments(service: &Service) -> anyhow::Result<Vec<String>> {

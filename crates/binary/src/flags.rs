@@ -84,6 +84,38 @@ pub struct Server {
     pub node: Node,
 }
 
+#[derive(clap::Args, Clone, Debug)]
+pub struct Agent {
+    /// The server to join, as https://192.168.0.1:6443
+    #[arg(short = 's', long, env = "DECAPOD_URL")]
+    pub server: String,
+    /// What `decapod token create` prints on the server, or what its <data-dir>/token says; not
+    /// needed again once the node has joined
+    #[arg(short = 't', long, env = "DECAPOD_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// A file with the token
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    pub token_file: Option<PathBuf>,
+    /// Flags from a YAML file; those on the command line win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub node: Node,
+}
+
+impl Agent {
+    pub fn join_token(&self) -> anyhow::Result<Option<pki::JoinToken>> {
+        use anyhow::Context;
+        let text = match (&self.token, &self.token_file) {
+            (Some(text), _) => text.clone(),
+            (None, Some(path)) => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read --token-file {}", path.display()))?,
+            (None, None) => return Ok(None),
+        };
+        pki::JoinToken::parse(&text).context("the token cannot be used").map(Some)
+    }
+}
+
 /// What concerns the node that this process is.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Node {

@@ -1,5 +1,6 @@
 //! Decapod: parses the command line and wires the components. Nothing else happens here.
 
+mod agent;
 mod components;
 mod control_plane;
 mod datastore;
@@ -28,6 +29,8 @@ struct Arguments {
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
     Server(Box<flags::Server>),
+    /// Run a node of a cluster whose server is elsewhere
+    Agent(Box<flags::Agent>),
     /// Talk to the cluster as kubectl does
     Kubectl(Box<cli::kubectl::Kubectl>),
     /// Import, list, pull and remove images of this node
@@ -96,6 +99,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Token(command) => return command.run(&data_dir).await,
         Command::Uninstall(command) => return command.run(&data_dir).await,
         Command::Server(flags) => server::run(*flags, arguments.common).await?,
+        Command::Agent(flags) => agent::run(*flags, arguments.common).await?,
         Command::KubeControllerManager(flags) => components::controller_manager(flags).await?,
         Command::KubeScheduler(flags) => components::scheduler(flags).await?,
         Command::KubeProxy(flags) => components::proxy(flags).await?,

@@ -10,10 +10,12 @@ use base::task::Tasks;
 use client::Client;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Taint;
+use tokio::sync::Notify;
 use transport::tls::ServerTls;
 
 use crate::flags;
 
+const ETHERNET_MTU: u32 = 1500;
 /// A registries file that all clusters of the machine share.
 const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";
 
@@ -24,8 +26,12 @@ pub struct Node {
     pub data_dir: PathBuf,
     pub kubelet: Client,
     pub proxy: Option<Client>,
+    /// Who reads all nodes, to reach their pods; `None`: somebody else sees to that.
+    pub routes: Option<Client>,
     /// Kubeconfig of the DNS server's identity; `None`: no DNS on this node.
     pub dns_kubeconfig: Option<PathBuf>,
+    /// Told when that file says something new.
+    pub dns_renewed: Arc<Notify>,
     /// Without it the kubelet has no server: no logs, no exec.
     pub serving: Option<ServerTls>,
     /// Where the kubelet's server listens; its usual port on all addresses by default.
@@ -63,12 +69,14 @@ pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
 
 /// Starts everything that a node runs. The pods of an earlier process are adopted.
 pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
-    let runtime = open_runtime(&node, flags, tasks).await?;
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
+    let mtu = pod_mtu(&links, &node.addresses).await?;
+    let runtime = open_runtime(&node, flags, mtu, tasks).await?;
     net::sysctl::prepare_node(None).await?;
     start_kubelet(&node, flags, runtime, tasks)?;
     start_proxy(&node, tasks);
+    start_routes(&node, tasks);
     if let Some(kubeconfig) = &node.dns_kubeconfig {
         for address in &node.cluster_dns {
             links.ensure_local_address(*address).await?;
@@ -79,6 +87,7 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
                 kubeconfig: kubeconfig.clone(),
                 addresses: node.cluster_dns.clone(),
                 domain: node.cluster_domain.clone(),
+                renewed: node.dns_renewed.clone(),
             },
             tasks,
         );
@@ -86,9 +95,26 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     Ok(())
 }
 
+/// What pods may send at once: what the node may, less what the way to other nodes wraps around it.
+/// The same on a node that is alone, which may not be so for long.
+async fn pod_mtu(links: &net::Links, addresses: &[IpAddr]) -> anyhow::Result<u32> {
+    let mut outer = match addresses.first() {
+        Some(address) => links.link_of(*address).await?,
+        None => None,
+    };
+    if outer.is_none()
+        && let Some(uplink) = links.uplink().await?
+    {
+        outer = links.find(&uplink.interface).await?;
+    }
+    let mtu = outer.filter(|link| link.name != "lo").map_or(ETHERNET_MTU, |link| link.mtu);
+    Ok(mtu - net::vxlan::OVERHEAD.min(mtu))
+}
+
 async fn open_runtime(
     node: &Node,
     flags: &flags::Node,
+    mtu: u32,
     tasks: &Tasks,
 ) -> anyhow::Result<Arc<dyn cri::Runtime>> {
     if let Some(endpoint) = &flags.container_runtime_endpoint {
@@ -101,6 +127,7 @@ async fn open_runtime(
     let config = runtime::Config {
         registries: Some(registries),
         service_cidrs: node.service_cidrs.clone(),
+        mtu,
         ..runtime::Config::new(runtime_dir(&node.data_dir))
     };
     let runtime = runtime::Embedded::open(config, tasks.clone())
@@ -165,6 +192,17 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
     tasks.spawn_graceful("kube-proxy", async move {
         if let Err(error) = proxy::run(client, config, stop).await {
             tracing::error!(%error, "kube-proxy does not run");
+        }
+    });
+}
+
+fn start_routes(node: &Node, tasks: &Tasks) {
+    let Some(client) = node.routes.clone() else { return };
+    let config = proxy::routes::RoutesConfig { node_name: node.name.clone(), ..Default::default() };
+    let stop = tasks.stop_signal();
+    tasks.spawn_graceful("routes", async move {
+        if let Err(error) = proxy::routes::follow_nodes(client, config, stop).await {
+            tracing::error!(%error, "the routes to other nodes are not kept");
         }
     });
 }

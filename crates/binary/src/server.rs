@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -38,6 +39,8 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
         start_node(&flags, &data_dir, &pki, &control, &tasks).await?;
     }
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
+    let (url, token) = (control.url(), data_dir.join("token"));
+    say(&format!("more nodes: decapod agent --server {url} --token-file {}", token.display()));
     say("Ctrl-C stops the control plane; pods keep running");
     wait_for_signal(&tasks).await?;
     say("stopping");
@@ -70,7 +73,7 @@ fn check(flags: &Server) -> anyhow::Result<()> {
 }
 
 /// Makes the directory, private to its owner, and returns its absolute path.
-fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
+pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let display = wanted.display();
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(wanted).with_context(|| {
@@ -232,10 +235,12 @@ async fn start_node(
     let described = Node {
         kubelet: control.client_of(&of_node.user, &groups),
         proxy: runs(flags, "kube-proxy").then(|| control.client(Component::Proxy)),
+        routes: Some(control.client(Component::Proxy)),
         name,
         addresses,
         data_dir: data_dir.to_owned(),
         dns_kubeconfig,
+        dns_renewed: Arc::default(),
         serving: Some(transport::tls::server_tls(&identity, &ClientCerts::Request)?),
         bind: None,
         client_ca_pem: Some(pki.cluster_ca.cert_pem().to_owned()),

@@ -4,6 +4,11 @@
 //! Upstream: `pkg/controller/certificates/{approver,signer}`. Approval asks the API whether the
 //! requestor may have such a certificate (a SubjectAccessReview); signing checks that the request
 //! is what its signer signs.
+//!
+//! Deviation: upstream's approver leaves kubelets' serving certificates to people, so that logs and
+//! exec wait for them. Ours approves a request of the node itself that names nothing but what its
+//! Node object has, and a node's request for the identities of the proxy and the DNS that run
+//! beside its kubelet. Both are rights of group system:nodes that an administrator can take away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +21,9 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
 };
+use k8s_openapi::api::core::v1::Node;
 use machinery::Time;
-use pki::{Authority, Csr, San, Usage};
+use pki::{Authority, Component, Csr, San, Usage};
 
 use crate::context::{Context, Descriptor};
 
@@ -52,8 +58,13 @@ const KEY_USAGES: [(&str, u16); 6] = [
 ];
 
 fn start_approver(context: Context) {
-    run(context.clone(), "csr-approver", move |context, csr| async move {
-        approve(&context, &csr).await
+    let nodes = context.informers.of::<Node>();
+    run(context.clone(), "csr-approver", move |context, csr| {
+        let nodes = nodes.clone();
+        async move {
+            nodes.synced().await;
+            approve(&context, &nodes.lister(), &csr).await
+        }
     });
 }
 
@@ -141,36 +152,88 @@ fn is_kubelet_serving(spec: &CertificateSigningRequestSpec, csr: &Csr) -> bool {
             .all(|one| usages.iter().any(|usage| usage == one))
 }
 
-async fn approve(context: &Context, csr: &CertificateSigningRequest) -> Result<Outcome> {
+/// The proxy's or the DNS server's client certificate, asked for by a node.
+fn is_node_component(spec: &CertificateSigningRequestSpec, csr: &Csr) -> bool {
+    let usages = spec.usages.clone().unwrap_or_default();
+    let known = |one: &String| {
+        matches!(one.as_str(), "key encipherment" | "digital signature" | "client auth")
+    };
+    let components = [Component::Proxy, Component::Dns];
+    spec.signer_name == CLIENT
+        && spec.username.as_deref().is_some_and(|user| user.starts_with(NODE_PREFIX))
+        && components.iter().any(|one| one.identity().user == csr.common_name)
+        && csr.organizations.is_empty()
+        && csr.sans.is_empty()
+        && usages.iter().all(known)
+        && usages.iter().any(|usage| usage == "client auth")
+}
+
+/// Whether a serving certificate's names are the node's own: its name and its addresses.
+fn names_only(csr: &Csr, node: &Node) -> bool {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let mut own = vec![San::parse(name)];
+    own.extend(addresses.into_iter().map(|one| San::parse(&one.address)));
+    csr.sans.iter().all(|san| own.contains(san))
+}
+
+/// Ways to be approved: the right that is asked for (a subresource), and what the approval says.
+const WAYS: [(&str, &str); 4] = [
+    ("selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview."),
+    ("nodeclient", "Auto approving kubelet client certificate after SubjectAccessReview."),
+    (
+        "selfnodeserver",
+        "Auto approving self kubelet serving certificate after SubjectAccessReview.",
+    ),
+    ("nodecomponent", "Auto approving node component certificate after SubjectAccessReview."),
+];
+
+/// Whether a request is of the kind that a right is about; `node` is the one that the request names.
+fn applies(
+    subresource: &str,
+    spec: &CertificateSigningRequestSpec,
+    csr: &Csr,
+    node: Option<&Node>,
+) -> bool {
+    let own = spec.username.as_deref() == Some(&csr.common_name);
+    match subresource {
+        "selfnodeclient" => own && is_kubelet_client(spec, csr),
+        "nodeclient" => is_kubelet_client(spec, csr),
+        "selfnodeserver" => {
+            own && spec.signer_name == KUBELET_SERVING
+                && is_kubelet_serving(spec, csr)
+                && node.is_some_and(|node| names_only(csr, node))
+        }
+        "nodecomponent" => is_node_component(spec, csr),
+        _ => false,
+    }
+}
+
+async fn approve(
+    context: &Context,
+    nodes: &Lister<Node>,
+    csr: &CertificateSigningRequest,
+) -> Result<Outcome> {
     let decided = has_condition(csr, "Approved")
         || has_condition(csr, "Denied")
         || has_condition(csr, "Failed");
     let Some(parsed) = Csr::parse(&csr.spec.request.0).ok().filter(|_| !decided) else {
         return Ok(Outcome::Done);
     };
-    if !is_kubelet_client(&csr.spec, &parsed) {
-        return Ok(Outcome::Done);
-    }
-    let own = csr.spec.username.as_deref() == Some(&parsed.common_name);
-    let ways = [
-        (
-            "selfnodeclient",
-            own,
-            "Auto approving self kubelet client certificate after SubjectAccessReview.",
-        ),
-        (
-            "nodeclient",
-            true,
-            "Auto approving kubelet client certificate after SubjectAccessReview.",
-        ),
-    ];
-    for (subresource, applies, message) in ways {
-        if applies && may(context, csr, subresource).await? {
+    let node = parsed.common_name.strip_prefix(NODE_PREFIX).and_then(|name| nodes.get("", name));
+    let ways: Vec<_> = WAYS
+        .iter()
+        .filter(|(subresource, _)| applies(subresource, &csr.spec, &parsed, node.as_deref()))
+        .collect();
+    for (subresource, message) in &ways {
+        if may(context, csr, subresource).await? {
             return write_approval(context, csr, message).await;
         }
     }
-    // The right may be granted later.
-    Ok(Outcome::Backoff)
+    // The right may be granted later, and the node may say more of its addresses. What never can be
+    // approved here is left to people.
+    let may_come = !ways.is_empty() || csr.spec.signer_name == KUBELET_SERVING;
+    Ok(if may_come { Outcome::Backoff } else { Outcome::Done })
 }
 
 async fn may(
@@ -302,4 +365,65 @@ fn certificate(
     let asked = spec.expiration_seconds.map(|seconds| Duration::from_secs(seconds.max(600) as u64));
     let lifetime = asked.map_or(longest, |asked| asked.min(longest));
     authority.sign_request(&csr, &extended, bits, lifetime).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{NodeAddress, NodeStatus};
+    use pki::{Profile, new_request};
+
+    use super::*;
+
+    fn node() -> Node {
+        let address =
+            |kind: &str, address: &str| NodeAddress { type_: kind.into(), address: address.into() };
+        let mut node = Node::default();
+        node.metadata.name = Some("n1".into());
+        let addresses = vec![address("InternalIP", "10.0.0.7"), address("Hostname", "n1")];
+        node.status = Some(NodeStatus { addresses: Some(addresses), ..NodeStatus::default() });
+        node
+    }
+
+    fn ways(user: &str, signer: &str, usage: &str, profile: &Profile) -> Vec<&'static str> {
+        let (request, _) = new_request(profile).expect("makes a request");
+        let csr = Csr::parse(request.as_bytes()).expect("parses");
+        let spec = CertificateSigningRequestSpec {
+            signer_name: signer.into(),
+            username: Some(user.into()),
+            usages: Some(vec!["digital signature".into(), usage.into()]),
+            request: ByteString(request.into_bytes()),
+            ..Default::default()
+        };
+        let all = WAYS.iter().map(|(subresource, _)| *subresource);
+        all.filter(|one| applies(one, &spec, &csr, Some(&node()))).collect()
+    }
+
+    #[test]
+    fn a_node_gets_its_own_names_and_its_components() {
+        let of_node = Profile::client("system:node:n1", &["system:nodes"]);
+        let check = |user: &str, signer: &str, usage: &str, profile: Profile, expected: &[&str]| {
+            assert_eq!(ways(user, signer, usage, &profile), expected, "{user} {signer} {usage}");
+        };
+        let own = "system:node:n1";
+        let client = "client auth";
+        check("system:bootstrap:abcdef", KUBELET_CLIENT, client, of_node.clone(), &["nodeclient"]);
+        check(own, KUBELET_CLIENT, client, of_node.clone(), &["selfnodeclient", "nodeclient"]);
+
+        let server = "server auth";
+        let named = |names: &[&str]| of_node.clone().with_sans(names);
+        let good = named(&["n1", "10.0.0.7"]);
+        check(own, KUBELET_SERVING, server, good.clone(), &["selfnodeserver"]);
+        check(own, KUBELET_SERVING, client, good.clone(), &[]);
+        check("system:node:n2", KUBELET_SERVING, server, good, &[]);
+        check(own, KUBELET_SERVING, server, named(&["n1", "kubernetes.default.svc"]), &[]);
+        check(own, KUBELET_SERVING, server, named(&["10.0.0.8"]), &[]);
+
+        for component in [Component::Proxy, Component::Dns] {
+            check(own, CLIENT, client, component.profile(), &["nodecomponent"]);
+            check("jane", CLIENT, client, component.profile(), &[]);
+        }
+        check(own, CLIENT, client, Component::Scheduler.profile(), &[]);
+        let grouped = Profile::client("system:kube-proxy", &["system:masters"]);
+        check(own, CLIENT, client, grouped, &[]);
+    }
 }

@@ -259,6 +259,30 @@ impl Links {
         }))
     }
 
+    /// Destinations in the main table that leave by this link, host routes of its own addresses
+    /// and link-local ones left out.
+    pub async fn routes_by(&self, link: u32) -> Result<Vec<IpNet>, Error> {
+        let mut found = Vec::new();
+        for v4 in [true, false] {
+            let ours = |route: &RouteMessage| {
+                route.header.table == RouteHeader::RT_TABLE_MAIN
+                    && route.header.kind == RouteType::Unicast
+                    && route.header.protocol == RouteProtocol::Static
+                    && oif(route) == Some(link)
+            };
+            let routes = self.routes(v4).await?;
+            found.extend(routes.iter().filter(|route| ours(route)).filter_map(destination));
+        }
+        Ok(found)
+    }
+
+    /// The link with this address.
+    pub async fn link_of(&self, address: IpAddr) -> Result<Option<Link>, Error> {
+        let held = self.addresses().await?.into_iter().find(|held| held.net.addr() == address);
+        let Some(held) = held else { return Ok(None) };
+        Ok(self.list().await?.into_iter().find(|link| link.index == held.link))
+    }
+
     async fn routes(&self, v4: bool) -> Result<Vec<RouteMessage>, Error> {
         let mut message = RouteMessage::default();
         message.header.address_family = if v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -363,6 +387,16 @@ fn oif(route: &RouteMessage) -> Option<u32> {
         RouteAttribute::MultiPath(hops) => hops.first().map(|hop| hop.interface_index),
         _ => None,
     })
+}
+
+fn destination(route: &RouteMessage) -> Option<IpNet> {
+    use netlink_packet_route::route::RouteAddress;
+    let address = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })?;
+    IpNet::new(address, route.header.destination_prefix_length).ok()
 }
 
 fn metric(route: &RouteMessage) -> u32 {

@@ -14,6 +14,8 @@ use crate::error::{During, Error, tolerate};
 use crate::links::{Link, Links, Via};
 use crate::pods::mac_of;
 
+/// The device's name on every node.
+pub const DEVICE: &str = "decapod.1";
 /// As flannel has it, so that firewalls opened for it fit.
 pub const VNI: u32 = 1;
 pub const PORT: u16 = 8472;

@@ -11,6 +11,7 @@
 mod endpoints;
 pub mod model;
 mod names;
+pub mod routes;
 mod services;
 mod status;
 mod sync;
@@ -89,6 +90,8 @@ pub enum Error {
     Network(#[from] net::Error),
     #[error(transparent)]
     Nftables(#[from] net::nft::Error),
+    #[error("no interface has the node's address {0}, and none has another for the world")]
+    NoUplink(IpAddr),
     #[error("cannot listen on {0}: {1}")]
     Listen(SocketAddr, std::io::Error),
     #[error("a worker thread died")]

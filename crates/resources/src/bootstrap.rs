@@ -24,10 +24,15 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, StatusError};
 
+/// The ConfigMap in kube-system that joined nodes read the cluster's settings from.
+pub const CLUSTER_CONFIG: &str = "decapod-cluster";
+
 /// What of a server's settings shows in the objects.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     pub service_cidrs: Vec<IpNet>,
+    /// Settings that a joining node takes over, as text: see [`cluster_config`].
+    pub node_settings: BTreeMap<String, String>,
     /// Where this API server is reached.
     pub addresses: Vec<IpAddr>,
     pub port: u16,
@@ -65,6 +70,7 @@ pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), Status
     }
     put(registry, authentication_config(cluster), |new, old| old.data = new.data.clone()).await?;
     put(registry, cluster_info(cluster), |new, old| old.data = new.data.clone()).await?;
+    put(registry, cluster_config(cluster), |new, old| old.data = new.data.clone()).await?;
     if let Some(secret) = bootstrap_secret(cluster) {
         put(registry, secret, |new, old| old.data = new.data.clone()).await?;
     }
@@ -278,6 +284,16 @@ fn cluster_info(cluster: &Cluster) -> ConfigMap {
     ConfigMap {
         metadata: named("kube-public", "cluster-info"),
         data: map([("kubeconfig", kubeconfig.as_str())]),
+        ..ConfigMap::default()
+    }
+}
+
+/// What a node that joins must know and cannot guess: the networks, the DNS, what is left out. Keys
+/// are the server's flags.
+fn cluster_config(cluster: &Cluster) -> ConfigMap {
+    ConfigMap {
+        metadata: named("kube-system", CLUSTER_CONFIG),
+        data: Some(cluster.node_settings.clone()),
         ..ConfigMap::default()
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::daemon::Daemon;
 use crate::host::Host;
 use crate::http::ApiClient;
 use crate::{places, wait};
@@ -20,20 +21,22 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// `decapod server` on a host.
 pub struct Server {
+    // Before the host, which waits for it.
+    daemon: Daemon,
     host: Host,
     binary: PathBuf,
-    arguments: Vec<String>,
     kubectl: PathBuf,
-    process: Option<Child>,
 }
 
 impl Server {
     /// Prepares a server; [`Server::start`] runs it.
     pub fn new(host: Host, binary: &Path, arguments: &[&str]) -> Result<Self> {
         let kubectl = places::kubectl()?;
-        let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
         fs::create_dir(host.directory().join("home"))?;
-        Ok(Self { host, binary: binary.to_owned(), arguments, kubectl, process: None })
+        let data = host.directory().join("data").display().to_string();
+        let words = ["server", "--data-dir", &data].into_iter().chain(arguments.iter().copied());
+        let daemon = Daemon::new(&host, "server", binary, words.map(str::to_owned).collect());
+        Ok(Self { daemon, host, binary: binary.to_owned(), kubectl })
     }
 
     pub fn host(&self) -> &Host {
@@ -53,21 +56,24 @@ impl Server {
         self.data_directory().join("kubeconfig")
     }
 
+    /// The address that nodes reach the API at, as the cluster tells them.
+    pub fn url(&self) -> Result<String> {
+        let path = "jsonpath={.subsets[0].addresses[0].ip}:{.subsets[0].ports[0].port}";
+        let place = self.kubectl(&["get", "endpoints", "kubernetes", "-o", path])?;
+        Ok(format!("https://{}", place.trim()))
+    }
+
     /// A client with the administrator's certificate, for requests that kubectl is too slow for. It
     /// speaks from inside the host's network only.
     pub fn api(&self) -> Result<ApiClient> {
         ApiClient::from_kubeconfig(&fs::read_to_string(self.kubeconfig())?)
     }
 
-    pub fn log(&self) -> PathBuf {
-        self.host.directory().join("server.log")
-    }
-
     /// Starts the process and returns when `/readyz` says so.
     pub fn start(&mut self) -> Result<()> {
         self.launch()?;
         let ended = wait::until(START_LIMIT, "the server is ready", || {
-            if let Some(status) = self.exit_status()? {
+            if let Some(status) = self.daemon.exit_status()? {
                 return Ok(Some(status));
             }
             // Not by kubectl: a tenth of a second of CPU for each question would slow down the answer.
@@ -84,49 +90,32 @@ impl Server {
 
     /// Starts the process and returns at once. Its output is appended to one log over restarts.
     pub fn launch(&mut self) -> Result<()> {
-        let log = File::options().create(true).append(true).open(self.log())?;
-        let mut command = self.host.command(&self.binary);
-        command.arg("server").arg("--data-dir").arg(self.data_directory()).args(&self.arguments);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.process = Some(self.host.spawn(&mut command)?);
-        Ok(())
+        self.daemon.launch(&self.host)
     }
 
     /// The id of the server's process, seen from outside.
     pub fn process_id(&self) -> Option<u32> {
-        self.process.as_ref().map(Child::id)
-    }
-
-    fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
-        match &mut self.process {
-            Some(process) => Ok(process.try_wait()?),
-            None => bail!("the server was not started"),
-        }
+        self.daemon.process_id()
     }
 
     /// Ends the process without warning.
     pub fn kill(&mut self) -> Result<()> {
-        if let Some(mut process) = self.process.take() {
-            process.kill()?;
-            process.wait()?;
-        }
-        Ok(())
+        self.daemon.kill()
     }
 
     /// Asks the process to end, as Ctrl-C does, and waits for it.
     pub fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
-        let process = self.process.as_mut().context("the server was not started")?;
-        let id = nix::unistd::Pid::from_raw(process.id().cast_signed());
-        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT)?;
-        wait::until(limit, "the server has stopped", || {
-            process.try_wait()?.context("it still runs")
-        })
+        self.daemon.stop(limit)
     }
 
     /// Waits for a process that something else has ended.
     pub fn reap(&mut self, limit: Duration) -> Result<ExitStatus> {
-        let process = self.process.as_mut().context("the server was not started")?;
-        wait::until(limit, "the server has ended", || process.try_wait()?.context("it still runs"))
+        self.daemon.reap(limit)
+    }
+
+    /// What the server said so far.
+    pub fn log(&self) -> String {
+        self.daemon.log()
     }
 
     /// Runs one of the binary's offline commands against this server's data.
@@ -191,8 +180,7 @@ impl Server {
         } else {
             text.push_str(&self.report_objects());
         }
-        let log = fs::read_to_string(self.log()).unwrap_or_else(|error| error.to_string());
-        text.push_str(&format!("--- the server's log, its end\n{}", tail(&log, 100)));
+        text.push_str(&format!("--- the server's log, its end\n{}", tail(&self.log(), 100)));
         text
     }
 
@@ -213,13 +201,6 @@ impl Server {
             text.push_str(&format!("--- kubectl {}\n{}", arguments.join(" "), tail(&shown, 80)));
         }
         text
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The host's end waits for every process inside that someone else must reap: this one.
-        let _ = self.kill();
     }
 }
 

@@ -7,11 +7,13 @@
 
 pub mod cgroups;
 pub mod cluster;
+pub mod daemon;
 pub mod host;
 pub mod http;
 pub mod images;
 pub mod load;
 pub mod measure;
+pub mod nodes;
 pub mod places;
 pub mod registry;
 pub mod suite;

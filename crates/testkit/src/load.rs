@@ -135,6 +135,15 @@ impl<T: Send + 'static> Worker<T> {
     }
 }
 
+/// The same as [`resolve`], from inside a network.
+pub fn resolve_from(network: &File, server: &str, name: &str) -> Result<()> {
+    let work = || {
+        enter_network(network)?;
+        resolve(server, name)
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().expect("look-ups do not panic"))
+}
+
 /// Asks a name server for addresses; fails unless there is at least one.
 pub fn resolve(server: &str, name: &str) -> Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;

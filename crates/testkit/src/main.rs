@@ -1,8 +1,10 @@
 //! The test kit's own program: test images, a host to play on, the figures.
 //!
 //! In: `images`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names on standard
-//! input, makes them, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]` (runs a program on a host of its own, with an address on a
-//! switch, until it ends), or `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the
+//! input, makes them, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]` (runs
+//! a program on a host of its own, with an address on a switch, until it ends), `cluster BINARY PROGRAM
+//! [ARGS…]` (runs one on the first node of a cluster of two, KUBECONFIG set), or `measure BINARY [RUNS]
+//! [--starts-only]`. Out: paths of archives, the
 //! program's output, or markdown.
 
 use std::path::Path;
@@ -10,9 +12,10 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use decapod_testkit::host::Host;
 use decapod_testkit::switch::Switch;
-use decapod_testkit::{images, measure, suite};
+use decapod_testkit::{images, measure, nodes, suite};
 
-const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] | host PROGRAM [ARGS…] | measure BINARY [RUNS] [--starts-only]";
+const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
+     | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,6 +35,7 @@ fn main() -> Result<()> {
             suite::run(Path::new(binary), nodes.parse()?, &registry, program, rest)
         }
         ["host", program, rest @ ..] => run_on_host(program, rest),
+        ["cluster", binary, program, rest @ ..] => run_in_cluster(binary, program, rest),
         ["measure", binary, rest @ ..] => {
             let idle = !rest.contains(&"--starts-only");
             let runs = rest.iter().find(|word| !word.starts_with("--")).copied().unwrap_or("5");
@@ -50,6 +54,22 @@ fn run_on_host(program: &str, arguments: &[&str]) -> Result<()> {
     let mut command = host.command(program);
     let status =
         host.spawn(command.args(arguments).env("HOST_DIRECTORY", host.directory()))?.wait()?;
+    ensure!(status.success(), "{program}: {status}");
+    Ok(())
+}
+
+fn run_in_cluster(binary: &str, program: &str, arguments: &[&str]) -> Result<()> {
+    let cluster = nodes::two_nodes(&std::path::absolute(binary)?, &[])?;
+    for archive in images::all()? {
+        cluster.server.decapod(&["images", "import", &archive.display().to_string()])?;
+    }
+    cluster.agent.import_images()?;
+    let (first, second) = (cluster.server.host(), cluster.agent.host());
+    eprintln!("node1 {}, files in {}", cluster.address, first.directory().display());
+    eprintln!("node2 {}, files in {}", cluster.agent.address(), second.directory().display());
+    let mut command = first.command(program);
+    command.args(arguments).env("KUBECONFIG", cluster.server.kubeconfig());
+    let status = first.spawn(&mut command)?.wait()?;
     ensure!(status.success(), "{program}: {status}");
     Ok(())
 }

@@ -329,6 +329,11 @@ mod tests {
         "decapod:kubelet-bootstrap",
         "decapod:node-autoapprove-bootstrap",
         "decapod:node-autoapprove-certificate-rotation",
+        "decapod:certificatesigningrequests:node",
+        "decapod:node-autoapprove-node",
+        "decapod:node-approver",
+        "decapod:cluster-info",
+        "decapod:cluster-config",
     ];
 
     /// What upstream's own empty cluster holds, where the specification's folder is at hand.

@@ -8,6 +8,7 @@ use serde_json::Value;
 use testkit::cluster::Server;
 use testkit::host::Host;
 use testkit::http::{self, ApiClient, Response};
+use testkit::nodes::Agent;
 use testkit::switch::Switch;
 use testkit::{images, wait};
 
@@ -24,9 +25,12 @@ const REQUEST: Duration = Duration::from_secs(5);
 const REGISTRIES: &str = "mirrors:\n  registry.test:\n    endpoint:\n    - http://127.0.0.1:5000\n";
 
 pub struct Story {
-    // Before `server`: its host's cable ends here.
+    // Before the hosts: their cables end here.
     pub switch: Switch,
+    /// The second node, while there is one.
+    pub agent: Option<Agent>,
     pub server: Server,
+    pub binary: PathBuf,
     /// The node's address on the switch.
     pub address: String,
     pub static_manifests: PathBuf,
@@ -52,11 +56,15 @@ impl Story {
         if let Err(error) = server.start() {
             bail!("{error:#}\n{}", server.report());
         }
-        Ok(Self { switch, server, address, static_manifests })
+        Ok(Self { switch, agent: None, server, binary, address, static_manifests })
     }
 
     pub fn report(&self) -> String {
-        self.server.report()
+        let mut text = self.server.report();
+        if let Some(agent) = &self.agent {
+            text.push_str(&format!("--- the agent's log\n{}", agent.log()));
+        }
+        text
     }
 
     /// Runs kubectl; the words are split at blanks, so none may hold one.

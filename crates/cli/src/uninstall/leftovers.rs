@@ -32,15 +32,18 @@ pub fn remove_tables() -> Result<()> {
     nft.apply(&diff(&ours, &Ruleset::default())).context("cannot remove the nftables tables")
 }
 
-/// The pods' bridge, when the runtime no longer knew of it. False when there is none.
-pub async fn remove_bridge() -> Result<bool> {
-    let name = runtime::Config::new("").bridge;
+/// The pods' bridge, when the runtime no longer knew of it, and the overlay to other nodes with its
+/// routes. Returns those that were there.
+pub async fn remove_links() -> Result<Vec<String>> {
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
-    if links.find(&name).await?.is_none() {
-        return Ok(false);
+    let mut removed = vec![];
+    for name in [runtime::Config::new("").bridge, net::vxlan::DEVICE.to_owned()] {
+        if links.find(&name).await?.is_some() {
+            links.remove(&name).await.with_context(|| format!("cannot remove {name}"))?;
+            removed.push(name);
+        }
     }
-    links.remove(&name).await.with_context(|| format!("cannot remove {name}"))?;
-    Ok(true)
+    Ok(removed)
 }
 
 /// The first nameserver of each sandbox: what its pods were told.

@@ -22,7 +22,8 @@ use anyhow::{Context, Result, bail, ensure};
 use self::processes::Process;
 
 /// One of these is in every data directory of ours.
-const MARKS: &[&str] = &["decapod.pid", "pki", "runtime", "kubelet", "kubeconfig", "dns.pid"];
+const MARKS: &[&str] =
+    &["decapod.pid", "pki", "runtime", "kubelet", "kubeconfig", "dns.pid", "agent"];
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Uninstall {}
@@ -78,8 +79,8 @@ impl Place {
             say(self.remove_containers().await?);
         }
         if had_node && owns_network {
-            if leftovers::remove_bridge().await? {
-                say("removed the pods' bridge".into());
+            for link in leftovers::remove_links().await? {
+                say(format!("removed the network device {link}"));
             }
             leftovers::remove_tables()?;
             say(format!("removed the nftables tables {}", leftovers::TABLES.join(", ")));

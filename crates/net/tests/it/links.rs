@@ -170,8 +170,13 @@ async fn two_nodes_meet_over_vxlan() {
         vxlan.ensure_peer(links, &peer).await.expect("peer");
         vxlan.remove_peer(links, &peer).await.expect("peer gone");
         vxlan.remove_peer(links, &peer).await.expect("peer gone twice");
+        let device = links.link("overlay").await.expect("device").index;
+        assert_eq!(links.routes_by(device).await.expect("routes"), []);
         vxlan.ensure_peer(links, &peer).await.expect("peer");
         vxlan.ensure_peer(links, &peer).await.expect("peer again");
+        assert_eq!(links.routes_by(device).await.expect("routes"), [peer.pod_cidr]);
+        let uplink = links.link_of(local).await.expect("links").expect("one has it");
+        assert_eq!(uplink.name, "eth0");
     }
     let (a, _) = nodes[0].pod("vetha", &["10.42.1.2/24"], &["10.42.1.1"]).await;
     let (b, _) = nodes[1].pod("vethb", &["10.42.2.2/24"], &["10.42.2.1"]).await;

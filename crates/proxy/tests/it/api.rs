@@ -55,6 +55,18 @@ impl Api {
         });
     }
 
+    pub fn remove(&self, collection: &'static str, name: &str) {
+        let mut state = self.0.lock().expect("no panic");
+        state.revision += 1;
+        let gone = state.objects.remove(&(collection, name.to_owned()));
+        let mut object = gone.expect("it was put");
+        object["metadata"]["resourceVersion"] = json!(state.revision.to_string());
+        let line = format!("{}\n", json!({"type": "DELETED", "object": object}));
+        state.watches.retain(|(of, watch)| {
+            *of != collection || watch.try_send(Bytes::from(line.clone())).is_ok()
+        });
+    }
+
     pub fn queries(&self) -> Vec<String> {
         self.0.lock().expect("no panic").queries.clone()
     }

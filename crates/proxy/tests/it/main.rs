@@ -7,5 +7,6 @@ mod api;
 mod fixtures;
 mod goldens;
 mod lab;
+mod routes;
 mod run;
 mod traffic;

@@ -40,6 +40,16 @@ pub fn interrupt(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
+/// What a host shows where nothing of us is: commands, and what they print.
+pub const TRACES: &[(&str, &str)] = &[
+    ("ls -A /run", ""),
+    ("nft list tables", ""),
+    ("ip -o link | grep -v -e lo: -e eth0@ || true", ""),
+    ("ip -o addr show dev lo | grep -v -e 127.0.0.1/8 -e ::1/128 || true", ""),
+    ("find /sys/fs/cgroup -name '*kubepods*' -o -name 'decapod*'", ""),
+    ("ps -eo comm= | grep -e decapod -e sleep || true", ""),
+];
+
 /// The last chapter: everything that the cluster made is gone again.
 pub fn uninstall(story: &mut Story) -> Result<()> {
     story.kubectl("create deployment rest --image=busybox:1.35 -- sleep 3600")?;
@@ -47,16 +57,9 @@ pub fn uninstall(story: &mut Story) -> Result<()> {
     let printed = story.server.decapod(&["uninstall"])?;
     story.server.reap(LONG)?;
     ensure!(!story.server.data_directory().exists(), "the data directory is there:\n{printed}");
-    for (what, wanted) in [
-        ("ls -A /run", ""),
-        ("nft list tables", ""),
-        ("ip -o link | grep -v -e lo: -e eth0@ || true", ""),
-        ("ip -o addr show dev lo | grep -v -e 127.0.0.1/8 -e ::1/128 || true", ""),
-        ("find /sys/fs/cgroup -name '*kubepods*' -o -name 'decapod*'", ""),
-        ("ps -eo comm= | grep -e decapod -e sleep || true", ""),
-    ] {
+    for (what, wanted) in TRACES {
         let found = story.server.host().run("sh", &["-c", what])?;
-        ensure!(found == wanted, "{what}: {found}\n{printed}");
+        ensure!(found == *wanted, "{what}: {found}\n{printed}");
     }
     Ok(())
 }

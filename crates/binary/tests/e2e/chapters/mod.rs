@@ -5,6 +5,7 @@ mod commands;
 mod ending;
 mod healing;
 mod killing;
+mod nodes;
 mod pulling;
 mod rolling;
 mod service;
@@ -49,6 +50,14 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
     chapter("statics: a static pod has a mirror", statics::mirror),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
+    chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
+    chapter("nodes: a second one joins", nodes::joins),
+    chapter("nodes: pods spread over both", nodes::spread),
+    chapter("nodes: pods and Services reach across", nodes::traffic),
+    chapter("nodes: logs, exec and port-forward reach across", nodes::streams),
+    chapter("nodes: one goes on without a server", nodes::without_a_server),
+    chapter("nodes: one that is cut off loses its pods, and returns", nodes::cut_off),
+    chapter("nodes: one leaves without a trace", nodes::leaves),
     chapter("ending: what is deleted takes its dependents along", ending::dependents),
     chapter("ending: Ctrl-C stops the server cleanly, pods go on", ending::interrupt),
     chapter("ending: uninstall leaves no trace", ending::uninstall),

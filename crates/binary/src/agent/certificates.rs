@@ -1,0 +1,251 @@
+//! Certificates that the cluster signs for this node: asked for by CertificateSigningRequest, kept
+//! in files, renewed in time.
+//!
+//! ```text
+//!  <data-dir>/agent/NAME.pem: certificate, then its key, in one file, so that they always fit
+//! ```
+//!
+//! Upstream: `client-go/util/certificate`, the kubelet's `certificate/bootstrap`.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use base::backoff::Backoff;
+use base::task::Tasks;
+use client::{Api, Client, Informers, PostParams};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestSpec,
+};
+use pki::{Component, Issued, KeyPair, Profile};
+use tokio::sync::Notify;
+
+use super::join::Trouble;
+
+/// After this long without an answer a person may have to approve: they are told.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
+const LOOK: Duration = Duration::from_secs(12 * 3600);
+const KEY_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+
+/// A certificate to ask for.
+pub struct Order {
+    file: &'static str,
+    signer: &'static str,
+    usage: &'static str,
+    pub profile: Profile,
+}
+
+impl Order {
+    pub fn kubelet_client(node: &str) -> Self {
+        Self {
+            file: "kubelet-client",
+            signer: "kubernetes.io/kube-apiserver-client-kubelet",
+            usage: "client auth",
+            profile: pki::Identity::node(node).profile(),
+        }
+    }
+
+    pub fn kubelet_server(node: &str, addresses: &[IpAddr]) -> Self {
+        let names = [node.to_owned()].into_iter().chain(addresses.iter().map(IpAddr::to_string));
+        Self {
+            file: "kubelet-server",
+            signer: "kubernetes.io/kubelet-serving",
+            usage: "server auth",
+            profile: pki::Identity::node(node).profile().with_sans(names),
+        }
+    }
+
+    pub fn component(component: Component) -> Self {
+        Self {
+            file: component.file_name(),
+            signer: "kubernetes.io/kube-apiserver-client",
+            usage: "client auth",
+            profile: component.profile(),
+        }
+    }
+}
+
+/// The agent's own directory.
+pub struct Home(PathBuf);
+
+impl Home {
+    pub fn open(directory: &Path) -> anyhow::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        Ok(Self(directory.to_owned()))
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.0
+    }
+
+    /// The text of a file; `None` if there is none.
+    pub fn read(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.0.join(name)).ok()
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        Ok(pki::write_private(&self.0.join(name), text.as_bytes(), 0o600)?)
+    }
+
+    /// The certificate of an earlier start, while it is one: of this order, this authority, and not
+    /// over.
+    pub fn stored(&self, order: &Order, ca_pem: &str) -> Option<Issued> {
+        let text = self.read(&format!("{}.pem", order.file))?;
+        let (cert_pem, key_pem) = text.split_at_checked(text.find(KEY_BEGIN)?)?;
+        let cert = pki::certificates(cert_pem.as_bytes()).ok()?.into_iter().next()?;
+        let authority = pki::certificates(ca_pem.as_bytes()).ok()?.into_iter().next()?;
+        let key = KeyPair::from_pem(key_pem).ok()?;
+        let fits = cert.public_key_info() == pki::public_key_info(&key)
+            && cert.common_name == order.profile.common_name
+            && cert.organizations == order.profile.organizations
+            && order.profile.sans.iter().all(|san| cert.sans.contains(san))
+            && cert.not_after > base::clock::now()
+            && cert.is_issued_by(&authority);
+        fits.then(|| Issued { cert_pem: cert_pem.to_owned(), key_pem: key_pem.to_owned() })
+    }
+
+    pub fn store(&self, order: &Order, issued: &Issued) -> anyhow::Result<()> {
+        let text = format!("{}\n{}", issued.cert_pem.trim_end(), issued.key_pem);
+        self.write(&format!("{}.pem", order.file), &text)
+    }
+}
+
+/// Asks the cluster for a certificate and waits until it is signed.
+pub async fn obtain(client: &Client, order: &Order) -> Result<Issued, Trouble> {
+    let (request, key_pem) = pki::new_request(&order.profile).map_err(anyhow::Error::from)?;
+    let mut csr = CertificateSigningRequest {
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(request.into_bytes()),
+            signer_name: order.signer.into(),
+            usages: Some(vec!["digital signature".into(), order.usage.into()]),
+            ..CertificateSigningRequestSpec::default()
+        },
+        ..CertificateSigningRequest::default()
+    };
+    csr.metadata.generate_name = Some("node-csr-".into());
+    let api: Api<CertificateSigningRequest> = client.api(None);
+    let created = api.create(&PostParams::default(), &csr).await?;
+    let name = created.metadata.name.unwrap_or_default();
+    let tasks = Tasks::new("certificate request");
+    let signed = wait_for(client, &name, &tasks);
+    tokio::pin!(signed);
+    let answer = match tokio::time::timeout(PATIENCE, &mut signed).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            tracing::warn!(
+                request = name,
+                "waiting for a certificate request to be approved and signed; see kubectl get csr"
+            );
+            signed.await
+        }
+    };
+    tasks.shutdown(Duration::from_secs(1)).await;
+    Ok(Issued { cert_pem: answer?, key_pem })
+}
+
+async fn wait_for(client: &Client, name: &str, tasks: &Tasks) -> Result<String, Trouble> {
+    let informers = Informers::new(client.clone(), tasks.clone());
+    let own = format!("metadata.name={name}");
+    let requests = informers.scoped::<CertificateSigningRequest>(None, &own, "");
+    let changed = Arc::new(Notify::new());
+    let tell = changed.clone();
+    requests.subscribe_raw(move |_| tell.notify_one());
+    loop {
+        changed.notified().await;
+        let Some(csr) = requests.lister().get("", name) else { continue };
+        let Some(status) = &csr.status else { continue };
+        if let Some(ByteString(pem)) = &status.certificate {
+            let pem = String::from_utf8(pem.clone());
+            return Ok(pem.context("the signed certificate is no text")?);
+        }
+        let refusal = status.conditions.iter().flatten().find(|c| c.type_ != "Approved");
+        if let Some(refusal) = refusal {
+            let why = refusal.message.as_deref().unwrap_or_default();
+            let text = format!("the certificate request {name} is {}: {why}", refusal.type_);
+            return Err(Trouble::Final(anyhow::anyhow!(text)));
+        }
+    }
+}
+
+/// Replaces a certificate when four fifths of its life are over, for ever; `first` is the one in
+/// use, none if there is none yet.
+pub async fn keep(
+    home: &Home,
+    client: &Client,
+    order: &Order,
+    first: Option<Issued>,
+    apply: impl Fn(&Issued) -> anyhow::Result<()>,
+) {
+    let mut known = first;
+    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
+    loop {
+        while let Some(wait) = known.as_ref().and_then(time_left) {
+            tokio::time::sleep(wait.min(LOOK)).await;
+        }
+        let replaced = async {
+            let issued = obtain(client, order).await?;
+            home.store(order, &issued)?;
+            apply(&issued)?;
+            anyhow::Ok(issued)
+        };
+        match replaced.await {
+            Ok(issued) => {
+                tracing::info!(certificate = order.file, "a new certificate is in use");
+                known = Some(issued);
+                backoff.reset();
+            }
+            Err(error) => {
+                tracing::warn!(
+                    certificate = order.file,
+                    error = format!("{error:#}"),
+                    "no new certificate, will try again"
+                );
+                tokio::time::sleep(backoff.step()).await;
+            }
+        }
+    }
+}
+
+/// Until the renewal is due; none when it is.
+fn time_left(issued: &Issued) -> Option<Duration> {
+    let cert = pki::certificates(issued.cert_pem.as_bytes()).ok()?.into_iter().next()?;
+    let left = cert.renew_at().as_second() - base::clock::now().as_second();
+    u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_certificate_is_used_while_it_fits() {
+        let directory = std::env::temp_dir().join(format!("decapod-home-{}", std::process::id()));
+        let home = Home::open(&directory).expect("a directory");
+        let authority = pki::Authority::generate("ca").expect("an authority");
+        let address = [IpAddr::from([10, 0, 0, 7])];
+        let order = Order::kubelet_server("n1", &address);
+        assert!(home.stored(&order, authority.cert_pem()).is_none());
+        let mut profile = order.profile.clone();
+        profile.usages = vec![pki::Usage::Server];
+        let issued = authority.issue(&profile).expect("signs");
+        home.store(&order, &issued).expect("stores");
+        let again = home.stored(&order, authority.cert_pem()).expect("fits");
+        assert_eq!(again.key_pem, issued.key_pem);
+        assert!(time_left(&again).is_some());
+        let check = |order: Order, ca: &str| assert!(home.stored(&order, ca).is_none());
+        check(Order::kubelet_server("n2", &address), authority.cert_pem());
+        check(Order::kubelet_server("n1", &[IpAddr::from([10, 0, 0, 8])]), authority.cert_pem());
+        let other = pki::Authority::generate("ca").expect("an authority");
+        check(order, other.cert_pem());
+        std::fs::remove_dir_all(directory).expect("goes away");
+    }
+}

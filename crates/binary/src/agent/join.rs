@@ -1,0 +1,409 @@
+//! The first contact: from a URL and a token to identities and the cluster's settings.
+//!
+//! Every step is tried until the server answers; an answer that time cannot change ends the program
+//! with one line.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use base::backoff::Backoff;
+use client::{Client, ErrorExt};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::ConfigMap;
+use pki::{Certificate, Component, Issued, JoinToken, Kubeconfig};
+use transport::{ClientOptions, HttpClient, Token};
+
+use super::certificates::{self, Home, Order};
+use super::{Machine, connect};
+use crate::flags;
+use crate::server::say;
+
+const CA: &str = "ca.crt";
+const SETTINGS: &str = "cluster.json";
+/// A joined node does not wait longer for news of the settings at its start.
+const NEWS: Duration = Duration::from_secs(5);
+
+/// What a joined node has.
+pub struct Joined {
+    pub ca_pem: String,
+    pub settings: Settings,
+    pub kubelet: Member,
+    pub proxy: Member,
+    pub dns: Option<Member>,
+}
+
+/// An identity of this node.
+pub struct Member {
+    pub order: Order,
+    pub issued: Issued,
+    pub http: HttpClient,
+}
+
+/// Why a step did not succeed.
+#[derive(Debug)]
+pub enum Trouble {
+    /// Time may heal it.
+    Later(String),
+    /// The credentials are not accepted.
+    Unauthorized,
+    Final(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Trouble {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl From<Trouble> for anyhow::Error {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Later(text) => anyhow::anyhow!(text),
+            Trouble::Unauthorized => anyhow::anyhow!("the credentials are not accepted"),
+            Trouble::Final(error) => error,
+        }
+    }
+}
+
+impl From<client::Error> for Trouble {
+    fn from(error: client::Error) -> Self {
+        if is_wrong_authority(&error) {
+            return Self::Final(anyhow::anyhow!(
+                "its certificate is not from the authority of this node's cluster"
+            ));
+        }
+        match error.code() {
+            401 => Self::Unauthorized,
+            // Also 403 and 404: a server that just started still writes its first objects.
+            _ => Self::Later(reason(&error)),
+        }
+    }
+}
+
+/// The innermost cause: `Connection refused` rather than the names of layers.
+fn reason(error: &client::Error) -> String {
+    if error.code() != 0 {
+        return error.text();
+    }
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+/// Whether the handshake failed because of who the server is.
+fn is_wrong_authority(error: &client::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(current) = cause {
+        // An I/O error hides the error that it carries from `source`.
+        let carried = current.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
+        let tls = carried.and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        if let Some(rustls::Error::InvalidCertificate(_)) = tls {
+            return true;
+        }
+        cause = current.source();
+    }
+    false
+}
+
+pub fn check_url(server: &str) -> anyhow::Result<()> {
+    let uri: Option<http::Uri> = server.parse().ok();
+    let is_fit = uri.is_some_and(|uri| uri.scheme_str() == Some("https") && uri.host().is_some());
+    if !is_fit {
+        bail!("--server {server}: expected a URL, as https://192.168.0.1:6443");
+    }
+    Ok(())
+}
+
+/// The options of a client with a certificate.
+pub fn options(server: &str, ca_pem: &str, issued: &Issued) -> ClientOptions {
+    ClientOptions {
+        server: server.to_owned(),
+        ca_pem: Some(ca_pem.to_owned()),
+        cert_pem: Some(issued.cert_pem.clone()),
+        key_pem: Some(issued.key_pem.clone()),
+        ..ClientOptions::default()
+    }
+}
+
+/// Waits for the server as long as it takes; joins once.
+pub async fn join(flags: &flags::Agent, home: &Home, machine: &Machine) -> anyhow::Result<Joined> {
+    let server = &flags.server;
+    let token = flags.join_token()?;
+    let ca_pem = authority(server, home, token.as_ref()).await?;
+    let order = Order::kubelet_client(&machine.name);
+    let mut stored = home.stored(&order, &ca_pem);
+    let (issued, settings) = loop {
+        let is_stored = stored.is_some();
+        let issued = match stored.take() {
+            Some(issued) => issued,
+            None => bootstrap(server, &ca_pem, home, &order, token.as_ref()).await?,
+        };
+        let client = Client::new(connect(server, &ca_pem, &issued)?, "decapod-agent");
+        match settings(server, home, &client).await {
+            Ok(settings) => break (issued, settings),
+            // The cluster no longer knows the certificate: join anew.
+            Err(Trouble::Unauthorized) if is_stored && token.is_some() => {}
+            Err(Trouble::Unauthorized) => bail!(
+                "the server {server} does not accept this node's certificate; join again with --token"
+            ),
+            Err(trouble) => return Err(trouble.into()),
+        }
+    };
+    let kubelet = Member { http: connect(server, &ca_pem, &issued)?, order, issued };
+    let of_node = Client::new(kubelet.http.clone(), "decapod-agent");
+    let component = async |component: Component| {
+        let order = Order::component(component);
+        let issued = match home.stored(&order, &ca_pem) {
+            Some(issued) => issued,
+            None => {
+                let issued =
+                    patiently(server, async || certificates::obtain(&of_node, &order).await);
+                let issued = issued.await?;
+                home.store(&order, &issued)?;
+                issued
+            }
+        };
+        anyhow::Ok(Member { http: connect(server, &ca_pem, &issued)?, order, issued })
+    };
+    let proxy = component(Component::Proxy).await?;
+    let dns = match settings.runs("dns") && !settings.cluster_dns.is_empty() {
+        true => Some(component(Component::Dns).await?),
+        false => None,
+    };
+    Ok(Joined { ca_pem, settings, kubelet, proxy, dns })
+}
+
+fn said_by(server: &str, error: anyhow::Error) -> anyhow::Error {
+    error.context(format!("the server {server}"))
+}
+
+/// Tries until the server answers, and says what is waited for.
+async fn patiently<T>(
+    server: &str,
+    mut attempt: impl AsyncFnMut() -> Result<T, Trouble>,
+) -> Result<T, anyhow::Error> {
+    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+    let mut said = String::new();
+    loop {
+        match attempt().await {
+            Err(Trouble::Later(why)) => {
+                if why != said {
+                    say(&format!("waiting for the server {server}: {why}"));
+                    said = why;
+                }
+                tokio::time::sleep(backoff.step()).await;
+            }
+            Err(trouble) => return Err(said_by(server, trouble.into())),
+            Ok(done) => return Ok(done),
+        }
+    }
+}
+
+/// The cluster's authority, PEM: the one of an earlier start, or the one that the server shows,
+/// which must be the one that the token names.
+async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyhow::Result<String> {
+    let wanted = token.and_then(|token| token.ca_hash);
+    if let Some(pem) = home.read(CA) {
+        let known = first_certificate(&pem).with_context(|| home.directory().display().to_string());
+        if wanted.is_some_and(|hash| known.as_ref().is_ok_and(|known| known.fingerprint() != hash))
+        {
+            bail!(
+                "the token is of another cluster than the one that this node joined; `decapod uninstall` makes it leave that one"
+            );
+        }
+        return known.map(|_| pem);
+    }
+    if token.is_none() {
+        bail!("this node has not joined yet: it needs --token or --token-file");
+    }
+    // Nothing is told to this client's server, and all it says is checked.
+    let anyone =
+        ClientOptions { server: server.into(), insecure: true, ..ClientOptions::default() };
+    let client = Client::new(HttpClient::new(&anyone)?, "decapod-agent");
+    let path = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+    let info: ConfigMap = patiently(server, async || Ok(client.get(path).await?)).await?;
+    let pem = shown_authority(&info)
+        .with_context(|| format!("the server {server} shows no authority in cluster-info"))?;
+    let found = first_certificate(&pem)?.fingerprint();
+    let hex = |hash: &[u8]| hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    match wanted {
+        Some(hash) if hash != found => bail!(
+            "the server {server} is not of the cluster that the token is for: its authority's hash is {}, the token's {}",
+            hex(&found),
+            hex(&hash)
+        ),
+        Some(_) => {}
+        None => tracing::warn!(
+            sha256 = hex(&found),
+            "the token does not name the cluster's authority: trusting the one that the server shows"
+        ),
+    }
+    home.write(CA, &pem)?;
+    Ok(pem)
+}
+
+fn shown_authority(info: &ConfigMap) -> Option<String> {
+    let text = info.data.as_ref()?.get("kubeconfig")?;
+    let config: Kubeconfig = serde_saphyr::from_str(text).ok()?;
+    let data = config.clusters.first()?.cluster.certificate_authority_data.clone()?;
+    let cluster = pki::kubeconfig::Cluster {
+        certificate_authority_data: Some(data),
+        ..pki::kubeconfig::Cluster::default()
+    };
+    let alone = Kubeconfig::new("shown", cluster, pki::kubeconfig::User::default());
+    alone.resolve(None, std::path::Path::new("/")).ok()?.ca_pem
+}
+
+fn first_certificate(pem: &str) -> anyhow::Result<Certificate> {
+    let all = pki::certificates(pem.as_bytes())?;
+    all.into_iter().next().context("there is no certificate in the authority's text")
+}
+
+/// The kubelet's client certificate, for the token.
+async fn bootstrap(
+    server: &str,
+    ca_pem: &str,
+    home: &Home,
+    order: &Order,
+    token: Option<&JoinToken>,
+) -> anyhow::Result<Issued> {
+    let Some(token) = token else {
+        bail!("this node has no valid certificate: it needs --token or --token-file to join again");
+    };
+    let http = HttpClient::new(&ClientOptions {
+        server: server.to_owned(),
+        ca_pem: Some(ca_pem.to_owned()),
+        token: Some(Token::fixed(token.bootstrap().to_string())),
+        ..ClientOptions::default()
+    })?;
+    let client = Client::new(http, "decapod-agent");
+    let asked = async || match certificates::obtain(&client, order).await {
+        Err(Trouble::Unauthorized) => {
+            Err(Trouble::Final(anyhow::anyhow!("it does not accept the token")))
+        }
+        other => other,
+    };
+    let issued = patiently(server, asked).await?;
+    home.store(order, &issued)?;
+    say(&format!("joined the cluster at {server}"));
+    Ok(issued)
+}
+
+/// The server's flags that concern nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    pub cluster_cidrs: Vec<IpNet>,
+    pub service_cidrs: Vec<IpNet>,
+    pub cluster_dns: Vec<IpAddr>,
+    pub cluster_domain: String,
+    disabled: Vec<String>,
+}
+
+impl Settings {
+    /// As flags' values, under flags' names.
+    pub fn of_server(flags: &flags::Server) -> BTreeMap<String, String> {
+        fn list<T: ToString>(all: &[T]) -> String {
+            all.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        }
+        [
+            ("cluster-cidr", list(&flags.cluster_cidr)),
+            ("service-cidr", list(&flags.service_cidr)),
+            ("cluster-dns", list(&flags.cluster_dns)),
+            ("cluster-domain", flags.cluster_domain.clone()),
+            ("disable", list(&flags.disable)),
+        ]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into()
+    }
+
+    fn parse(data: &BTreeMap<String, String>) -> anyhow::Result<Self> {
+        fn list<T: std::str::FromStr>(
+            data: &BTreeMap<String, String>,
+            key: &str,
+        ) -> anyhow::Result<Vec<T>> {
+            let text = data.get(key).map_or("", String::as_str);
+            let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+            let parsed: Option<Vec<T>> = parts.map(|part| part.parse().ok()).collect();
+            parsed.with_context(|| format!("the cluster's {key} is {text:?}"))
+        }
+        Ok(Self {
+            cluster_cidrs: list(data, "cluster-cidr")?,
+            service_cidrs: list(data, "service-cidr")?,
+            cluster_dns: list(data, "cluster-dns")?,
+            cluster_domain: data.get("cluster-domain").context("no cluster-domain")?.clone(),
+            disabled: list(data, "disable")?,
+        })
+    }
+
+    pub fn runs(&self, component: &str) -> bool {
+        !self.disabled.iter().any(|name| name == component)
+    }
+}
+
+/// The settings of today, or with a server that does not answer those of the last start.
+async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings, Trouble> {
+    let path = format!(
+        "/api/v1/namespaces/kube-system/configmaps/{}",
+        resources::bootstrap::CLUSTER_CONFIG
+    );
+    let ask = async || -> Result<BTreeMap<String, String>, Trouble> {
+        Ok(client.get::<ConfigMap>(&path).await?.data.unwrap_or_default())
+    };
+    let parse = |data| Settings::parse(&data).context("the cluster's settings");
+    let known: Option<BTreeMap<String, String>> =
+        home.read(SETTINGS).and_then(|text| serde_json::from_str(&text).ok());
+    let data = match known {
+        Some(known) => {
+            let answer = tokio::time::timeout(NEWS, ask()).await;
+            match answer.unwrap_or_else(|_| Err(Trouble::Later("no answer".into()))) {
+                Err(Trouble::Later(why)) => {
+                    say(&format!(
+                        "the server {server} does not answer ({why}): going on with what this node knows"
+                    ));
+                    return Ok(parse(known)?);
+                }
+                Err(Trouble::Final(error)) => return Err(said_by(server, error).into()),
+                answer => answer?,
+            }
+        }
+        None => patiently(server, ask).await?,
+    };
+    let settings = parse(data.clone())?;
+    home.write(SETTINGS, &serde_json::json!(data).to_string())?;
+    Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_checked() {
+        assert!(check_url("https://192.168.0.1:6443").is_ok());
+        for bad in ["", "192.168.0.1:6443", "http://a:6443", "https://"] {
+            assert!(check_url(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn settings_survive_their_way_through_the_cluster() {
+        let data = [
+            ("cluster-cidr", "10.42.0.0/16"),
+            ("service-cidr", "10.43.0.0/16,fd43::/112"),
+            ("cluster-dns", "10.43.0.10"),
+            ("cluster-domain", "cluster.local"),
+            ("disable", "dns"),
+        ];
+        let mut data: BTreeMap<String, String> =
+            data.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let settings = Settings::parse(&data).expect("fit");
+        assert_eq!(settings.service_cidrs.len(), 2);
+        assert!(!settings.runs("dns") && settings.runs("kube-proxy"));
+        data.insert("cluster-dns".into(), "nonsense".into());
+        assert!(Settings::parse(&data).is_err());
+    }
+}

@@ -1,0 +1,229 @@
+//! `decapod agent`: the node's half of a cluster whose control plane is elsewhere.
+//!
+//! In: the server's URL, a join token, a data directory. Out: a node.
+//!
+//! ```text
+//!  token ──► authority (checked by its hash) ──► kubelet's client certificate (by CSR)
+//!    ├► the cluster's settings    ├► certificates of the proxy and the DNS (by CSR)
+//!    └► kubelet, proxy, routes, DNS start ──► Node registered ──► kubelet's serving certificate
+//! ```
+//!
+//! Invariants: the token is shown to nobody whose authority does not fit its hash; what was learned
+//! is kept in `<data-dir>/agent`, so that a joined node starts with the server down and without the
+//! token; containers are never touched by a start or a stop.
+
+mod certificates;
+mod join;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use base::task::Tasks;
+use client::{Client, Informers};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use pki::{Authority, Component, Issued, Profile};
+use tokio::sync::Notify;
+use transport::HttpClient;
+use transport::tls::{ClientCerts, Identity, ServerTls};
+
+use crate::flags;
+use crate::node::{self, Node};
+use crate::server::{prepare_data_dir, say, termination, wait_for_signal};
+use certificates::{Home, Order};
+use join::{Joined, Member};
+
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+
+pub use join::Settings;
+
+/// The machine, as the cluster is to see it.
+struct Machine {
+    name: String,
+    addresses: Vec<IpAddr>,
+}
+
+pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("running a node needs root");
+    }
+    join::check_url(&flags.server)?;
+    if common.data_dir.join("store").exists() {
+        let place = common.data_dir.display();
+        bail!("{place} is a server's data directory; choose another one with --data-dir");
+    }
+    let machine = Machine::of(&flags.node).await?;
+    let data_dir = prepare_data_dir(&common.data_dir)?;
+    let home = Home::open(&data_dir.join("agent"))?;
+    let joined = tokio::select! {
+        joined = join::join(&flags, &home, &machine) => joined?,
+        signal = termination() => return Ok(signal?),
+    };
+    let tasks = Tasks::new("agent");
+    start(&flags, &data_dir, home, machine, joined, &tasks).await?;
+    say("Ctrl-C stops the node's services; pods keep running");
+    wait_for_signal(&tasks).await?;
+    say("stopping");
+    tasks.shutdown(SHUTDOWN_LIMIT).await;
+    Ok(())
+}
+
+impl Machine {
+    async fn of(flags: &flags::Node) -> anyhow::Result<Self> {
+        let addresses = match flags.node_ip.as_slice() {
+            [] => node::primary_address().await.into_iter().collect(),
+            given => given.to_vec(),
+        };
+        if addresses.is_empty() {
+            bail!("this machine has no address that others could reach; give one with --node-ip");
+        }
+        Ok(Self { name: node::name(flags)?, addresses })
+    }
+}
+
+async fn start(
+    flags: &flags::Agent,
+    data_dir: &Path,
+    home: Home,
+    machine: Machine,
+    joined: Joined,
+    tasks: &Tasks,
+) -> anyhow::Result<()> {
+    let Joined { ca_pem, settings, kubelet, proxy, dns } = joined;
+    let home = Arc::new(home);
+    let order = Order::kubelet_server(&machine.name, &machine.addresses);
+    let stored = home.stored(&order, &ca_pem);
+    let serving = serving_tls(stored.as_ref(), &order.profile)?;
+    let of_kubelet = Client::new(kubelet.http.clone(), "kubelet");
+    let of_proxy = Client::new(proxy.http.clone(), "kube-proxy");
+    let renewed = Arc::new(Notify::new());
+    let dns_kubeconfig = match &dns {
+        Some(dns) => Some(write_dns_kubeconfig(&flags.server, data_dir, &ca_pem, &dns.issued)?),
+        None => None,
+    };
+    let keeper = Keeper { home, client: of_kubelet.clone(), ca_pem, tasks: tasks.clone() };
+    keeper.keep_serving(&machine.name, order, stored, serving.clone());
+    keeper.keep_client(&flags.server, kubelet);
+    keeper.keep_client(&flags.server, proxy);
+    if let (Some(dns), Some(path)) = (dns, &dns_kubeconfig) {
+        keeper.keep_dns(&flags.server, dns, path.clone(), renewed.clone());
+    }
+    say(&format!("node: {}", machine.name));
+    let described = Node {
+        name: machine.name,
+        addresses: machine.addresses,
+        data_dir: data_dir.to_owned(),
+        kubelet: of_kubelet,
+        routes: Some(of_proxy.clone()),
+        proxy: settings.runs("kube-proxy").then_some(of_proxy),
+        dns_kubeconfig,
+        dns_renewed: renewed,
+        serving: Some(serving),
+        bind: None,
+        client_ca_pem: Some(keeper.ca_pem.clone()),
+        cluster_cidrs: settings.cluster_cidrs,
+        service_cidrs: settings.service_cidrs,
+        cluster_dns: settings.cluster_dns,
+        cluster_domain: settings.cluster_domain,
+        free_ports: false,
+    };
+    node::start(described, &flags.node, tasks).await
+}
+
+/// With the stored certificate, or until the cluster has signed one with one that nobody trusts.
+fn serving_tls(stored: Option<&Issued>, profile: &Profile) -> anyhow::Result<ServerTls> {
+    let temporary = || Authority::generate("not yet signed")?.issue(profile);
+    let issued = stored.cloned().map_or_else(temporary, Ok)?;
+    let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
+    Ok(transport::tls::server_tls(&identity, &ClientCerts::Request)?)
+}
+
+fn write_dns_kubeconfig(
+    server: &str,
+    data_dir: &Path,
+    ca_pem: &str,
+    issued: &Issued,
+) -> anyhow::Result<PathBuf> {
+    let user = Component::Dns.identity().user;
+    let config = pki::Kubeconfig::with_certificate(server, ca_pem, &user, issued);
+    let path = data_dir.join("dns.kubeconfig");
+    config.write(&path, 0o600)?;
+    Ok(path)
+}
+
+/// Sees to it that no certificate of this node runs out.
+struct Keeper {
+    home: Arc<Home>,
+    /// The kubelet's: nodes ask for certificates, not their parts.
+    client: Client,
+    ca_pem: String,
+    tasks: Tasks,
+}
+
+impl Keeper {
+    fn keep(
+        &self,
+        order: Order,
+        first: Option<Issued>,
+        apply: impl Fn(&Issued) -> anyhow::Result<()> + Send + Sync + 'static,
+    ) {
+        let (home, client) = (self.home.clone(), self.client.clone());
+        self.tasks.spawn("certificate", async move {
+            certificates::keep(&home, &client, &order, first, apply).await;
+        });
+    }
+
+    fn keep_client(&self, server: &str, member: Member) {
+        let (server, ca_pem, http) = (server.to_owned(), self.ca_pem.clone(), member.http);
+        self.keep(member.order, Some(member.issued), move |issued| {
+            Ok(http.replace_tls(&join::options(&server, &ca_pem, issued))?)
+        });
+    }
+
+    /// The DNS process reads its kubeconfig once: a new one means a new process.
+    fn keep_dns(&self, server: &str, dns: Member, path: PathBuf, renewed: Arc<Notify>) {
+        let (server, ca_pem) = (server.to_owned(), self.ca_pem.clone());
+        self.keep(dns.order, Some(dns.issued), move |issued| {
+            let directory = path.parent().context("the kubeconfig lies in the data directory")?;
+            write_dns_kubeconfig(&server, directory, &ca_pem, issued)?;
+            renewed.notify_one();
+            Ok(())
+        });
+    }
+
+    /// The approver looks at the Node object, so the first request waits for it.
+    fn keep_serving(&self, name: &str, order: Order, first: Option<Issued>, tls: ServerTls) {
+        let apply = move |issued: &Issued| -> anyhow::Result<()> {
+            let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
+            let config = transport::tls::server_config(&identity, &ClientCerts::Request)?;
+            tls.store(Arc::new(config));
+            Ok(())
+        };
+        let (home, client, name) = (self.home.clone(), self.client.clone(), name.to_owned());
+        self.tasks.spawn("serving certificate", async move {
+            if first.is_none() {
+                registered(&client, &name).await;
+            }
+            certificates::keep(&home, &client, &order, first, apply).await;
+        });
+    }
+}
+
+/// Resolves when the API knows the node.
+async fn registered(client: &Client, name: &str) {
+    let tasks = Tasks::new("registration");
+    let informers = Informers::new(client.clone(), tasks.clone());
+    let own = informers.scoped::<NodeObject>(None, &format!("metadata.name={name}"), "");
+    let seen = Arc::new(Notify::new());
+    let tell = seen.clone();
+    own.subscribe_raw(move |_| tell.notify_one());
+    seen.notified().await;
+    tasks.shutdown(Duration::from_secs(1)).await;
+}
+
+/// A client over TLS as somebody.
+fn connect(server: &str, ca_pem: &str, issued: &Issued) -> anyhow::Result<HttpClient> {
+    Ok(HttpClient::new(&join::options(server, ca_pem, issued))?)
+}

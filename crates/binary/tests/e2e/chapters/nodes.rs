@@ -1,0 +1,266 @@
+//! A second node: joins, carries pods, loses its server, is cut off, comes back, leaves. Leaves one
+//! node, and everything else as it was.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use testkit::nodes::Agent;
+use testkit::{http, wait};
+
+use crate::expect;
+use crate::processes;
+use crate::story::{LONG, SHORT, Story};
+
+const SPREAD: &str = include_str!("../manifests/spread.yaml");
+const REPLICAS: usize = 4;
+/// With four equal pods, one is missed in 100 tries once in a million million times.
+const TRIES: usize = 100;
+const REQUEST: Duration = Duration::from_secs(5);
+/// A node that falls silent: 50 s until the cluster believes it, and a look every 5 s.
+const SILENCE: Duration = Duration::from_secs(60);
+
+fn agent(story: &mut Story) -> Result<&mut Agent> {
+    story.agent.as_mut().context("the second node did not join")
+}
+
+pub fn wrong_tokens(story: &mut Story) -> Result<()> {
+    let agent = Agent::new(&mut story.switch, &story.server, "stray", &story.binary, &[])?;
+    let token = std::fs::read_to_string(story.server.data_directory().join("token"))?;
+    let (hash, _) = token.trim().split_once("::").context("a token has two parts")?;
+    let url = story.server.url()?;
+    let data = agent.data_directory().display().to_string();
+    let cases = [
+        (format!("{hash}::wrong"), url.clone(), "it does not accept the token"),
+        (
+            format!("K10{}::wrong", "0".repeat(64)),
+            url.clone(),
+            "is not of the cluster that the token is for",
+        ),
+        ("K10nonsense::wrong".into(), url, "the hash must be 64 hex digits"),
+        (token.trim().to_owned(), "192.168.77.1:6443".into(), "expected a URL, as https://"),
+    ];
+    for (token, url, wanted) in cases {
+        let mut command = agent.host().command(&story.binary);
+        command.args(["agent", "--data-dir", &data, "--server", &url, "--token", &token]);
+        let output = agent.host().output(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let complaint: Vec<&str> =
+            said.lines().filter(|line| line.starts_with("decapod: ")).collect();
+        ensure!(output.status.code() == Some(1), "{token} ended with {}", output.status);
+        ensure!(complaint.len() == 1 && complaint[0].contains(wanted), "{token}: {said}");
+    }
+    Ok(())
+}
+
+pub fn joins(story: &mut Story) -> Result<()> {
+    let mut agent = Agent::new(&mut story.switch, &story.server, "node2", &story.binary, &[])?;
+    agent.launch()?;
+    agent.ready(&story.server)?;
+    agent.import_images()?;
+    story.agent = Some(agent);
+    story.shows(
+        "get nodes",
+        "NAME STATUS ROLES AGE VERSION\nnode1 Ready * * v1.36.*\nnode2 Ready * * v1.36.*",
+    )?;
+    // The kubelet twice, the proxy, the DNS: each asked for a certificate, and nobody had to help.
+    wait::until(SHORT, "certificate requests are approved and issued", || {
+        let printed = story.kubectl("get csr --no-headers")?;
+        let issued = printed.lines().filter(|line| line.contains("Approved,Issued")).count();
+        ensure!(issued == printed.lines().count() && issued == 4, "{printed}");
+        Ok(())
+    })
+}
+
+pub fn spread(story: &mut Story) -> Result<()> {
+    story.apply(SPREAD)?;
+    story.kubectl("rollout status deployment/spread --timeout=90s")?;
+    story.kubectl("wait --for=condition=Ready pod/far --timeout=60s")?;
+    for node in ["node1", "node2"] {
+        let count = pods_on(story, node)?.len();
+        ensure!(count == REPLICAS / 2, "{count} pods on {node}");
+    }
+    Ok(())
+}
+
+/// Names of the Deployment's pods on a node that are not on their way out.
+fn pods_on(story: &Story, node: &str) -> Result<Vec<String>> {
+    let list =
+        story.json(&format!("get pods -l app=spread --field-selector spec.nodeName={node}"))?;
+    let items = list["items"].as_array().context("a list has items")?;
+    let alive = items.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(alive.filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned())).collect())
+}
+
+fn all_pods(story: &Story) -> Result<BTreeSet<String>> {
+    Ok(story.pods("app=spread")?.into_iter().collect())
+}
+
+/// Who answers, asked many times.
+fn answers(ask: impl Fn() -> Result<http::Response>) -> Result<BTreeSet<String>> {
+    let mut seen = BTreeSet::new();
+    for _ in 0..TRIES {
+        let response = ask()?;
+        ensure!(response.status == 200, "{response:?}");
+        seen.insert(response.body.split(' ').next().unwrap_or_default().to_owned());
+    }
+    Ok(seen)
+}
+
+pub fn traffic(story: &mut Story) -> Result<()> {
+    let pods = all_pods(story)?;
+    let service = format!("{}:80", story.value("service spread", ".spec.clusterIP")?);
+    let (second, outside) = (agent(story)?.host().network()?, story.switch.network()?);
+    let first = story.server.host().network()?;
+    // Pod to pod, both ways; the answer is longer than one packet's payload when asked for more.
+    for (from, to) in [("client", "node2"), ("far", "node1")] {
+        let pod = pods_on(story, to)?.into_iter().next().context("a pod there")?;
+        let address = story.value(&format!("pod {pod}"), ".status.podIP")?;
+        let line = format!("exec {from} -- wget -q -O- http://{address}/");
+        let printed =
+            wait::until(SHORT, "a pod of the other node answers", || story.kubectl(&line))?;
+        expect::like(&printed, &format!("{pod} *"))?;
+    }
+    let node_port = format!("{}:30090", agent(story)?.address());
+    let cases = [
+        ("the ClusterIP on the first node", &first, service.clone()),
+        ("the ClusterIP on the second node", &second, service),
+        ("the NodePort of the second node, from outside", &outside, node_port),
+        (
+            "the NodePort of the first node, from outside",
+            &outside,
+            format!("{}:30090", story.address),
+        ),
+    ];
+    for (what, network, address) in cases {
+        wait::until(SHORT, what, || {
+            let seen = answers(|| http::get_from(network, &address, "/", REQUEST))?;
+            ensure!(seen == pods, "answers from {seen:?}, pods are {pods:?}");
+            Ok(())
+        })?;
+    }
+    let line = "exec far -- wget -q -O- http://spread.default.svc.cluster.local/";
+    let printed = wait::until(SHORT, "a name answers on the second node", || story.kubectl(line))?;
+    expect::like(&printed, "spread-* *")
+}
+
+pub fn streams(story: &mut Story) -> Result<()> {
+    story.soon_shows(SHORT, "logs far", "started")?;
+    story.shows("exec far -- echo hello", "hello")?;
+    let printed = story.server.kubectl_in_terminal(&["exec", "-it", "far", "--", "tty"])?;
+    ensure!(printed.contains("/dev/"), "{printed}");
+    let pod = pods_on(story, "node2")?.into_iter().next().context("a pod there")?;
+    let what = format!("pod/{pod}");
+    let forward =
+        story.server.kubectl_in_background("far-forward", &["port-forward", &what, "18090:80"])?;
+    let response = wait::until(SHORT, "the forwarded port answers", || {
+        story.get("127.0.0.1:18090", "/").with_context(|| forward.output().unwrap_or_default())
+    })?;
+    ensure!(response.status == 200 && response.body.starts_with(&pod), "{response:?}");
+    Ok(())
+}
+
+/// The server dies; the node goes on without it, itself restarted in between.
+pub fn without_a_server(story: &mut Story) -> Result<()> {
+    let pod = pods_on(story, "node2")?.into_iter().next().context("a pod there")?;
+    let uid = story.value(&format!("pod {pod}"), ".metadata.uid")?;
+    let service = format!("{}:80", story.value("service spread", ".spec.clusterIP")?);
+    let restarts = ".status.containerStatuses[0].restartCount";
+    let network = agent(story)?.host().network()?;
+    story.server.kill()?;
+
+    let old = processes::named(&uid, "nginx")?;
+    old.kill()?;
+    let new = wait::until(LONG, "the container is started again without a server", || {
+        let new = processes::named(&uid, "nginx")?;
+        ensure!(new != old, "the old process still runs");
+        Ok(new)
+    })?;
+    let names = |what: &str| {
+        wait::until(SHORT, what, || {
+            let name = "spread.default.svc.cluster.local";
+            testkit::load::resolve_from(&network, "10.43.0.10:53", name)
+        })
+    };
+    names("names answer without a server")?;
+    wait::until(SHORT, "the Service answers without a server", || {
+        http::get_from(&network, &service, "/", REQUEST)
+    })?;
+
+    // The node itself starts again, and finds nobody.
+    let second = agent(story)?;
+    second.kill()?;
+    second.launch()?;
+    wait::until(SHORT, "the node starts with what it knows", || {
+        let log = second.log();
+        ensure!(log.contains("going on with what this node knows"), "{log}");
+        Ok(())
+    })?;
+    ensure!(processes::named(&uid, "nginx")? == new, "the restart of the agent touched a pod");
+    http::get_from(&network, &service, "/", REQUEST)?;
+    names("names answer after the restart")?;
+
+    story.server.start()?;
+    story.soon(LONG, &format!("pod {pod}"), restarts, "1")?;
+    story.kubectl("wait --for=condition=Ready node/node2 --timeout=60s")?;
+    story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=60s"))?;
+    ensure!(processes::named(&uid, "nginx")? == new, "the container was not adopted");
+    story.soon(LONG, "deployment spread", ".status.readyReplicas", &REPLICAS.to_string())?;
+    story.soon_shows(SHORT, "exec far -- echo back", "back")
+}
+
+const READY: &str = ".status.conditions[?(@.type=='Ready')].status";
+
+pub fn cut_off(story: &mut Story) -> Result<()> {
+    let stale = story.json("get pods --field-selector spec.nodeName=node2")?;
+    let uids: Vec<String> = stale["items"]
+        .as_array()
+        .context("a list has items")?
+        .iter()
+        .filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned()))
+        .collect();
+    let address = agent(story)?.address().to_owned();
+    story.switch.set_connected(&address, false)?;
+    story.soon(SILENCE, "node node2", READY, "Unknown")?;
+    story.shows("get node node2", "NAME STATUS ROLES AGE VERSION\nnode2 NotReady * * v1.36.*")?;
+    wait::until(LONG, "the pods run on the first node", || {
+        let (there, here) = (pods_on(story, "node2")?, pods_on(story, "node1")?);
+        ensure!(there.is_empty() && here.len() == REPLICAS, "{there:?} there, {here:?} here");
+        Ok(())
+    })?;
+    story.soon(LONG, "deployment spread", ".status.readyReplicas", &REPLICAS.to_string())?;
+
+    story.switch.set_connected(&address, true)?;
+    story.soon(LONG, "node node2", READY, "True")?;
+    wait::until(LONG, "stale pods are gone", || {
+        let rest =
+            story.kubectl("get pods -l app=spread --field-selector spec.nodeName=node2 -o name")?;
+        ensure!(rest.is_empty(), "{rest}");
+        // `far` tolerates silence for five minutes: it was never evicted.
+        let running = uids.iter().filter(|uid| processes::named(uid, "nginx").is_ok()).count();
+        ensure!(running == 0, "{running} stale pods still run");
+        Ok(())
+    })?;
+    story.kubectl("wait --for=condition=Ready pod/far --timeout=60s")?;
+    story.soon_shows(LONG, "exec far -- echo back", "back")
+}
+
+pub fn leaves(story: &mut Story) -> Result<()> {
+    story.kubectl("delete deployment,service spread")?;
+    story.kubectl("delete pod far")?;
+    let mut second = story.agent.take().context("the second node did not join")?;
+    let status = second.stop(SHORT)?;
+    ensure!(status.success(), "the agent ended with {status}");
+    let printed = second.decapod(&["uninstall"])?;
+    ensure!(!second.data_directory().exists(), "the data directory is there:\n{printed}");
+    for (what, wanted) in super::ending::TRACES {
+        let found = second.host().run("sh", &["-c", what])?;
+        ensure!(found == *wanted, "{what}: {found}\n{printed}");
+    }
+    story.kubectl("delete node node2")?;
+    wait::until(SHORT, "the road to the second node is gone", || {
+        let links = story.server.host().run("ip", &["-o", "link"])?;
+        ensure!(!links.contains("decapod.1"), "{links}");
+        Ok(())
+    })
+}

@@ -1,0 +1,85 @@
+//! Routes to other nodes' pods follow the API, in a network of their own.
+
+use std::time::Duration;
+
+use base::task::Tasks;
+use ipnet::IpNet;
+use net::vxlan::DEVICE;
+use proxy::routes::{RoutesConfig, follow_nodes};
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::lab::{LIMIT, Lab, net, skipped};
+
+fn node(name: &str, cidr: &str, address: &str) -> Value {
+    json!({
+        "metadata": {"name": name},
+        "spec": {"podCIDR": cidr, "podCIDRs": [cidr]},
+        "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+    })
+}
+
+/// The destinations that leave by the overlay; none without a device.
+async fn routes(lab: &Lab) -> Option<Vec<IpNet>> {
+    let device = lab.links.find(DEVICE).await.expect("links")?;
+    let mut found = lab.links.routes_by(device.index).await.expect("routes");
+    found.sort();
+    Some(found)
+}
+
+async fn soon(lab: &Lab, expected: Option<&[&str]>) {
+    let expected = expected.map(|all| all.iter().map(|one| net(one)).collect::<Vec<_>>());
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let found = routes(lab).await;
+        if found == expected {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{found:?}, not {expected:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn routes_follow_the_nodes() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let api = Api::default();
+    let config = RoutesConfig { node_name: "here".into(), netns: Some(lab.node.path.clone()) };
+    api.put("nodes", &node("here", "10.42.0.0/24", "192.168.50.1"));
+
+    let first = Tasks::new("first");
+    let running = follow_nodes(api.client(), config.clone(), first.stop_signal());
+    let story = async {
+        api.put("nodes", &node("there", "10.42.1.0/24", "192.168.50.2"));
+        soon(&lab, Some(&["10.42.1.0/24"])).await;
+        api.put("nodes", &node("yonder", "10.42.2.0/24", "192.168.50.3"));
+        soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
+        api.remove("nodes", "there");
+        soon(&lab, Some(&["10.42.2.0/24"])).await;
+        // The last other node leaves: nobody needs a device.
+        api.remove("nodes", "yonder");
+        soon(&lab, None).await;
+        api.put("nodes", &node("there", "10.42.1.0/24", "192.168.50.2"));
+        api.put("nodes", &node("yonder", "10.42.2.0/24", "192.168.50.3"));
+        soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
+        first.stop();
+    };
+    let both = async { tokio::join!(running, story).0 };
+    tokio::time::timeout(Duration::from_secs(60), both).await.expect("ends").expect("clean");
+
+    // With nobody there the routes stay; who comes next forgets the node that left meanwhile.
+    soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
+    api.remove("nodes", "yonder");
+    let second = Tasks::new("second");
+    let running = follow_nodes(api.client(), config, second.stop_signal());
+    let story = async {
+        soon(&lab, Some(&["10.42.1.0/24"])).await;
+        second.stop();
+    };
+    let both = async { tokio::join!(running, story).0 };
+    tokio::time::timeout(Duration::from_secs(60), both).await.expect("ends").expect("clean");
+    lab.tasks.stop();
+}
