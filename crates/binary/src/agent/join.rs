@@ -242,7 +242,6 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
             "the token does not name the cluster's authority: trusting the one that the server shows"
         ),
     }
-    home.write(CA, &pem)?;
     Ok(pem)
 }
 
@@ -288,6 +287,8 @@ async fn bootstrap(
         other => other,
     };
     let issued = patiently(server, asked).await?;
+    // From here on the node is a member, of this cluster.
+    home.write(CA, ca_pem)?;
     home.store(order, &issued)?;
     say(&format!("joined the cluster at {server}"));
     Ok(issued)
