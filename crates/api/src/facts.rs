@@ -9,8 +9,9 @@
 //! merge by `port`, but are known to apply by `port` and `protocol`.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use machinery::patch::apply::{Resets, types::Type};
 use machinery::patch::{FieldFacts, Schema, Topology};
 
 static FIELDS: &str = include_str!("../facts/fields.tsv");
@@ -23,7 +24,7 @@ const KEY_DEFAULTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Definitions that hold whatever they are given: nobody owns parts of it.
-const OPAQUE: &[&str] = &[
+pub(crate) const OPAQUE: &[&str] = &[
     "io.k8s.apimachinery.pkg.runtime.RawExtension",
     "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1",
     "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON",
@@ -185,6 +186,14 @@ pub struct Facts;
 impl Schema for Facts {
     fn field(&self, definition: &str, field: &str) -> Option<FieldFacts> {
         facts(definition, field)
+    }
+
+    fn type_of(&self, definition: &str) -> Option<Arc<Type>> {
+        crate::types::of(definition)
+    }
+
+    fn resets(&self, definition: &str, subresource: &str) -> Resets {
+        crate::types::resets(definition, subresource)
     }
 }
 

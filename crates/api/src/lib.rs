@@ -8,6 +8,7 @@ pub mod facts;
 pub mod kinds;
 pub mod protobuf;
 pub mod schema;
+pub mod types;
 
 pub use k8s_openapi;
 

@@ -8,10 +8,17 @@
 //! ([`managed::Versions`]).
 
 pub mod fieldset;
+pub mod managed;
+pub mod managers;
+mod merge;
 pub mod path;
 pub mod types;
+mod validate;
+mod walk;
 
 pub use fieldset::Set;
+pub use managed::{Applied, ApplyError, Versions, Write};
+pub use walk::Comparison;
 
 /// Which fields of a write count for nobody, for the server puts them back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -23,7 +23,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use serde_json::{Map as Fields, Value};
+use serde_json::Value;
 
 /// What a value may be. Of a value that is none of it the first there is decides: map, scalar, list.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -78,8 +78,8 @@ pub struct MapType {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     pub of: TypeRef,
-    /// Is the field there in an empty object already? Then nobody adds it: Go's structs that are no
-    /// pointers. Never so in custom resources.
+    /// Is the field there in an empty object already, as Go's structs are that are no pointers? Then
+    /// nobody adds it: `metadata`, `spec`. Never so in custom resources.
     pub always: bool,
 }
 
@@ -158,15 +158,20 @@ impl Type {
         }
     }
 
-    /// An object of the type that nobody has written anything into.
-    pub fn empty(&self) -> Value {
-        let fields = self.map.iter().flat_map(|map| &map.fields);
-        let always = fields.filter(|(_, field)| field.always).map(|(name, field)| {
-            let of = field.of.get();
-            let value = if of.map.is_some() { of.empty() } else { Value::Null };
-            (name.to_string(), value)
+    /// What a field of Go's that is always there has before anybody writes it.
+    pub(super) fn zero(&self) -> &'static Value {
+        static ZEROS: LazyLock<[Value; 5]> = LazyLock::new(|| {
+            let empty = Value::Object(Default::default());
+            [empty, "".into(), 0.into(), false.into(), Value::Null]
         });
-        Value::Object(always.collect::<Fields<_, _>>())
+        let which = match (&self.map, self.scalar) {
+            (Some(_), _) => 0,
+            (_, Some(Scalar::String)) => 1,
+            (_, Some(Scalar::Numeric)) => 2,
+            (_, Some(Scalar::Boolean)) => 3,
+            _ => 4,
+        };
+        &ZEROS[which]
     }
 }
 

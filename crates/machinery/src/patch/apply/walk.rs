@@ -1,0 +1,322 @@
+//! Walking values by their type: which fields are there ([`extract`]), and what changed between two
+//! states ([`Comparison`]).
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::Set;
+use super::path::{Element, equal};
+use super::types::{Atom, Elements, ListType, MapType, Type};
+
+/// All fields of a value.
+pub fn extract(value: &Value, of: &Type) -> Set {
+    fields_of(value, of).1
+}
+
+/// Is the place itself a field of its own, and what is below it?
+fn fields_of(value: &Value, of: &Type) -> (bool, Set) {
+    match (of.atom(Some(value)), value) {
+        (Atom::Scalar(_), _) => (true, Set::EMPTY),
+        (Atom::List(list), _) if list.elements == Elements::Atomic => (true, Set::EMPTY),
+        (Atom::Map(map), _) if map.atomic => (true, Set::EMPTY),
+        (Atom::List(list), Value::Array(items)) => (false, fields_of_list(items, list)),
+        (Atom::Map(map), Value::Object(fields)) => {
+            let mut set = Set::EMPTY;
+            for (name, value) in fields {
+                let of = map.field(name);
+                let (member, below) = of.map_or((true, Set::EMPTY), |of| fields_of(value, of));
+                let is_empty =
+                    value.is_null() || value.as_object().is_some_and(|fields| fields.is_empty());
+                set.push(Element::field(name), member || is_empty || !map.declares(name), below);
+            }
+            (false, set)
+        }
+        _ => (false, Set::EMPTY),
+    }
+}
+
+fn fields_of_list(items: &[Value], list: &ListType) -> Set {
+    let mut set = Set::EMPTY;
+    for (element, values) in keyed(items, list) {
+        let below = match values[..] {
+            [one] => fields_of(one, list.element.get()).1,
+            _ => Set::EMPTY,
+        };
+        set.push(element, true, below);
+    }
+    set
+}
+
+/// The elements of a list by what tells them apart; those that cannot be told are left out.
+fn keyed<'a>(items: &'a [Value], list: &ListType) -> BTreeMap<Element, Vec<&'a Value>> {
+    let mut all: BTreeMap<Element, Vec<&Value>> = BTreeMap::new();
+    for item in items {
+        if let Ok(element) = element_of(item, list) {
+            all.entry(element).or_default().push(item);
+        }
+    }
+    all
+}
+
+/// What tells an element of a list apart.
+pub(super) fn element_of(item: &Value, list: &ListType) -> Result<Element, String> {
+    let keys = match &list.elements {
+        Elements::Atomic => return Err("invalid indexing of non-associative list".into()),
+        Elements::Map(keys) => keys,
+        Elements::Set => {
+            return match item {
+                Value::Object(_) => {
+                    Err("associative list without keys has an element that's a map type".into())
+                }
+                Value::Array(_) => {
+                    Err("not supported: associative list with lists as elements".into())
+                }
+                Value::Null => {
+                    Err("associative list without keys has an element that's an explicit null"
+                        .into())
+                }
+                scalar => Ok(Element::Value(scalar.clone())),
+            };
+        }
+    };
+    let fields = match item {
+        Value::Object(fields) => fields,
+        Value::Null => return Err("associative list with keys may not have a null element".into()),
+        _ => return Err("associative list with keys may not have non-map elements".into()),
+    };
+    let mut found: Vec<(Box<str>, Value)> = keys
+        .iter()
+        .filter_map(|key| {
+            let value = fields.get(&*key.name).or(key.default.as_ref())?;
+            Some((key.name.clone(), value.clone()))
+        })
+        .collect();
+    if found.is_empty() {
+        let names: Vec<String> = keys.iter().map(|key| format!("{:?}", key.name)).collect();
+        return Err(format!(
+            "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values for any key fields)",
+            names.join(" ")
+        ));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(Element::Key(found.into()))
+}
+
+/// How a state differs from the one before. No field is in two of the sets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Comparison {
+    pub removed: Set,
+    pub modified: Set,
+    pub added: Set,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Change {
+    No,
+    Removed,
+    Modified,
+    Added,
+}
+
+impl Comparison {
+    pub fn of(before: &Value, after: &Value, of: &Type) -> Self {
+        let mut whole = Self::default();
+        compare(Some(before), Some(after), of, &mut whole);
+        whole
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.removed.is_empty() && self.modified.is_empty() && self.added.is_empty()
+    }
+
+    pub fn map(self, each: impl Fn(Set) -> Set) -> Self {
+        Self { removed: each(self.removed), modified: each(self.modified), added: each(self.added) }
+    }
+
+    /// Adds what became of one element; elements come in their order.
+    fn push(&mut self, element: Element, change: Change, below: Self) {
+        let sets = [
+            (&mut self.removed, Change::Removed, below.removed),
+            (&mut self.modified, Change::Modified, below.modified),
+            (&mut self.added, Change::Added, below.added),
+        ];
+        for (set, kind, below) in sets {
+            if change == kind || !below.is_empty() {
+                set.push(element.clone(), change == kind, below);
+            }
+        }
+    }
+}
+
+/// Compares one place: what is below it goes into `below`, what became of itself is the answer.
+fn compare(
+    before: Option<&Value>,
+    after: Option<&Value>,
+    of: &Type,
+    below: &mut Comparison,
+) -> Change {
+    let (was, is) = (of.atom(before), of.atom(after));
+    let leaf = match (before, after) {
+        (_, None) => compare_as(was, before, after, below),
+        (None, _) => compare_as(is, before, after, below),
+        _ if was.is_like(is) => compare_as(is, before, after, below),
+        // It became something else: a leaf changed, or all that was in it goes and comes.
+        _ => {
+            let mut other = Comparison::default();
+            let first = compare_as(was, before, after, below);
+            let second = compare_as(is, before, after, &mut other);
+            let sets = std::mem::take(below);
+            *below = Comparison {
+                removed: sets.removed.union(other.removed),
+                modified: sets.modified.union(other.modified),
+                added: sets.added.union(other.added),
+            };
+            first.or(second)
+        }
+    };
+    match (leaf, before, after) {
+        (Some(change), ..) => change,
+        (None, None, _) => Change::Added,
+        (None, _, None) => Change::Removed,
+        _ => Change::No,
+    }
+}
+
+/// `Some`: the place is a leaf, and this became of it.
+fn compare_as(
+    atom: Atom<'_>,
+    before: Option<&Value>,
+    after: Option<&Value>,
+    below: &mut Comparison,
+) -> Option<Change> {
+    let leaf = || {
+        Some(match (before, after) {
+            (None, _) => Change::Added,
+            (_, None) => Change::Removed,
+            (Some(before), Some(after)) if equal(before, after) => Change::No,
+            _ => Change::Modified,
+        })
+    };
+    match atom {
+        Atom::Nothing => Some(Change::No),
+        Atom::Scalar(_) => leaf(),
+        Atom::List(list) => {
+            let items = |value: Option<&Value>| {
+                value.and_then(Value::as_array).is_some_and(|items| !items.is_empty())
+            };
+            if list.elements == Elements::Atomic || !(items(before) || items(after)) {
+                return leaf();
+            }
+            compare_lists(before, after, list, below);
+            None
+        }
+        Atom::Map(map) => {
+            let fields = |value: Option<&Value>| {
+                value.and_then(Value::as_object).is_some_and(|fields| !fields.is_empty())
+            };
+            if map.atomic || !(fields(before) || fields(after)) {
+                return leaf();
+            }
+            compare_maps(before, after, map, below);
+            None
+        }
+    }
+}
+
+/// Goes through both maps at once: their fields are sorted.
+fn compare_maps(
+    before: Option<&Value>,
+    after: Option<&Value>,
+    map: &MapType,
+    out: &mut Comparison,
+) {
+    let is_object = |value: Option<&Value>| value.is_some_and(Value::is_object);
+    let (was_there, is_there) = (is_object(before), is_object(after));
+    let mut old = before.and_then(Value::as_object).into_iter().flatten().peekable();
+    let mut new = after.and_then(Value::as_object).into_iter().flatten().peekable();
+    loop {
+        let (name, before, after) = match (old.peek(), new.peek()) {
+            (None, None) => return,
+            (Some((name, _)), other) if other.is_none_or(|(other, _)| name < other) => {
+                let (name, value) = old.next().expect("peeked");
+                (name, Some(value), None)
+            }
+            (Some((name, _)), Some((other, _))) if name == other => {
+                let (name, value) = old.next().expect("peeked");
+                (name, Some(value), new.next().map(|(_, value)| value))
+            }
+            _ => {
+                let (name, value) = new.next().expect("peeked");
+                (name, None, Some(value))
+            }
+        };
+        // Most of most objects does not change.
+        if before == after {
+            continue;
+        }
+        let mut below = Comparison::default();
+        let change = match map.field(name) {
+            Some(of) => {
+                let zero = map.fields.get(&**name).filter(|field| field.always).map(|_| of.zero());
+                let before = before.or(zero.filter(|_| was_there));
+                let after = after.or(zero.filter(|_| is_there));
+                compare(before, after, of, &mut below)
+            }
+            None => Change::No,
+        };
+        out.push(Element::field(name), change, below);
+    }
+}
+
+fn compare_lists(
+    before: Option<&Value>,
+    after: Option<&Value>,
+    list: &ListType,
+    out: &mut Comparison,
+) {
+    let empty = vec![];
+    let old = before.and_then(Value::as_array).unwrap_or(&empty);
+    let new = after.and_then(Value::as_array).unwrap_or(&empty);
+    let mut all: BTreeMap<Element, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();
+    for (element, values) in keyed(old, list) {
+        all.entry(element).or_default().0 = values;
+    }
+    for (element, values) in keyed(new, list) {
+        all.entry(element).or_default().1 = values;
+    }
+    for (element, (old, new)) in all {
+        let mut below = Comparison::default();
+        let mut one = |before, after| compare(before, after, list.element.get(), &mut below);
+        let change = match (&old[..], &new[..]) {
+            ([] | [_], [] | [_]) => one(old.first().copied(), new.first().copied()),
+            // Duplicates on both sides are one thing.
+            ([_, _, ..], [_, _, ..]) if old == new => Change::No,
+            ([_, _, ..], [_, _, ..]) => Change::Modified,
+            ([_, _, ..], rest) => {
+                let change = rest.first().map_or(Change::No, |value| one(None, Some(*value)));
+                // Both may be: the marker of the duplicates goes, the single one comes.
+                if change == Change::Added {
+                    out.added.push(element.clone(), true, Set::EMPTY);
+                }
+                Change::Removed
+            }
+            (rest, _) => {
+                let change = rest.first().map_or(Change::No, |value| one(Some(*value), None));
+                if change == Change::Removed {
+                    out.removed.push(element.clone(), true, Set::EMPTY);
+                }
+                Change::Added
+            }
+        };
+        // The markers above may have put a node there already.
+        let Comparison { removed, modified, added } = below;
+        for (set, kind, below) in [
+            (&mut out.removed, Change::Removed, removed),
+            (&mut out.modified, Change::Modified, modified),
+            (&mut out.added, Change::Added, added),
+        ] {
+            set.insert(element.clone(), change == kind, below);
+        }
+    }
+}
