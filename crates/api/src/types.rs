@@ -227,7 +227,8 @@ mod tests {
 
     fn owned(definition: &str, object: Value) -> Value {
         let of = of(definition).expect("known");
-        Comparison::of(&json!({}), &object, &of).added.to_fields()
+        let changes = Comparison::of(&json!({}), &object, &of);
+        changes.added.union(changes.modified).to_fields()
     }
 
     #[test]

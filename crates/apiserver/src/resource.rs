@@ -126,6 +126,10 @@ pub trait View: Send + Sync {
     fn view(&self, parent: &dyn Object) -> Result<Box<dyn Object>, StatusError>;
     /// Carries a changed view into the parent.
     fn merge(&self, view: &dyn Object, parent: &mut dyn Object) -> Result<(), StatusError>;
+    /// Where the parent has what the view calls `spec.replicas`: who owns the one owns the other.
+    fn replicas_path(&self) -> Vec<&str> {
+        vec!["spec", "replicas"]
+    }
 }
 
 #[async_trait]

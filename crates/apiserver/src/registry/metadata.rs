@@ -68,6 +68,52 @@ pub(super) fn carry_over(object: &mut dyn Object, old: &dyn Object) {
     tidy(meta);
 }
 
+/// A patch can say another name, namespace or uid: they are refused, the uid as validation does.
+pub(super) fn check_patched(
+    row: &Resource,
+    key: &Key,
+    object: &mut dyn Object,
+    old: &dyn Object,
+) -> Result<(), StatusError> {
+    check_place(row, key, object)?;
+    let uid = object.meta().uid.as_deref().unwrap_or_default();
+    if uid.is_empty() || uid == old.uid() {
+        return Ok(());
+    }
+    let mut errors = FieldErrors::default();
+    // Upstream validates metadata twice on updates.
+    for _ in 0..2 {
+        errors.invalid(&Path::new("metadata").child("uid"), uid, "field is immutable");
+    }
+    Err(StatusError::invalid(&row.group, &row.kind, &key.name, errors))
+}
+
+/// Does a patched object belong where the request says? One that does not say is put there.
+pub(super) fn check_place(
+    row: &Resource,
+    key: &Key,
+    object: &mut dyn Object,
+) -> Result<(), StatusError> {
+    let namespace = object.namespace();
+    if row.namespaced && !namespace.is_empty() && namespace != key.namespace {
+        return Err(StatusError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    object.meta_mut().namespace = row.namespaced.then(|| key.namespace.clone());
+    match object.name() {
+        "" => Err(StatusError::bad_request(format!(
+            "the name of the object ({} based on URL) was undeterminable: name must be provided",
+            key.name
+        ))),
+        name if name == key.name => Ok(()),
+        name => Err(StatusError::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            key.name
+        ))),
+    }
+}
+
 /// uid and resourceVersion that an update brings are preconditions.
 pub(super) fn check_preconditions(
     row: &Resource,
@@ -233,8 +279,9 @@ pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> 
     match object.meta().resource_version.as_deref() {
         None | Some("") => Ok(()),
         Some(_) => Err(StatusError::new(
-            Reason::BadRequest,
+            Reason::Unknown,
             "resourceVersion should not be set on objects to be created",
-        )),
+        )
+        .without_details()),
     }
 }

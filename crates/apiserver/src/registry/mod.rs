@@ -5,6 +5,7 @@
 
 mod compiled;
 mod delete;
+mod managed;
 mod metadata;
 mod options;
 mod read;
@@ -242,6 +243,7 @@ impl Registry {
         mut object: Box<dyn Object>,
     ) -> Result<Created, StatusError> {
         ctx.resource.strategy.default(&mut *object);
+        self.own(ctx, &mut *object, None);
         let key = Key::new(object.namespace(), object.name());
         let options = serde_json::Value::Null;
         let mut attributes =

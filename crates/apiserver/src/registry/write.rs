@@ -18,7 +18,9 @@ use machinery::status::Reason;
 use serde_json::Value;
 use store::{Compare, LeaseId, Op, Revision, Txn};
 
-use super::{Intent, Outcome, Registry, Stored, Written, metadata, store_error, store_key};
+use super::{
+    Intent, Outcome, Registry, Stored, Written, managed, metadata, store_error, store_key,
+};
 use crate::StatusError;
 use crate::admission::{Attributes, Operation};
 use crate::request::{FieldValidation, Key, RequestContext};
@@ -84,7 +86,7 @@ impl Registry {
         let generates = object.name().is_empty();
         let mut last = None;
         for _ in 0..NAME_ATTEMPTS {
-            match self.create_once(ctx, key, object.boxed_clone()).await {
+            match self.create_once(ctx, key, object.boxed_clone(), true).await {
                 Err(error) if generates && error.is(Reason::AlreadyExists) => last = Some(error),
                 other => return other.map(Attempt::Done),
             }
@@ -101,11 +103,16 @@ impl Registry {
         ctx: &RequestContext,
         key: &Key,
         object: Box<dyn Object>,
+        owns: bool,
     ) -> Result<Written, StatusError> {
         let row = &ctx.resource;
         let strategy = &*row.strategy;
         let mut object = self.to_stored(ctx, object)?;
         strategy.default(&mut *object);
+        // Before the server fills in what its creator did not write. Apply did so when it merged.
+        if owns {
+            self.own(ctx, &mut *object, None);
+        }
         metadata::fill_new(row, key, &mut *object);
         let key = Key::new(key.namespace.clone(), object.name());
         let options = write_options("CreateOptions", ctx);
@@ -150,11 +157,17 @@ impl Registry {
         let Some(current) = self.current(row, key).await? else {
             return self.update_missing(ctx, key, intent).await;
         };
-        let old = current.stored_object()?;
+        let mut old = current.stored_object()?;
         let mut object = self.changed(ctx, intent, &current, &*old)?;
+        if matches!(intent, Intent::Patch { .. }) {
+            metadata::check_patched(row, key, &mut *object, &*old)?;
+        }
         metadata::check_preconditions(row, &*object, &*old)?;
         let pinned = names_its_revision(intent);
         row.strategy.default(&mut *object);
+        if self.owns_by_update(ctx, intent) {
+            self.own(ctx, &mut *object, Some(&mut *old));
+        }
         let options = write_options(
             if matches!(intent, Intent::Patch { .. }) { "PatchOptions" } else { "UpdateOptions" },
             ctx,
@@ -185,8 +198,7 @@ impl Registry {
         if self.is_released(ctx, &*object, &*old) {
             return self.remove(ctx, key, &current, object).await;
         }
-        object.meta_mut().resource_version = None;
-        if !current.is_stale() && object.encode() == without_version(&*old).encode() {
+        if is_unchanged(&mut *object, &*old) && !current.is_stale() {
             return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Unchanged }));
         }
         match self.put(ctx, key, &mut *object, current.revision()).await? {
@@ -233,20 +245,28 @@ impl Registry {
         if !ctx.subresource.is_empty() {
             return Err(missing());
         }
-        let object = match intent {
-            Intent::Update { object } if row.strategy.create_on_update() => object.boxed_clone(),
-            Intent::Patch { kind: PatchKind::Apply { .. }, body } => {
-                let tree: Value = parse_json(body)?;
-                self.decoded(ctx, row.codec.decode_value(tree))?
+        let (mut object, owns) = match intent {
+            Intent::Update { object } if row.strategy.create_on_update() => {
+                (object.boxed_clone(), true)
+            }
+            Intent::Patch { kind: PatchKind::Apply { force }, body } => {
+                (self.applied(ctx, None, body, *force, &*row.codec)?, false)
             }
             _ => return Err(missing()),
         };
         if let Some(uid) = object.meta().uid.as_deref().filter(|uid| !uid.is_empty()) {
-            let why =
-                format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ");
+            let why = match owns {
+                true => {
+                    format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ")
+                }
+                false => format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                ),
+            };
             return Err(StatusError::conflict(&row.group, &row.plural, &key.name, why));
         }
-        match self.create_once(ctx, key, object).await {
+        metadata::check_place(row, key, &mut *object)?;
+        match self.create_once(ctx, key, object, owns).await {
             Err(error) if error.is(Reason::AlreadyExists) => Ok(Attempt::Raced),
             other => other.map(Attempt::Done),
         }
@@ -275,11 +295,16 @@ impl Registry {
             let object = self.apply_intent(ctx, intent, &*shown, &*row.codec)?;
             return self.to_stored(ctx, object);
         };
-        let before = view.view(old)?;
+        let mut before = view.view(old)?;
+        managed::show_in_view(&**view, &mut *before, old);
         let mut after = self.apply_intent(ctx, intent, &*before, view.codec())?;
+        if !is_apply(intent) {
+            self.own_view(ctx, &mut *after, &*before);
+        }
         let version = after.meta_mut().resource_version.take();
         let mut object = old.boxed_clone();
         view.merge(&*after, &mut *object)?;
+        managed::carry_to_parent(&**view, &*after, &mut *object, &row.api_version());
         // The view's resourceVersion is a precondition as the object's own would be.
         if version.as_deref().is_some_and(|version| !version.is_empty()) {
             object.meta_mut().resource_version = version;
@@ -298,6 +323,9 @@ impl Registry {
         match intent {
             Intent::Update { object } => Ok(object.boxed_clone()),
             Intent::Patch { kind, body } => {
+                if let PatchKind::Apply { force } = kind {
+                    return self.applied(ctx, Some(shown), body, *force, codec);
+                }
                 let before = shown.to_value();
                 let patched = match kind {
                     PatchKind::Json => patch::json(&before, body),
@@ -305,9 +333,7 @@ impl Registry {
                     PatchKind::Strategic => {
                         patch::strategic(&before, body, row.schema.as_deref(), &row.definition)
                     }
-                    PatchKind::Apply { force } => {
-                        return self.applied(ctx, &before, body, *force, codec);
-                    }
+                    PatchKind::Apply { .. } => unreachable!("answered above"),
                 };
                 let patched = patched.map_err(|error| patch_error(ctx, error))?;
                 self.decoded(ctx, codec.decode_value(patched))
@@ -316,20 +342,28 @@ impl Registry {
         }
     }
 
-    /// Server-side apply: the merge by field ownership.
+    /// Server-side apply: the merge by field ownership, into nothing where nothing is yet.
     fn applied(
         &self,
         ctx: &RequestContext,
-        before: &Value,
+        live: Option<&dyn Object>,
         body: &Bytes,
         force: bool,
         codec: &dyn machinery::object::Codec,
     ) -> Result<Box<dyn Object>, StatusError> {
-        let _ = (before, body, force, codec);
-        Err(StatusError::new(
-            Reason::UnsupportedMediaType,
-            format!("server-side apply is not available for {} yet", ctx.resource.plural),
-        ))
+        let configuration = parse_json(body)?;
+        let (merged, entries) = self.merged_by_owner(ctx, live, &configuration, force)?;
+        let mut object = self.decoded(ctx, codec.decode_value(merged))?;
+        object.meta_mut().managed_fields = Some(entries).filter(|entries| !entries.is_empty());
+        Ok(object)
+    }
+
+    /// Do fields come to be owned by this update? Apply has said so itself, views have done it, and
+    /// the server owns nothing.
+    fn owns_by_update(&self, ctx: &RequestContext, intent: &Intent) -> bool {
+        let sub = ctx.resource.subresource(&ctx.subresource);
+        let is_view = sub.is_some_and(|sub| matches!(sub.behaviour, Behaviour::View(_)));
+        !(is_apply(intent) || is_view || matches!(intent, Intent::Modify(_)))
     }
 
     fn decoded(
@@ -453,6 +487,29 @@ fn names_its_revision(intent: &Intent) -> bool {
         }
         _ => false,
     }
+}
+
+fn is_apply(intent: &Intent) -> bool {
+    matches!(intent, Intent::Patch { kind: PatchKind::Apply { .. }, .. })
+}
+
+/// Is there nothing to write? That somebody wrote the same again is not worth a revision.
+fn is_unchanged(object: &mut dyn Object, old: &dyn Object) -> bool {
+    object.meta_mut().resource_version = None;
+    let before = without_version(old).encode();
+    if object.encode() == before {
+        return true;
+    }
+    if !managed::same_but_for_time(object, old) {
+        return false;
+    }
+    let entries =
+        std::mem::replace(&mut object.meta_mut().managed_fields, old.meta().managed_fields.clone());
+    let same = object.encode() == before;
+    if !same {
+        object.meta_mut().managed_fields = entries;
+    }
+    same
 }
 
 fn without_version(object: &dyn Object) -> Box<dyn Object> {

@@ -160,6 +160,7 @@ fn agent_name(parts: &Parts) -> String {
     let agent =
         parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
     let name = agent.split('/').next().unwrap_or_default();
-    let name: String = name.chars().filter(|c| !c.is_control()).take(LONGEST).collect();
+    let mut name: String = name.chars().filter(|c| !c.is_control()).collect();
+    name.truncate(name.floor_char_boundary(LONGEST));
     if name.is_empty() { "unknown".into() } else { name }
 }

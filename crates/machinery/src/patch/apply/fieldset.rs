@@ -223,14 +223,6 @@ impl Set {
         }
     }
 
-    pub(super) fn insert_path(&mut self, path: &[Element]) {
-        if let [first, rest @ ..] = path {
-            let mut below = Self::EMPTY;
-            below.insert_path(rest);
-            self.insert(first.clone(), rest.is_empty(), below);
-        }
-    }
-
     /// The tree of `fieldsV1`.
     pub fn to_fields(&self) -> Value {
         Value::Object(self.fields(false))

@@ -51,3 +51,6 @@ impl Resets {
         if self.only.is_empty() { set } else { set.only(self.only) }
     }
 }
+
+#[cfg(test)]
+mod tests;

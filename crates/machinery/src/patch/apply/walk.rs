@@ -126,10 +126,6 @@ impl Comparison {
         whole
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.removed.is_empty() && self.modified.is_empty() && self.added.is_empty()
-    }
-
     pub fn map(self, each: impl Fn(Set) -> Set) -> Self {
         Self { removed: each(self.removed), modified: each(self.modified), added: each(self.added) }
     }
