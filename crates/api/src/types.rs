@@ -68,7 +68,10 @@ fn field_type(definition: &str, field: facts::Field, type_name: &str) -> TypeRef
                     facts
                         .map_keys
                         .into_iter()
-                        .map(|(name, default)| Key { name: name.into(), default })
+                        .map(|(name, default)| {
+                            let default = default.or_else(|| zero_key(field.definition, &name));
+                            Key { name: name.into(), default }
+                        })
                         .collect(),
                 ),
                 _ => Elements::Atomic,
@@ -92,6 +95,15 @@ fn field_type(definition: &str, field: facts::Field, type_name: &str) -> TypeRef
             TypeRef::to(own)
         }
         _ => element,
+    }
+}
+
+/// Fields that Go's structs always have are empty where nobody says anything, as keys too.
+fn zero_key(definition: &str, key: &str) -> Option<serde_json::Value> {
+    match Message::of(definition)?.field(key)? {
+        ("string", "") => Some("".into()),
+        ("int32" | "int64", "") => Some(0.into()),
+        _ => None,
     }
 }
 

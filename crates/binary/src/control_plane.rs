@@ -44,11 +44,21 @@ impl ControlPlane {
     pub fn client_of(&self, user: &str, groups: &[&str]) -> Client {
         let mut user_info = UserInfo::new(user, groups);
         user_info.groups.push(auth::ALL_AUTHENTICATED.into());
-        Client::new(self.server.local(user_info), user)
+        Client::new(self.server.local(user_info), agent_of(user))
     }
 
     pub fn url(&self) -> String {
         url(self.address, self.port)
+    }
+}
+
+/// The program that upstream's component of this identity is: field managers are called by it.
+fn agent_of(user: &str) -> &str {
+    match user.strip_prefix("system:") {
+        Some(name) if name.starts_with("serviceaccount:") => "kube-controller-manager",
+        Some(name) if name.starts_with("node:") => "kubelet",
+        Some(name) => name,
+        None => user,
     }
 }
 

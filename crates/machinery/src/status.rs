@@ -246,6 +246,12 @@ impl StatusError {
         self
     }
 
+    /// With another text than the reason's own.
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.0.message = message.into();
+        self
+    }
+
     /// With another HTTP code than the reason's own.
     pub fn with_code(mut self, code: u16) -> Self {
         self.0.code = code;

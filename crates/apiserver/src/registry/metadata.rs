@@ -15,6 +15,15 @@ const ANNOTATIONS_LIMIT: usize = 256 << 10;
 /// `generateName` leaves room for five random characters.
 const GENERATED_PREFIX_LIMIT: usize = 58;
 
+/// What nobody can say of a new object.
+pub(super) fn wipe_system_fields(meta: &mut ObjectMeta) {
+    meta.uid = None;
+    meta.creation_timestamp = None;
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    meta.self_link = None;
+}
+
 /// What a new object gets, whatever its creator wrote.
 pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
     let generation = row.strategy.has_generation().then_some(1);
@@ -30,10 +39,8 @@ pub(super) fn fill_new(row: &Resource, key: &Key, object: &mut dyn Object) {
     }
     meta.uid = Some(base::rng::uuid());
     meta.creation_timestamp = Some(Time(base::clock::now_seconds()));
-    meta.deletion_timestamp = None;
-    meta.deletion_grace_period_seconds = None;
-    meta.self_link = None;
-    meta.generation = generation;
+    // Kinds without one keep what they are given.
+    meta.generation = generation.or(meta.generation);
     tidy(meta);
 }
 

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::StatusError;
 use crate::admission::{Attributes, Operation};
+use crate::codec::gojson;
 use crate::request::{FieldValidation, Key, RequestContext};
 use crate::resource::Behaviour;
 
@@ -110,6 +111,7 @@ impl Registry {
         let mut object = self.to_stored(ctx, object)?;
         strategy.default(&mut *object);
         // Before the server fills in what its creator did not write. Apply did so when it merged.
+        metadata::wipe_system_fields(object.meta_mut());
         if owns {
             self.own(ctx, &mut *object, None);
         }
@@ -132,8 +134,11 @@ impl Registry {
         self.chain().validate(&attributes).await?;
         // A lost create gives back what it was allocated: that must not be what the object that is
         // there already has, as the cluster IP that both ask for.
-        if self.current(row, &key).await?.is_some() {
-            return Err(StatusError::already_exists(&row.group, &row.plural, &key.name));
+        if let Some(there) = self.current(row, &key).await? {
+            let error = StatusError::already_exists(&row.group, &row.plural, &key.name);
+            let is_going = there.object()?.meta().deletion_timestamp.is_some();
+            let message = format!("object is being deleted: {error}");
+            return Err(if is_going { error.with_message(message) } else { error });
         }
         strategy.allocate(self, ctx, &mut *object, None).await?;
         match self.put(ctx, &key, &mut *object, Revision(0)).await? {
@@ -298,12 +303,16 @@ impl Registry {
         let mut before = view.view(old)?;
         managed::show_in_view(&**view, &mut *before, old);
         let mut after = self.apply_intent(ctx, intent, &*before, view.codec())?;
-        if !is_apply(intent) {
-            self.own_view(ctx, &mut *after, &*before);
-        }
         let version = after.meta_mut().resource_version.take();
         let mut object = old.boxed_clone();
         view.merge(&*after, &mut *object)?;
+        if !is_apply(intent) {
+            // What the parent makes of it: a zero that was sent is none.
+            let sent = after.meta_mut().managed_fields.take();
+            after = view.view(&*object)?;
+            after.meta_mut().managed_fields = sent;
+            self.own_view(ctx, &mut *after, &*before);
+        }
         managed::carry_to_parent(&**view, &*after, &mut *object, &row.api_version());
         // The view's resourceVersion is a precondition as the object's own would be.
         if version.as_deref().is_some_and(|version| !version.is_empty()) {
@@ -325,6 +334,9 @@ impl Registry {
             Intent::Patch { kind, body } => {
                 if let PatchKind::Apply { force } = kind {
                     return self.applied(ctx, Some(shown), body, *force, codec);
+                }
+                if *kind == PatchKind::Merge {
+                    check_merge_patch(body)?;
                 }
                 let before = shown.to_value();
                 let patched = match kind {
@@ -528,6 +540,22 @@ pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
     options
 }
 
+/// A merge patch is an object; what it is instead is told as Go does.
+fn check_merge_patch(body: &[u8]) -> Result<(), StatusError> {
+    let refused = |why: String| StatusError::bad_request(format!("error decoding patch: {why}"));
+    gojson::check(body).map_err(refused)?;
+    let what = match body.trim_ascii_start().first() {
+        Some(b'{' | b'n') => return Ok(()),
+        Some(b'[') => "array",
+        Some(b'"') => "string",
+        Some(b't' | b'f') => "bool",
+        _ => "number",
+    };
+    Err(refused(format!(
+        "json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
+    )))
+}
+
 fn parse_json(body: &[u8]) -> Result<Value, StatusError> {
     serde_json::from_slice(body).map_err(|error| StatusError::bad_request(error.to_string()))
 }
@@ -536,13 +564,13 @@ fn patch_error(ctx: &RequestContext, error: PatchError) -> StatusError {
     match error {
         PatchError::Malformed(why) => StatusError::bad_request(why),
         PatchError::Unfit(why) => {
+            tracing::debug!(why, "a patch does not fit its object");
             let row = &ctx.resource;
             StatusError::new(
                 Reason::Invalid,
                 "the server rejected our request due to an error in our request",
             )
             .about(&row.group, &row.plural, "")
-            .cause("", "patch", why)
         }
     }
 }

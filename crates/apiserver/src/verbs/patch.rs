@@ -10,9 +10,10 @@ use super::Call;
 use super::call::unsupported_media_type;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
-use crate::codec::{self, decode};
+use crate::codec::{self, decode, gojson};
 use crate::filters::body;
 use crate::registry::{Intent, Written};
+use crate::request::FieldValidation;
 use crate::resource::Body;
 
 pub async fn patch(mut call: Call, body: Body) -> Result<Response<Body>, StatusError> {
@@ -29,11 +30,27 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
     let Call { query, ctx, .. } = &mut *call;
     let options_kind = if is_apply { OptionsKind::Apply } else { OptionsKind::Patch };
     let force = options::read(options_kind, query, ctx)?;
-    let (kind, body) = match kind {
-        PatchKind::Apply { .. } => (PatchKind::Apply { force }, applied(&bytes)?),
-        kind => (kind, bytes),
+    let (kind, body, note) = match kind {
+        PatchKind::Apply { .. } => {
+            let (body, note) = applied(&bytes)?;
+            (PatchKind::Apply { force }, body, note)
+        }
+        kind => (kind, bytes, None),
     };
-    call.registry().write(&call.ctx, &call.key(), Intent::Patch { kind, body }).await
+    if let Some(note) =
+        note.as_ref().filter(|_| call.ctx.field_validation == FieldValidation::Strict)
+    {
+        return Err(StatusError::bad_request(format!(
+            "error strict decoding YAML: error converting YAML to JSON: yaml: unmarshal errors:\n  {note}"
+        )));
+    }
+    let written =
+        call.registry().write(&call.ctx, &call.key(), Intent::Patch { kind, body }).await?;
+    // Of what is refused nothing else is said.
+    if let Some(note) = note.filter(|_| call.ctx.field_validation == FieldValidation::Warn) {
+        call.ctx.warn(note);
+    }
+    Ok(written)
 }
 
 fn kind(call: &Call) -> Result<PatchKind, StatusError> {
@@ -51,12 +68,83 @@ fn kind(call: &Call) -> Result<PatchKind, StatusError> {
     }
 }
 
-/// What is applied comes as YAML, of which JSON is a part.
-fn applied(body: &Bytes) -> Result<Bytes, StatusError> {
-    if decode::is_json(body) {
-        return Ok(body.clone());
+/// What is applied comes as YAML, of which JSON is a part. The note tells of a key that is there
+/// twice.
+fn applied(body: &Bytes) -> Result<(Bytes, Option<String>), StatusError> {
+    let text = body.trim_ascii();
+    if text.is_empty() {
+        return Ok((Bytes::from_static(b"{}"), None));
     }
-    let (tree, _) = decode::yaml(body)
-        .map_err(|why| StatusError::bad_request(format!("error decoding YAML: {why}")))?;
-    Ok(tree.to_string().into())
+    let duplicates = if text.starts_with(b"{") { gojson::check(body).ok() } else { None };
+    if let Some(duplicates) = &duplicates
+        && duplicates.is_empty()
+    {
+        return Ok((body.clone(), None));
+    }
+    let (tree, note) = decode::yaml(body).map_err(|why| {
+        let why = go_yaml_error(body).unwrap_or(why);
+        StatusError::bad_request(format!("error decoding YAML: {why}"))
+    })?;
+    Ok((tree.to_string().into(), note.map(|note| duplicate_note(body, &note))))
+}
+
+/// Text that ends inside a bracket, in the words of Go's YAML reader.
+fn go_yaml_error(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?.trim_end();
+    let opened = text.matches(['{', '[']).count() > text.matches(['}', ']']).count();
+    let expected = match text.chars().next_back()? {
+        _ if !opened => return None,
+        '{' | '[' | ',' | ':' => "did not find expected node content",
+        _ => "did not find expected ',' or '}'",
+    };
+    let line = text.lines().count();
+    Some(format!("error converting YAML to JSON: yaml: line {line}: {expected}"))
+}
+
+/// `line 8: key "dup" already set in map`: where the first key is that its map has already.
+fn duplicate_note(body: &[u8], note: &str) -> String {
+    let number = |word: &str| {
+        let digits = note.split(word).nth(1)?.trim_start();
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        digits[..end].parse::<usize>().ok()
+    };
+    let (Some(line), Some(column)) = (number("line "), number("column ")) else {
+        return note.lines().last().unwrap_or(note).trim().to_owned();
+    };
+    let text = String::from_utf8_lossy(body);
+    let rest: String = text
+        .lines()
+        .nth(line.saturating_sub(1))
+        .unwrap_or_default()
+        .chars()
+        .skip(column.saturating_sub(1))
+        .collect();
+    let key = match rest.chars().next() {
+        Some(quote @ ('"' | '\'')) => rest[1..].split(quote).next().unwrap_or_default(),
+        _ => rest.split(':').next().unwrap_or_default().trim(),
+    };
+    format!("line {line}: key {key:?} already set in map")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duplicates_and_broken_texts_are_told_as_go_does() {
+        for (body, note) in [
+            ("{\"a\":1}", None),
+            ("", None),
+            ("a: 1\nb:\n  c: 1\n  c: 2\n", Some("line 4: key \"c\" already set in map")),
+            ("{\"a\":1,\n\"a\":2}", Some("line 2: key \"a\" already set in map")),
+        ] {
+            let (_, got) = applied(&Bytes::from(body)).expect("YAML");
+            assert_eq!(got.as_deref(), note, "{body}");
+        }
+        let error = applied(&Bytes::from("{")).expect_err("broken");
+        assert_eq!(
+            error.message,
+            "error decoding YAML: error converting YAML to JSON: yaml: line 1: did not find expected node content"
+        );
+    }
 }
