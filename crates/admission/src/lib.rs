@@ -2,13 +2,36 @@
 //!
 //! One file per plugin; the table's order is the order of execution, upstream's.
 
+mod always;
+mod always_pull_images;
+mod anti_affinity;
+mod certificates;
+mod claim_resize;
 mod conditions;
+mod configuration;
+mod default_ingress_class;
+mod default_storage_class;
 mod default_toleration_seconds;
+mod event_rate_limit;
+mod extended_resource_toleration;
+mod external_ips;
+mod limit_ranger;
 mod matching;
+mod namespace_exists;
 mod namespace_lifecycle;
+mod node_restriction;
+mod pod_node_selector;
+mod pod_resize;
+mod pod_security;
+mod pod_toleration_restriction;
 mod priority;
+mod resource_quota;
+mod resources;
+mod runtime_class;
 mod service_account;
+mod storage_in_use;
 mod taint_nodes_by_condition;
+mod topology_labels;
 mod webhook;
 
 use std::sync::Arc;
@@ -16,35 +39,108 @@ use std::sync::Arc;
 use apiserver::admission::{Chain, Plugin};
 use apiserver::authz::Authorizer;
 
+pub use configuration::Configuration;
+
 /// What plugins are made from.
 #[derive(Clone, Default)]
 pub struct Options {
     /// Plugins to add to the default ones, and to leave out.
     pub enable: Vec<String>,
     pub disable: Vec<String>,
+    /// What `--admission-control-config-file` says.
+    pub configuration: Configuration,
     /// Answers what the user of a request may do besides it.
     pub authorizer: Option<Arc<dyn Authorizer>>,
+}
+
+impl Options {
+    fn authorizer(&self, plugin: &str) -> Result<Arc<dyn Authorizer>, String> {
+        self.authorizer.clone().ok_or_else(|| format!("{plugin} requires an authorizer"))
+    }
 }
 
 /// Name, whether it is on unless said otherwise, and how to make it.
 type Entry = (&'static str, bool, fn(&Options) -> Result<Box<dyn Plugin>, String>);
 
-/// Namespaces first: nothing else matters in one that is going. What later plugins read (the
-/// priority, the service account) is filled in before they run; webhooks come behind all that fills
-/// something in.
+/// In upstream's order. Namespaces first: nothing else matters in one that is going. What later
+/// plugins read (the priority, the service account) is filled in before they run; webhooks come
+/// behind all that fills something in, and quotas last, because what they count must not change.
+///
+/// Deviation: NodeRestriction is on, as every installer of upstream has it.
 const PLUGINS: &[Entry] = &[
+    ("AlwaysAdmit", false, |_| Ok(Box::new(always::AlwaysAdmit))),
+    ("NamespaceAutoProvision", false, |_| Ok(Box::new(namespace_exists::NamespaceAutoProvision))),
     ("NamespaceLifecycle", true, |_| Ok(Box::new(namespace_lifecycle::NamespaceLifecycle))),
+    ("NamespaceExists", false, |_| Ok(Box::new(namespace_exists::NamespaceExists))),
+    ("LimitPodHardAntiAffinityTopology", false, |_| Ok(Box::new(anti_affinity::AntiAffinity))),
+    ("LimitRanger", true, |_| Ok(Box::new(limit_ranger::LimitRanger))),
     ("ServiceAccount", true, |_| Ok(Box::new(service_account::ServiceAccounts))),
+    ("NodeRestriction", true, |_| Ok(Box::new(node_restriction::NodeRestriction))),
     ("TaintNodesByCondition", true, |_| {
         Ok(Box::new(taint_nodes_by_condition::TaintNodesByCondition))
+    }),
+    ("AlwaysPullImages", false, |_| Ok(Box::new(always_pull_images::AlwaysPullImages))),
+    ("PodSecurity", true, |options| {
+        let configuration = options.configuration.of("PodSecurity");
+        Ok(Box::new(pod_security::PodSecurity::new(configuration)?))
+    }),
+    ("PodNodeSelector", false, |options| {
+        let configuration = options.configuration.of("PodNodeSelector");
+        Ok(Box::new(pod_node_selector::PodNodeSelector::new(configuration)?))
     }),
     ("Priority", true, |_| Ok(Box::new(priority::Priority))),
     ("DefaultTolerationSeconds", true, |_| {
         Ok(Box::new(default_toleration_seconds::DefaultTolerationSeconds))
     }),
+    ("PodTolerationRestriction", false, |options| {
+        let configuration = options.configuration.of("PodTolerationRestriction");
+        let made = pod_toleration_restriction::PodTolerationRestriction::new(configuration)?;
+        Ok(Box::new(made))
+    }),
+    ("EventRateLimit", false, |options| {
+        let configuration = options.configuration.of("EventRateLimit");
+        Ok(Box::new(event_rate_limit::EventRateLimit::new(configuration)?))
+    }),
+    ("ExtendedResourceToleration", false, |_| {
+        Ok(Box::new(extended_resource_toleration::ExtendedResourceToleration))
+    }),
+    ("DefaultStorageClass", true, |_| Ok(Box::new(default_storage_class::DefaultStorageClass))),
+    ("StorageObjectInUseProtection", true, |_| Ok(Box::new(storage_in_use::StorageInUse))),
+    ("PersistentVolumeClaimResize", true, |_| Ok(Box::new(claim_resize::ClaimResize))),
+    ("RuntimeClass", true, |_| Ok(Box::new(runtime_class::RuntimeClass))),
+    ("CertificateApproval", true, |options| {
+        let authorizer = options.authorizer("CertificateApproval")?;
+        Ok(Box::new(certificates::SignerUse::approval(authorizer)))
+    }),
+    ("CertificateSigning", true, |options| {
+        let authorizer = options.authorizer("CertificateSigning")?;
+        Ok(Box::new(certificates::SignerUse::signing(authorizer)))
+    }),
+    ("ClusterTrustBundleAttest", true, |options| {
+        let authorizer = options.authorizer("ClusterTrustBundleAttest")?;
+        Ok(Box::new(certificates::SignerUse::attest(authorizer)))
+    }),
+    ("CertificateSubjectRestriction", true, |_| Ok(Box::new(certificates::SubjectRestriction))),
+    ("DefaultIngressClass", true, |_| Ok(Box::new(default_ingress_class::DefaultIngressClass))),
+    ("DenyServiceExternalIPs", false, |_| Ok(Box::new(external_ips::DenyExternalIps))),
+    ("PodTopologyLabels", true, |_| Ok(Box::new(topology_labels::TopologyLabels))),
+    ("PodResizeValidator", true, |_| Ok(Box::new(pod_resize::PodResize))),
     ("MutatingAdmissionWebhook", true, |_| Ok(Box::new(webhook::MutatingWebhooks::new()))),
     ("ValidatingAdmissionWebhook", true, |_| Ok(Box::new(webhook::ValidatingWebhooks::new()))),
+    ("ResourceQuota", true, |_| Ok(Box::new(resource_quota::ResourceQuota::new()))),
+    ("AlwaysDeny", false, |_| Ok(Box::new(always::AlwaysDeny))),
 ];
+
+/// Several errors as one text, each once. Upstream: `utilerrors.NewAggregate`.
+pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
+    let mut seen = std::collections::BTreeSet::new();
+    errors.retain(|error| seen.insert(error.clone()));
+    match errors.len() {
+        0 => None,
+        1 => errors.pop(),
+        _ => Some(format!("[{}]", errors.join(", "))),
+    }
+}
 
 /// The chain with some plugins switched from their defaults. An unknown name is an error that lists
 /// the known ones.
@@ -69,14 +165,31 @@ pub fn chain(options: &Options) -> Result<Chain, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use apiserver::authz::{Attributes, Authorizer, Decision};
+
+    struct Nobody;
+
+    #[async_trait::async_trait]
+    impl Authorizer for Nobody {
+        async fn authorize(&self, _: &Attributes) -> Decision {
+            Decision::NoOpinion { reason: String::new() }
+        }
+    }
+
     #[test]
     fn plugins_are_switched_by_name() {
         let names = |enable: &[&str], disable: &[&str]| {
             let owned =
                 |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
             let (enable, disable) = (owned(enable), owned(disable));
-            let chain =
-                super::chain(&super::Options { enable, disable, ..super::Options::default() });
+            let chain = super::chain(&super::Options {
+                enable,
+                disable,
+                authorizer: Some(Arc::new(Nobody)),
+                ..super::Options::default()
+            });
             chain.map(|chain| chain.0.iter().map(|plugin| plugin.name()).collect::<Vec<_>>())
         };
         assert_eq!(

@@ -16,11 +16,15 @@ impl Plugin for Priority {
     }
 
     fn handles(&self, operation: Operation) -> bool {
-        operation == Operation::Create
+        matches!(operation, Operation::Create | Operation::Update)
     }
 
     async fn admit(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
         if !attributes.is_resource("", "pods") {
+            return Ok(());
+        }
+        if attributes.operation == Operation::Update {
+            keep(attributes);
             return Ok(());
         }
         let registry = attributes.registry;
@@ -48,14 +52,11 @@ impl Plugin for Priority {
         };
         let value = class.as_ref().and_then(|class| class.value).unwrap_or_default();
         if spec.priority.is_some_and(|priority| priority != value) {
-            let why = "the integer value of priority must not be provided in pod spec; priority admission controller computed ";
             let given = spec.priority.unwrap_or_default();
-            return Err(StatusError::forbidden(
-                "",
-                "pods",
-                &name,
-                format!("{why}{value} from the given PriorityClass name {given}"),
-            ));
+            let why = format!(
+                "the integer value of priority ({given}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name"
+            );
+            return Err(StatusError::forbidden("", "pods", &name, why));
         }
         spec.priority = Some(value);
         if let Some(class) = &class {
@@ -64,8 +65,42 @@ impl Plugin for Priority {
         let policy = class
             .and_then(|class| class.preemption_policy)
             .unwrap_or_else(|| "PreemptLowerPriority".into());
-        spec.preemption_policy.get_or_insert(policy);
+        let given = spec.preemption_policy.get_or_insert_with(|| policy.clone());
+        if *given != policy {
+            let why = format!(
+                "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name"
+            );
+            return Err(StatusError::forbidden("", "pods", &name, why));
+        }
         Ok(())
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let Some(class) = attributes.object_as::<PriorityClass>() else { return Ok(()) };
+        if class.global_default != Some(true) {
+            return Ok(());
+        }
+        let all = attributes.registry.cached::<PriorityClass>("").await?;
+        match default_class(&all) {
+            Some(other) if other.name() != class.name() => Err(attributes.forbidden(format!(
+                "PriorityClass {} is already marked as default. Only one default can exist",
+                other.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An update that leaves out what this plugin computed does not mean to remove it.
+fn keep(attributes: &mut Attributes<'_>) {
+    let old = attributes.old_as::<Pod>().and_then(|pod| pod.spec.as_ref());
+    let Some((priority, policy)) = old.map(|old| (old.priority, old.preemption_policy.clone()))
+    else {
+        return;
+    };
+    if let Some(spec) = attributes.object_as_mut::<Pod>().and_then(|pod| pod.spec.as_mut()) {
+        spec.priority = spec.priority.or(priority);
+        spec.preemption_policy = spec.preemption_policy.take().or(policy);
     }
 }
 

@@ -13,6 +13,8 @@ use machinery::Object;
 
 const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// An account's annotation: pods that run as it use its secrets only.
+const MOUNTABLE_ONLY: &str = "kubernetes.io/enforce-mountable-secrets";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// An hour and a few seconds, by which upstream tells its own tokens from others.
 const EXPIRATION_SECONDS: i64 = 3607;
@@ -27,11 +29,11 @@ impl Plugin for ServiceAccounts {
     }
 
     fn handles(&self, operation: Operation) -> bool {
-        operation == Operation::Create
+        matches!(operation, Operation::Create | Operation::Update)
     }
 
     async fn admit(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
-        if !attributes.is_resource("", "pods") {
+        if !attributes.is_resource("", "pods") || attributes.operation != Operation::Create {
             return Ok(());
         }
         let registry = attributes.registry;
@@ -46,7 +48,9 @@ impl Plugin for ServiceAccounts {
         }
         let pod_name = pod.name().to_owned();
         let spec = pod.spec.get_or_insert_default();
-        let name = spec.service_account_name.get_or_insert_with(|| DEFAULT.into()).clone();
+        let asked = spec.service_account_name.take().filter(|name| !name.is_empty());
+        let name = asked.unwrap_or_else(|| DEFAULT.into());
+        spec.service_account_name = Some(name.clone());
         spec.service_account = Some(name.clone());
         let found = registry.find::<ServiceAccount>(&namespace, &name).await?;
         let missing = || {
@@ -64,6 +68,116 @@ impl Plugin for ServiceAccounts {
         }
         Ok(())
     }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let (create, sub) =
+            (attributes.operation == Operation::Create, attributes.ctx.subresource.as_str());
+        let Some(pod) = attributes.object_as::<Pod>() else { return Ok(()) };
+        let Some(spec) = &pod.spec else { return Ok(()) };
+        let judged = (create && sub.is_empty()) || (!create && sub == "ephemeralcontainers");
+        if !judged {
+            return Ok(());
+        }
+        let is_mirror =
+            pod.metadata.annotations.as_ref().is_some_and(|map| map.contains_key(MIRROR));
+        if is_mirror {
+            let wrong = mirror_mistake(spec);
+            return wrong.map_or(Ok(()), |why| Err(attributes.forbidden(why)));
+        }
+        let name = spec.service_account_name.as_deref().unwrap_or_default();
+        let namespace = &attributes.key.namespace;
+        if name.is_empty() {
+            let why = format!("no service account specified for pod {namespace}/{}", pod.name());
+            return Err(attributes.forbidden(why));
+        }
+        let found = attributes.registry.find::<ServiceAccount>(namespace, name).await?;
+        let missing = || {
+            attributes.forbidden(format!(
+                "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
+            ))
+        };
+        let account = found.ok_or_else(missing)?;
+        let annotations = account.metadata.annotations.as_ref();
+        if annotations.and_then(|map| map.get(MOUNTABLE_ONLY)).map(String::as_str) != Some("true") {
+            return Ok(());
+        }
+        secret_mistake(spec, &account).map_or(Ok(()), |why| Err(attributes.forbidden(why)))
+    }
+}
+
+/// What a mirror pod refers to, which it may not.
+fn mirror_mistake(spec: &PodSpec) -> Option<&'static str> {
+    if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
+        return Some("a mirror pod may not reference service accounts");
+    }
+    let volumes = || spec.volumes.iter().flatten();
+    let projections = || {
+        volumes()
+            .filter_map(|volume| volume.projected.as_ref())
+            .flat_map(|one| one.sources.iter().flatten())
+    };
+    let secrets = volumes().any(|volume| volume.secret.is_some())
+        || projections().any(|source| source.secret.is_some())
+        || spec.image_pull_secrets.iter().flatten().next().is_some()
+        || env_secrets(spec).next().is_some();
+    if secrets {
+        return Some("a mirror pod may not reference secrets");
+    }
+    projections()
+        .any(|source| source.service_account_token.is_some())
+        .then_some("a mirror pod may not use service account token volume projections")
+}
+
+/// Secrets in containers' environments: kind of container, its name, the variable (none: all of the
+/// secret), the secret.
+fn env_secrets(spec: &PodSpec) -> impl Iterator<Item = (&'static str, &str, Option<&str>, &str)> {
+    let init = spec.init_containers.iter().flatten().map(|one| ("init container", one));
+    let all = init.chain(spec.containers.iter().map(|one| ("container", one)));
+    all.flat_map(|(kind, container)| {
+        let name = container.name.as_str();
+        let single = container.env.iter().flatten().filter_map(move |env| {
+            let secret = env.value_from.as_ref()?.secret_key_ref.as_ref()?;
+            Some((kind, name, Some(env.name.as_str()), secret.name.as_str()))
+        });
+        let whole = container.env_from.iter().flatten().filter_map(move |from| {
+            Some((kind, name, None, from.secret_ref.as_ref()?.name.as_str()))
+        });
+        single.chain(whole)
+    })
+}
+
+/// A secret that the account does not list, where only those may be mounted.
+fn secret_mistake(spec: &PodSpec, account: &ServiceAccount) -> Option<String> {
+    let listed = |secret: &str| {
+        account.secrets.iter().flatten().any(|one| one.name.as_deref() == Some(secret))
+    };
+    let who = account.name();
+    let tail =
+        format!("is not allowed because service account {who} does not reference that secret");
+    for volume in spec.volumes.iter().flatten() {
+        let secret = volume.secret.as_ref().and_then(|one| one.secret_name.as_deref());
+        if let Some(secret) = secret.filter(|secret| !listed(secret)) {
+            return Some(format!("volume with secret.secretName={secret:?} {tail}"));
+        }
+    }
+    for (kind, container, variable, secret) in env_secrets(spec) {
+        if !listed(secret) {
+            let what = match variable {
+                Some(variable) => format!("with envVar {variable} "),
+                None => "with envFrom ".into(),
+            };
+            return Some(format!(
+                "{kind} {container} {what}referencing secret.secretName={secret:?} {tail}"
+            ));
+        }
+    }
+    let pulls =
+        |secret: &str| account.image_pull_secrets.iter().flatten().any(|one| one.name == secret);
+    let bad = spec.image_pull_secrets.iter().flatten().find(|one| !pulls(&one.name))?;
+    Some(format!(
+        "imagePullSecret {:?} is not allowed because service account {who} does not reference that imagePullSecret",
+        bad.name
+    ))
 }
 
 /// The pod's word counts before the account's.

@@ -195,6 +195,10 @@ fn set_admission(
     let options = admission::Options {
         enable: flags.enable_admission_plugins.clone(),
         disable: flags.disable_admission_plugins.clone(),
+        configuration: match &flags.admission_control_config_file {
+            Some(file) => admission::Configuration::read(file).map_err(anyhow::Error::msg)?,
+            None => admission::Configuration::default(),
+        },
         authorizer: Some(authorizer.clone()),
     };
     let mut chain = admission::chain(&options).map_err(anyhow::Error::msg)?;

@@ -77,6 +77,9 @@ pub struct Server {
     /// Plugins to leave out
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// AdmissionConfiguration of the plugins
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
     /// Flags from a YAML file; those on the command line win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

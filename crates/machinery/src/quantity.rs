@@ -52,10 +52,104 @@ impl Amount {
         self.rounded_up(NANO)
     }
 
+    pub fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn is_negative(self) -> bool {
+        self.0 < 0
+    }
+
+    /// As a number; large ones lose their last digits.
+    pub fn to_f64(self) -> f64 {
+        self.0 as f64 / NANO as f64
+    }
+
+    /// As upstream writes it: the largest suffix that needs no fraction. `1.5Gi` is `1536Mi`.
+    pub fn canonical(self, format: Format) -> String {
+        let whole = self.0 % NANO == 0;
+        let is_small = self.0.abs() < 1024 * NANO;
+        if format == Format::Binary && whole && !is_small {
+            return binary(self.0 / NANO);
+        }
+        let (mut mantissa, mut power) = (self.0, -9i32);
+        while mantissa != 0 && mantissa % 1000 == 0 && power < 18 {
+            mantissa /= 1000;
+            power += 3;
+        }
+        if mantissa == 0 {
+            return "0".into();
+        }
+        let suffix = match (format, power) {
+            (Format::Exponent, 0) => String::new(),
+            (Format::Exponent, power) => format!("e{power}"),
+            (_, power) => ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"]
+                [usize::try_from((power + 9) / 3).unwrap_or_default()]
+            .to_owned(),
+        };
+        format!("{mantissa}{suffix}")
+    }
+
     fn rounded_up(self, step: i128) -> i64 {
         let up = self.0.div_euclid(step) + i128::from(self.0.rem_euclid(step) != 0);
         i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
     }
+}
+
+impl std::ops::Add for Amount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl std::ops::Sub for Amount {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl From<i64> for Amount {
+    fn from(units: i64) -> Self {
+        Self(i128::from(units) * NANO)
+    }
+}
+
+/// How a quantity was written, which sums keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// `100m`, `2k`
+    #[default]
+    Decimal,
+    /// `1Gi`
+    Binary,
+    /// `1e3`
+    Exponent,
+}
+
+impl Format {
+    pub fn of(text: &str) -> Self {
+        let suffix =
+            text.trim_start_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-'));
+        match suffix.as_bytes() {
+            [_, b'i'] => Self::Binary,
+            [b'e' | b'E', _, ..] => Self::Exponent,
+            _ => Self::Decimal,
+        }
+    }
+}
+
+fn binary(mut whole: i128) -> String {
+    const SUFFIXES: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut at = 0;
+    while whole % 1024 == 0 && at + 1 < SUFFIXES.len() {
+        whole /= 1024;
+        at += 1;
+    }
+    format!("{whole}{}", SUFFIXES[at])
 }
 
 /// `mantissa × multiplier of suffix ÷ 10^places`, in billionths, rounded up.
@@ -132,6 +226,26 @@ mod tests {
             let amount = Amount::parse(text).unwrap_or_else(|_| panic!("{text}"));
             assert_eq!((amount.milli(), amount.units()), (thousandths, whole), "{text}");
         }
+    }
+
+    #[test]
+    fn sums_are_written_as_upstream_writes_them() {
+        let check = |all: &[&str], expected: &str| {
+            let parse = |text: &&str| Amount::parse(text).expect("a quantity");
+            let sum = all.iter().map(parse).fold(Amount::default(), |sum, one| sum + one);
+            assert_eq!(sum.canonical(Format::of(all[0])), expected, "{all:?}");
+        };
+        check(&["100m", "0.9"], "1");
+        check(&["1.5"], "1500m");
+        check(&["64Mi", "1Gi"], "1088Mi");
+        check(&["1.5Gi"], "1536Mi");
+        check(&["500"], "500");
+        check(&["2000"], "2k");
+        check(&["1Ki", "-24"], "1k");
+        check(&["512Ki", "1"], "524289");
+        check(&["1e3", "500"], "1500");
+        check(&["5e3"], "5e3");
+        check(&["0"], "0");
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! The admission chain on a real registry.
 
+mod plugins;
 mod webhooks;
 mod world;

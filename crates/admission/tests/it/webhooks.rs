@@ -5,7 +5,7 @@ use apiserver::resource::Resource;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use machinery::Object;
 use machinery::object::Unstructured;
@@ -18,6 +18,7 @@ fn rows() -> Vec<Resource> {
         row::<MutatingWebhookConfiguration>(),
         row::<ValidatingWebhookConfiguration>(),
         row::<ConfigMap>(),
+        row::<ResourceQuota>(),
         row::<Namespace>(),
         row::<Pod>(),
         row::<Service>(),

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use apiserver::authz::{self, Authorizer, Decision};
 use apiserver::registry::{DeleteOptions, Intent, Written};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::{
@@ -76,6 +77,15 @@ pub fn row<T: Metadata<Ty = ObjectMeta> + 'static>() -> Resource {
     }
 }
 
+struct Nobody;
+
+#[async_trait::async_trait]
+impl Authorizer for Nobody {
+    async fn authorize(&self, _: &authz::Attributes) -> Decision {
+        Decision::NoOpinion { reason: String::new() }
+    }
+}
+
 pub struct World {
     pub registry: Registry,
     pub tasks: Tasks,
@@ -86,7 +96,8 @@ impl World {
     pub fn start(rows: Vec<Resource>, enable: &[&str]) -> Self {
         let tasks = Tasks::new("test");
         let enable = enable.iter().map(|name| (*name).to_owned()).collect();
-        let options = admission::Options { enable, ..admission::Options::default() };
+        let authorizer = Some(Arc::new(Nobody) as Arc<dyn Authorizer>);
+        let options = admission::Options { enable, authorizer, ..admission::Options::default() };
         let chain = admission::chain(&options).expect("known plugins");
         let table = ResourceTable::new(rows);
         let registry = Registry::new(store::Sim::open(), table, chain, tasks.clone());

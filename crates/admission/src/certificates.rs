@@ -1,0 +1,160 @@
+//! Who may approve and sign certificate requests, attest trust bundles, and what nobody may request:
+//! CertificateApproval, CertificateSigning, ClusterTrustBundleAttest, CertificateSubjectRestriction.
+
+use std::sync::Arc;
+
+use apiserver::StatusError;
+use apiserver::admission::{Attributes, Operation, Plugin};
+use apiserver::authz::{self, Authorizer, Decision};
+use apiserver::request::RequestInfo;
+use async_trait::async_trait;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+
+const GROUP: &str = "certificates.k8s.io";
+const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+const MASTERS: &str = "system:masters";
+
+/// One of the three plugins that ask whether the user may use a signer.
+pub(crate) struct SignerUse {
+    name: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    verb: &'static str,
+    what: &'static str,
+    authorizer: Arc<dyn Authorizer>,
+}
+
+impl SignerUse {
+    pub fn approval(authorizer: Arc<dyn Authorizer>) -> Self {
+        Self {
+            name: "CertificateApproval",
+            resource: "certificatesigningrequests",
+            subresource: "approval",
+            verb: "approve",
+            what: "approve requests with",
+            authorizer,
+        }
+    }
+
+    pub fn signing(authorizer: Arc<dyn Authorizer>) -> Self {
+        Self {
+            name: "CertificateSigning",
+            resource: "certificatesigningrequests",
+            subresource: "status",
+            verb: "sign",
+            what: "sign requests with",
+            authorizer,
+        }
+    }
+
+    pub fn attest(authorizer: Arc<dyn Authorizer>) -> Self {
+        Self {
+            name: "ClusterTrustBundleAttest",
+            resource: "clustertrustbundles",
+            subresource: "",
+            verb: "attest",
+            what: "attest for",
+            authorizer,
+        }
+    }
+
+    /// The signer by its name, or all of its domain.
+    async fn may(&self, attributes: &Attributes<'_>, signer: &str) -> bool {
+        let domain = signer.split('/').next().unwrap_or_default();
+        for name in [signer.to_owned(), format!("{domain}/*")] {
+            let request = RequestInfo {
+                is_resource: true,
+                verb: self.verb.into(),
+                group: GROUP.into(),
+                version: "*".into(),
+                resource: "signers".into(),
+                name,
+                ..RequestInfo::default()
+            };
+            let question = authz::Attributes { user: attributes.ctx.user.clone(), request };
+            if matches!(self.authorizer.authorize(&question).await, Decision::Allow { .. }) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The signer that the request is about, if the plugin has a say in it.
+    fn signer(&self, attributes: &Attributes<'_>) -> Option<String> {
+        let row = &attributes.ctx.resource;
+        let mine = row.group == GROUP
+            && row.plural == self.resource
+            && attributes.ctx.subresource == self.subresource;
+        if !mine {
+            return None;
+        }
+        if self.resource == "clustertrustbundles" {
+            let tree = attributes.object.as_deref()?.to_value();
+            let old = attributes.old.map(machinery::Object::to_value);
+            let unchanged = old.is_some_and(|old| old["spec"] == tree["spec"]);
+            let signer = tree["spec"]["signerName"].as_str().unwrap_or_default();
+            return (!signer.is_empty() && !unchanged).then(|| signer.to_owned());
+        }
+        let old = attributes.old_as::<CertificateSigningRequest>()?;
+        if self.subresource == "status" {
+            let new = attributes.object_as::<CertificateSigningRequest>()?;
+            let facts = |csr: &CertificateSigningRequest| {
+                let status = csr.status.clone().unwrap_or_default();
+                (status.certificate, status.conditions.unwrap_or_default())
+            };
+            if facts(new) == facts(old) {
+                return None;
+            }
+        }
+        Some(old.spec.signer_name.clone())
+    }
+}
+
+#[async_trait]
+impl Plugin for SignerUse {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        let attest = self.subresource.is_empty();
+        operation == Operation::Update || (attest && operation == Operation::Create)
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let Some(signer) = self.signer(attributes) else { return Ok(()) };
+        if self.may(attributes, &signer).await {
+            return Ok(());
+        }
+        Err(attributes
+            .forbidden(format!("user not permitted to {} signerName {signer:?}", self.what)))
+    }
+}
+
+pub(crate) struct SubjectRestriction;
+
+#[async_trait]
+impl Plugin for SubjectRestriction {
+    fn name(&self) -> &'static str {
+        "CertificateSubjectRestriction"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        operation == Operation::Create
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let Some(csr) = attributes.object_as::<CertificateSigningRequest>() else { return Ok(()) };
+        if !attributes.ctx.subresource.is_empty() || csr.spec.signer_name != CLIENT_SIGNER {
+            return Ok(());
+        }
+        let parsed = pki::Csr::parse(&csr.spec.request.0)
+            .map_err(|error| attributes.forbidden(format!("failed to parse CSR: {error}")))?;
+        if parsed.organizations.iter().any(|group| group == MASTERS) {
+            return Err(attributes.forbidden(format!(
+                "use of {CLIENT_SIGNER} signer with {MASTERS} group is not allowed"
+            )));
+        }
+        Ok(())
+    }
+}

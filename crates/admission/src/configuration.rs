@@ -1,0 +1,85 @@
+//! AdmissionConfiguration: what `--admission-control-config-file` says about plugins.
+//!
+//! In: YAML, with configurations in it or paths of files that have them. Out: a tree per plugin.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Plugin names and their configurations.
+#[derive(Clone, Debug, Default)]
+pub struct Configuration(BTreeMap<String, Value>);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    kind: String,
+    #[serde(default)]
+    plugins: Vec<Plugin>,
+}
+
+#[derive(Deserialize)]
+struct Plugin {
+    name: String,
+    path: Option<String>,
+    configuration: Option<Value>,
+}
+
+impl Configuration {
+    /// Relative paths are relative to the file.
+    pub fn read(file: &Path) -> Result<Self, String> {
+        let text = |path: &Path| {
+            std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        let directory = file.parent().unwrap_or(Path::new("."));
+        Self::parse(&text(file)?, |path| text(&directory.join(path)))
+    }
+
+    fn parse(text: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<Self, String> {
+        let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        if file.kind != "AdmissionConfiguration" {
+            return Err(format!(
+                "unexpected kind {:?}, expected AdmissionConfiguration",
+                file.kind
+            ));
+        }
+        let mut all = BTreeMap::new();
+        for plugin in file.plugins {
+            let tree = match (plugin.configuration, plugin.path.as_deref()) {
+                (Some(tree), _) => tree,
+                (None, Some(path)) if !path.is_empty() => serde_saphyr::from_str(&read(path)?)
+                    .map_err(|error| format!("{path}: {error}"))?,
+                _ => continue,
+            };
+            all.insert(plugin.name, tree);
+        }
+        Ok(Self(all))
+    }
+
+    pub(crate) fn of(&self, plugin: &str) -> Option<&Value> {
+        self.0.get(plugin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_are_configured_in_place_or_by_path() {
+        let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n\
+            - name: PodSecurity\n  configuration:\n    defaults: {enforce: baseline}\n\
+            - name: EventRateLimit\n  path: limits.yaml\n";
+        let read = |path: &str| match path {
+            "limits.yaml" => Ok("limits: []".to_owned()),
+            other => Err(format!("{other}: not there")),
+        };
+        let all = Configuration::parse(text, read).expect("a configuration");
+        let enforce = all.of("PodSecurity").map(|tree| tree["defaults"]["enforce"].clone());
+        assert_eq!(enforce, Some("baseline".into()));
+        assert!(all.of("EventRateLimit").is_some_and(|tree| tree["limits"].is_array()));
+        assert!(Configuration::parse("kind: Pod", read).is_err());
+    }
+}

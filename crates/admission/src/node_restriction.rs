@@ -1,0 +1,451 @@
+//! NodeRestriction: a node changes itself and its own pods, and of those only what a node must.
+//!
+//! Authorization says which resources a node may write; this says which objects, and what in them,
+//! so that a stolen node certificate reaches nothing but that node.
+
+use std::collections::BTreeSet;
+
+use apiserver::StatusError;
+use apiserver::admission::{Attributes, Operation, Plugin};
+use async_trait::async_trait;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{Container, Node, PersistentVolumeClaim, Pod, PodSpec};
+use machinery::Object;
+
+const USER_PREFIX: &str = "system:node:";
+const GROUP: &str = "system:nodes";
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const LEASES: &str = "kube-node-lease";
+const RESTRICTED: &str = "node-restriction.kubernetes.io";
+/// What a kubelet may say about its node in upstream's label namespaces.
+const KUBELET_LABELS: [&str; 11] = [
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "beta.kubernetes.io/instance-type",
+    "node.kubernetes.io/instance-type",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+];
+const KUBELET_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+
+pub(crate) struct NodeRestriction;
+
+#[async_trait]
+impl Plugin for NodeRestriction {
+    fn name(&self) -> &'static str {
+        "NodeRestriction"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        operation != Operation::Connect
+    }
+
+    async fn admit(&self, attributes: &mut Attributes<'_>) -> Result<(), StatusError> {
+        let user = &attributes.ctx.user;
+        let Some(node) = user.name.strip_prefix(USER_PREFIX).filter(|_| user.in_group(GROUP))
+        else {
+            return Ok(());
+        };
+        if node.is_empty() {
+            let why = format!("could not determine node from user {:?}", user.name);
+            return Err(attributes.forbidden(why));
+        }
+        let row = &attributes.ctx.resource;
+        let outcome = match (&*row.group, &*row.plural) {
+            ("", "pods") => return pod(attributes, node).await,
+            ("", "serviceaccounts") => return token(attributes, node).await,
+            ("", "nodes") => own_node(attributes, node),
+            ("", "persistentvolumeclaims") => claim_status(attributes, node),
+            ("coordination.k8s.io", "leases") => lease(attributes, node),
+            ("storage.k8s.io", "csinodes") => named_like(attributes, node),
+            ("resource.k8s.io", "resourceslices") => slice(attributes, node),
+            ("certificates.k8s.io", "certificatesigningrequests") => {
+                request(attributes, user.name.as_str())
+            }
+            _ => Ok(()),
+        };
+        outcome.map_err(|why| attributes.forbidden(why))
+    }
+}
+
+async fn pod(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {
+    let forbidden = |why: String| Err(attributes.forbidden(why));
+    let operation = attributes.operation;
+    match (attributes.ctx.subresource.as_str(), operation) {
+        ("", Operation::Create) => mirror_pod(attributes, node).await,
+        ("", Operation::Delete) => match on_node(attributes.old, node) {
+            true => Ok(()),
+            false => forbidden(format!(
+                "node {node:?} can only delete pods with spec.nodeName set to itself"
+            )),
+        },
+        ("", _) => forbidden(format!(
+            "unexpected operation {:?}, node {node:?} can only create and delete mirror pods",
+            operation.as_str()
+        )),
+        ("status", Operation::Update) => {
+            let why = match (on_node(attributes.old, node), same_labels(attributes)) {
+                (false, _) => {
+                    "can only update pod status for pods with spec.nodeName set to itself"
+                }
+                (true, false) => "cannot update labels through pod status",
+                (true, true) => return claims_unchanged(attributes, node),
+            };
+            forbidden(format!("node {node:?} {why}"))
+        }
+        ("eviction", Operation::Create) => {
+            let key = attributes.key;
+            let found = attributes.registry.find::<Pod>(&key.namespace, &key.name).await?;
+            let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
+            match on_node(Some(&pod), node) {
+                true => Ok(()),
+                false => forbidden(format!(
+                    "node {node} can only evict pods with spec.nodeName set to itself"
+                )),
+            }
+        }
+        ("status" | "eviction", _) => {
+            forbidden(format!("unexpected operation {:?}", operation.as_str()))
+        }
+        (other, _) => forbidden(format!(
+            "unexpected pod subresource {other:?}, only 'status' and 'eviction' are allowed"
+        )),
+    }
+}
+
+fn on_node(pod: Option<&dyn Object>, node: &str) -> bool {
+    let spec = pod.and_then(|pod| pod.downcast::<Pod>()).and_then(|pod| pod.spec.as_ref());
+    spec.and_then(|spec| spec.node_name.as_deref()) == Some(node)
+}
+
+fn same_labels(attributes: &Attributes<'_>) -> bool {
+    let labels = |object: Option<&dyn Object>| {
+        object.and_then(|object| object.meta().labels.clone()).unwrap_or_default()
+    };
+    labels(attributes.object.as_deref().map(|object| &**object)) == labels(attributes.old)
+}
+
+fn claims_unchanged(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {
+    let claims = |pod: Option<&Pod>| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        let claims = status.and_then(|status| status.resource_claim_statuses.clone());
+        let names = claims.unwrap_or_default().into_iter();
+        names.map(|claim| (claim.name, claim.resource_claim_name)).collect::<Vec<_>>()
+    };
+    if claims(attributes.object_as()) == claims(attributes.old_as()) {
+        return Ok(());
+    }
+    Err(attributes.forbidden(format!("node {node:?} cannot update resource claim statues")))
+}
+
+async fn mirror_pod(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {
+    let Some(pod) = attributes.object_as::<Pod>() else { return Ok(()) };
+    if let Err(why) = check_mirror(pod, node) {
+        return Err(attributes.forbidden(why));
+    }
+    let found = attributes.registry.find::<Node>("", node).await?;
+    let own = found.ok_or_else(|| StatusError::not_found("", "nodes", node))?;
+    let owner = pod.metadata.owner_references.iter().flatten().next();
+    let claimed = owner.map(|owner| owner.uid.as_str()).unwrap_or_default();
+    if claimed != own.uid() {
+        let why = format!("node {node} UID mismatch: expected {claimed} got {}", own.uid());
+        return Err(attributes.forbidden(why));
+    }
+    let spec = pod.spec.clone().unwrap_or_default();
+    match reference(&spec) {
+        None => Ok(()),
+        Some(kind) => {
+            let why = format!("node {node:?} can not create pods that reference {kind}");
+            Err(attributes.forbidden(why))
+        }
+    }
+}
+
+fn check_mirror(pod: &Pod, node: &str) -> Result<(), String> {
+    let annotations = pod.metadata.annotations.as_ref();
+    if !annotations.is_some_and(|map| map.contains_key(MIRROR)) {
+        return Err(format!(
+            "pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"
+        ));
+    }
+    if !on_node(Some(pod), node) {
+        return Err(format!("node {node:?} can only create pods with spec.nodeName set to itself"));
+    }
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    let why = match owners {
+        [_, _, ..] => "can only create pods with a single owner reference set to itself",
+        [owner] if owner.api_version == "v1" && owner.kind == "Node" && owner.name == node => {
+            match (owner.controller, owner.block_owner_deletion) {
+                (Some(true), Some(true)) => "must not set blockOwnerDeletion on an owner reference",
+                (Some(true), _) => return Ok(()),
+                _ => "can only create pods with a controller owner reference set to itself",
+            }
+        }
+        _ => "can only create pods with an owner reference set to itself",
+    };
+    Err(format!("node {node:?} {why}"))
+}
+
+/// The kind of API object that a pod refers to, if any.
+fn reference(spec: &PodSpec) -> Option<&'static str> {
+    if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
+        return Some("serviceaccounts");
+    }
+    if spec.image_pull_secrets.as_ref().is_some_and(|all| !all.is_empty()) {
+        return Some("secrets");
+    }
+    if spec.resource_claims.as_ref().is_some_and(|all| !all.is_empty()) {
+        return Some("resourceclaims");
+    }
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    if let Some(kind) = containers.filter_map(env_reference).next() {
+        return Some(kind);
+    }
+    spec.volumes.iter().flatten().find_map(|volume| {
+        let projected = volume.projected.iter().flat_map(|one| one.sources.iter().flatten());
+        let projected = projected.clone().find_map(|source| {
+            source
+                .secret
+                .as_ref()
+                .map(|_| "secrets")
+                .or(source.config_map.as_ref().map(|_| "configmaps"))
+                .or(source.service_account_token.as_ref().map(|_| "serviceaccounts"))
+                .or(source.cluster_trust_bundle.as_ref().map(|_| "clustertrustbundles"))
+        });
+        volume
+            .secret
+            .as_ref()
+            .map(|_| "secrets")
+            .or(volume.config_map.as_ref().map(|_| "configmaps"))
+            .or(volume.persistent_volume_claim.as_ref().map(|_| "persistentvolumeclaims"))
+            .or(volume.ephemeral.as_ref().map(|_| "persistentvolumeclaims"))
+            .or(projected)
+    })
+}
+
+fn env_reference(container: &Container) -> Option<&'static str> {
+    let from = container.env_from.iter().flatten().find_map(|from| {
+        let secret = from.secret_ref.as_ref().map(|_| "secrets");
+        secret.or(from.config_map_ref.as_ref().map(|_| "configmaps"))
+    });
+    let single = container.env.iter().flatten().find_map(|env| {
+        let source = env.value_from.as_ref()?;
+        let secret = source.secret_key_ref.as_ref().map(|_| "secrets");
+        secret.or(source.config_map_key_ref.as_ref().map(|_| "configmaps"))
+    });
+    from.or(single)
+}
+
+fn own_node(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
+    let asked = attributes.key.name.as_str();
+    if asked != node {
+        return Err(format!("node {node:?} is not allowed to modify node {asked:?}"));
+    }
+    let Some(new) = attributes.object_as::<Node>() else { return Ok(()) };
+    let Some(old) = attributes.old_as::<Node>() else {
+        let forbidden = forbidden_labels(new, None);
+        if forbidden.is_empty() {
+            return Ok(());
+        }
+        return Err(format!(
+            "node {node:?} is not allowed to set the following labels: {}",
+            forbidden.join(", ")
+        ));
+    };
+    let taints = |node: &Node| node.spec.clone().and_then(|spec| spec.taints).unwrap_or_default();
+    if taints(new) != taints(old) {
+        return Err(format!("node {node:?} is not allowed to modify taints"));
+    }
+    let owners = |node: &Node| node.metadata.owner_references.clone().unwrap_or_default();
+    if owners(new) != owners(old) {
+        return Err(format!("node {node:?} is not allowed to modify ownerReferences"));
+    }
+    let forbidden = forbidden_labels(new, Some(old));
+    if forbidden.is_empty() {
+        return Ok(());
+    }
+    Err(format!("is not allowed to modify labels: {}", forbidden.join(", ")))
+}
+
+/// Changed labels that are not a kubelet's business.
+fn forbidden_labels(new: &Node, old: Option<&Node>) -> Vec<String> {
+    let none = Default::default();
+    let new = new.metadata.labels.as_ref().unwrap_or(&none);
+    let old = old.and_then(|old| old.metadata.labels.as_ref()).unwrap_or(&none);
+    let keys: BTreeSet<&String> = new.keys().chain(old.keys()).collect();
+    let changed = keys.into_iter().filter(|key| new.get(*key) != old.get(*key));
+    changed.filter(|key| is_forbidden(key)).cloned().collect()
+}
+
+fn is_forbidden(label: &str) -> bool {
+    let namespace = label.split_once('/').map_or("", |(namespace, _)| namespace);
+    let within = |parent: &str| {
+        namespace == parent
+            || namespace.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
+    };
+    let ours = within("kubernetes.io") || within("k8s.io");
+    let kubelets = KUBELET_LABELS.contains(&label) || KUBELET_NAMESPACES.into_iter().any(within);
+    within(RESTRICTED) || (ours && !kubelets)
+}
+
+fn claim_status(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
+    if attributes.ctx.subresource != "status" {
+        return Err("may only update PVC status".into());
+    }
+    let stripped = |claim: &PersistentVolumeClaim| {
+        let mut claim = claim.clone();
+        claim.metadata.resource_version = None;
+        claim.metadata.managed_fields = None;
+        let status = claim.status.get_or_insert_default();
+        status.capacity = None;
+        status.conditions = None;
+        status.allocated_resource_statuses = None;
+        status.allocated_resources = None;
+        claim
+    };
+    let claims = (
+        attributes.object_as::<PersistentVolumeClaim>(),
+        attributes.old_as::<PersistentVolumeClaim>(),
+    );
+    match claims {
+        (Some(new), Some(old)) if stripped(new) == stripped(old) => Ok(()),
+        (Some(_), Some(_)) => Err(format!(
+            "node {node:?} is not allowed to update fields other than status.quantity and status.conditions"
+        )),
+        _ => Err(format!("unexpected operation {:?}", attributes.operation.as_str())),
+    }
+}
+
+fn lease(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
+    if attributes.key.namespace != LEASES {
+        return Err(format!("can only access leases in the {LEASES:?} system namespace"));
+    }
+    if attributes.key.name == node {
+        return Ok(());
+    }
+    Err("can only access node lease with the same name as the requesting node".into())
+}
+
+fn named_like(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
+    if attributes.key.name == node {
+        return Ok(());
+    }
+    Err("can only access CSINode with the same name as the requesting node".into())
+}
+
+fn slice(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
+    // Others the node authorizer judges, which does not know what is in a new slice, or in each of
+    // a collection.
+    let (verb, tree) = match attributes.operation {
+        Operation::Create => ("create", attributes.object.as_deref().map(|one| one.to_value())),
+        Operation::Delete => ("delete", attributes.old.map(Object::to_value)),
+        Operation::Update | Operation::Connect => return Ok(()),
+    };
+    if tree.is_some_and(|tree| tree["spec"]["nodeName"] == node) {
+        return Ok(());
+    }
+    Err(format!("can only {verb} ResourceSlice with the same NodeName as the requesting node"))
+}
+
+/// A node's client and serving certificates are in its own name.
+fn request(attributes: &Attributes<'_>, user: &str) -> Result<(), String> {
+    const SIGNERS: [&str; 2] =
+        ["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"];
+    let Some(csr) = attributes.object_as::<CertificateSigningRequest>() else { return Ok(()) };
+    let created =
+        attributes.operation == Operation::Create && attributes.ctx.subresource.is_empty();
+    if !created || !SIGNERS.contains(&csr.spec.signer_name.as_str()) {
+        return Ok(());
+    }
+    let parsed = pki::Csr::parse(&csr.spec.request.0)
+        .map_err(|error| format!("unable to parse csr: {error}"))?;
+    if parsed.common_name == user {
+        return Ok(());
+    }
+    Err("can only create a node CSR with CN=".to_owned() + user)
+}
+
+async fn token(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {
+    let asked = attributes.object_as::<TokenRequest>();
+    let wanted = attributes.operation == Operation::Create && attributes.ctx.subresource == "token";
+    let Some(asked) = asked.filter(|_| wanted) else { return Ok(()) };
+    let forbidden = |why: &str| Err(attributes.forbidden(why));
+    let bound =
+        asked.spec.as_ref().and_then(|spec| spec.bound_object_ref.clone()).unwrap_or_default();
+    let is_pod = bound.api_version.as_deref() == Some("v1") && bound.kind.as_deref() == Some("Pod");
+    let Some(name) = bound.name.filter(|name| is_pod && !name.is_empty()) else {
+        return forbidden("node requested token not bound to a pod");
+    };
+    let Some(uid) = bound.uid.filter(|uid| !uid.is_empty()) else {
+        return forbidden("node requested token with a pod binding without a uid");
+    };
+    let found = attributes.registry.find::<Pod>(&attributes.key.namespace, &name).await?;
+    let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &name))?;
+    if pod.uid() != uid {
+        return forbidden(&format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        ));
+    }
+    if !on_node(Some(&pod), node) {
+        return forbidden("node requested token bound to a pod scheduled on a different node");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn kubelets_set_some_labels_only() {
+        let check =
+            |label: &str, expected: bool| assert_eq!(is_forbidden(label), expected, "{label}");
+        check("kubernetes.io/hostname", false);
+        check("example.com/anything", false);
+        check("plain", false);
+        check("node.kubernetes.io/x", false);
+        check("a.kubelet.kubernetes.io/x", false);
+        check("node-role.kubernetes.io/master", true);
+        check("node-restriction.kubernetes.io/a", true);
+        check("foo.node-restriction.kubernetes.io/a", true);
+        check("foo.k8s.io/a", true);
+        check("notkubernetes.io/a", false);
+    }
+
+    #[test]
+    fn nodes_create_mirror_pods_of_their_own_only() {
+        let check = |meta: Value, node: &str, expected: &str| {
+            let pod: Pod = serde_json::from_value(json!({"metadata": meta,
+                "spec": {"nodeName": node, "containers": []}}))
+            .expect("a pod");
+            assert_eq!(check_mirror(&pod, "n").err().unwrap_or_default(), expected);
+        };
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": true});
+        let mirror =
+            |owners: Value| json!({"annotations": {MIRROR: "x"}, "ownerReferences": owners});
+        check(mirror(json!([owner])), "n", "");
+        check(
+            json!({}),
+            "n",
+            "pod does not have \"kubernetes.io/config.mirror\" annotation, node \"n\" can only create mirror pods",
+        );
+        check(
+            mirror(json!([owner])),
+            "m",
+            "node \"n\" can only create pods with spec.nodeName set to itself",
+        );
+        check(
+            mirror(json!([])),
+            "n",
+            "node \"n\" can only create pods with an owner reference set to itself",
+        );
+    }
+}
