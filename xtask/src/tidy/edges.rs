@@ -25,7 +25,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("apiserver", &["machinery", "store", "transport"]),
     ("extensions", &["apiserver", "api"]),
     ("resources", &["apiserver", "api"]),
-    ("admission", &["apiserver", "api"]),
+    ("admission", &["apiserver", "api", "pki"]),
     ("auth", &["apiserver", "api", "pki"]),
     ("controllers", &["client", "pki"]),
     ("scheduler", &["client"]),

@@ -104,6 +104,10 @@ impl CreateHandler for Bind {
             for (key, value) in binding.metadata.annotations.iter().flatten() {
                 pod.metadata.annotations.get_or_insert_default().insert(key.clone(), value.clone());
             }
+            // Admission puts the node's zone and region there.
+            for (key, value) in binding.metadata.labels.iter().flatten() {
+                pod.metadata.labels.get_or_insert_default().insert(key.clone(), value.clone());
+            }
             set_scheduled(pod);
             Ok(())
         };
