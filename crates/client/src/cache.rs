@@ -85,7 +85,11 @@ pub struct Entry {
 impl Entry {
     pub fn parse(json: &[u8], metadata_only: bool) -> Result<Self, serde_json::Error> {
         let Partial { metadata } = serde_json::from_slice(json)?;
-        let bytes = if metadata_only { Bytes::new() } else { Bytes::copy_from_slice(json) };
+        let bytes = match metadata.managed_fields {
+            _ if metadata_only => Bytes::new(),
+            Some(owners) => without(json, owners.get()),
+            None => Bytes::copy_from_slice(json),
+        };
         let header = Header {
             key: ObjectKey { namespace: metadata.namespace.into(), name: metadata.name.into() },
             uid: metadata.uid.into(),
@@ -100,14 +104,22 @@ impl Entry {
     }
 }
 
+/// The object with null in place of who owns its fields: no controller reads that, it is half of
+/// many objects, and servers keep it when an update does not say.
+fn without(json: &[u8], owners: &str) -> Bytes {
+    let start = owners.as_ptr() as usize - json.as_ptr() as usize;
+    [&json[..start], b"null", &json[start + owners.len()..]].concat().into()
+}
+
 #[derive(Deserialize)]
-struct Partial {
-    metadata: PartialMeta,
+struct Partial<'a> {
+    #[serde(borrow)]
+    metadata: PartialMeta<'a>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct PartialMeta {
+struct PartialMeta<'a> {
     name: String,
     namespace: String,
     uid: String,
@@ -117,6 +129,8 @@ struct PartialMeta {
     owner_references: Option<Vec<OwnerReference>>,
     finalizers: Option<Vec<String>>,
     deletion_timestamp: Option<String>,
+    #[serde(borrow)]
+    managed_fields: Option<&'a serde_json::value::RawValue>,
 }
 
 /// Values of one object under which an index finds it.
@@ -266,5 +280,23 @@ impl Decoded {
         let value = (resource_version.clone(), object.clone() as Arc<dyn Any + Send + Sync>);
         self.0.lock().expect("no panic while held").put(key.clone(), value);
         Some(object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_fields_are_not_kept() {
+        let check = |json: &str, expected: &str| {
+            let entry = Entry::parse(json.as_bytes(), false).expect("an object");
+            assert_eq!(String::from_utf8_lossy(&entry.bytes), expected);
+        };
+        check(
+            r#"{"metadata":{"name":"a","managedFields":[{"fieldsV1":{"f:x":{}}}],"uid":"u"},"managedFields":[1]}"#,
+            r#"{"metadata":{"name":"a","managedFields":null,"uid":"u"},"managedFields":[1]}"#,
+        );
+        check(r#"{"metadata":{"name":"a"},"x":{}}"#, r#"{"metadata":{"name":"a"},"x":{}}"#);
     }
 }

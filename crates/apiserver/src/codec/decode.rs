@@ -271,9 +271,35 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
         Ok(value) => Ok((value, None)),
         Err(error) => {
             let value = read(DuplicateKeyPolicy::LastWins).map_err(|error| error.to_string())?;
-            Ok((value, Some(format!("yaml: unmarshal errors:\n  {error}"))))
+            let note = duplicate_note(body, &error.to_string());
+            Ok((value, Some(format!("yaml: unmarshal errors:\n  {note}"))))
         }
     }
+}
+
+/// `line 8: key "dup" already set in map`: where the first key is that its map has already.
+fn duplicate_note(body: &[u8], note: &str) -> String {
+    let number = |word: &str| {
+        let digits = note.split(word).nth(1)?.trim_start();
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        digits[..end].parse::<usize>().ok()
+    };
+    let (Some(line), Some(column)) = (number("line "), number("column ")) else {
+        return note.lines().last().unwrap_or(note).trim().to_owned();
+    };
+    let text = String::from_utf8_lossy(body);
+    let rest: String = text
+        .lines()
+        .nth(line.saturating_sub(1))
+        .unwrap_or_default()
+        .chars()
+        .skip(column.saturating_sub(1))
+        .collect();
+    let key = match rest.chars().next() {
+        Some(quote @ ('"' | '\'')) => rest[1..].split(quote).next().unwrap_or_default(),
+        _ => rest.split(':').next().unwrap_or_default().trim(),
+    };
+    format!("line {line}: key {key:?} already set in map")
 }
 
 /// Is it JSON already? (JSON is YAML, but has a quicker reader.)

@@ -233,11 +233,22 @@ fn owned_after(
         None => true,
         sent => !is_reset(sent.as_deref()) && sent.as_deref() == Some(stored),
     };
-    if keeps && (stored.is_empty() || object.encode() == old.encode()) {
+    if keeps && stored.is_empty() {
+        return Ok(vec![]);
+    }
+    let (was, is) = (old.encode(), object.encode());
+    if keeps && was == is {
         return Ok(stored.to_vec());
     }
-    let (before, after) = (tree(row, old)?, tree(row, object)?);
+    let (before, after) = match &row.conversion {
+        None => (parsed(&was)?, parsed(&is)?),
+        Some(_) => (tree(row, old)?, tree(row, object)?),
+    };
     write.update(Some((&before, stored)), &after, sent.as_deref())
+}
+
+fn parsed(json: &[u8]) -> Result<Value, String> {
+    serde_json::from_slice(json).map_err(|error| error.to_string())
 }
 
 /// Ownership is never the reason that a write fails: what cannot be told is not told.

@@ -12,6 +12,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use machinery::Object;
+use machinery::field::{FieldErrors, Path};
 use machinery::object::Decoded;
 use machinery::patch::{self, PatchError, PatchKind};
 use machinery::status::Reason;
@@ -203,7 +204,7 @@ impl Registry {
         if self.is_released(ctx, &*object, &*old) {
             return self.remove(ctx, key, &current, object).await;
         }
-        if is_unchanged(&mut *object, &*old) && !current.is_stale() {
+        if is_unchanged(&mut *object, &mut *old) && !current.is_stale() {
             return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Unchanged }));
         }
         match self.put(ctx, key, &mut *object, current.revision()).await? {
@@ -348,7 +349,12 @@ impl Registry {
                     PatchKind::Apply { .. } => unreachable!("answered above"),
                 };
                 let patched = patched.map_err(|error| patch_error(ctx, error))?;
-                self.decoded(ctx, codec.decode_value(patched))
+                if *kind == PatchKind::Strategic {
+                    return self.decoded(ctx, codec.decode_value(patched));
+                }
+                let text = patched.to_string();
+                self.decoded(ctx, codec.decode(text.as_bytes()))
+                    .map_err(|error| misfit(&text, &error.message))
             }
             _ => unreachable!("only updates and patches come here"),
         }
@@ -506,9 +512,10 @@ fn is_apply(intent: &Intent) -> bool {
 }
 
 /// Is there nothing to write? That somebody wrote the same again is not worth a revision.
-fn is_unchanged(object: &mut dyn Object, old: &dyn Object) -> bool {
+fn is_unchanged(object: &mut dyn Object, old: &mut dyn Object) -> bool {
     object.meta_mut().resource_version = None;
-    let before = without_version(old).encode();
+    old.meta_mut().resource_version = None;
+    let before = old.encode();
     if object.encode() == before {
         return true;
     }
@@ -524,12 +531,6 @@ fn is_unchanged(object: &mut dyn Object, old: &dyn Object) -> bool {
     same
 }
 
-fn without_version(object: &dyn Object) -> Box<dyn Object> {
-    let mut object = object.boxed_clone();
-    object.meta_mut().resource_version = None;
-    object
-}
-
 /// The options as admission sees them.
 pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
     let mut options = serde_json::json!({ "kind": kind, "apiVersion": "meta.k8s.io/v1" });
@@ -538,6 +539,13 @@ pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
         options["dryRun"] = serde_json::json!(["All"]);
     }
     options
+}
+
+/// What a JSON or merge patch made is no object of its kind.
+fn misfit(patched: &str, why: &str) -> StatusError {
+    let mut errors = FieldErrors::default();
+    errors.invalid(&Path::new("patch"), patched, why);
+    StatusError::invalid("", "", "", errors)
 }
 
 /// A merge patch is an object; what it is instead is told as Go does.

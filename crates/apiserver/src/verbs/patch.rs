@@ -85,7 +85,8 @@ fn applied(body: &Bytes) -> Result<(Bytes, Option<String>), StatusError> {
         let why = go_yaml_error(body).unwrap_or(why);
         StatusError::bad_request(format!("error decoding YAML: {why}"))
     })?;
-    Ok((tree.to_string().into(), note.map(|note| duplicate_note(body, &note))))
+    let note = note.map(|note| note.lines().last().unwrap_or_default().trim().to_owned());
+    Ok((tree.to_string().into(), note))
 }
 
 /// Text that ends inside a bracket, in the words of Go's YAML reader.
@@ -99,31 +100,6 @@ fn go_yaml_error(body: &[u8]) -> Option<String> {
     };
     let line = text.lines().count();
     Some(format!("error converting YAML to JSON: yaml: line {line}: {expected}"))
-}
-
-/// `line 8: key "dup" already set in map`: where the first key is that its map has already.
-fn duplicate_note(body: &[u8], note: &str) -> String {
-    let number = |word: &str| {
-        let digits = note.split(word).nth(1)?.trim_start();
-        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-        digits[..end].parse::<usize>().ok()
-    };
-    let (Some(line), Some(column)) = (number("line "), number("column ")) else {
-        return note.lines().last().unwrap_or(note).trim().to_owned();
-    };
-    let text = String::from_utf8_lossy(body);
-    let rest: String = text
-        .lines()
-        .nth(line.saturating_sub(1))
-        .unwrap_or_default()
-        .chars()
-        .skip(column.saturating_sub(1))
-        .collect();
-    let key = match rest.chars().next() {
-        Some(quote @ ('"' | '\'')) => rest[1..].split(quote).next().unwrap_or_default(),
-        _ => rest.split(':').next().unwrap_or_default().trim(),
-    };
-    format!("line {line}: key {key:?} already set in map")
 }
 
 #[cfg(test)]

@@ -100,6 +100,10 @@ impl Set {
         self.0.iter().map(|node| (&node.element, node.member, &node.below))
     }
 
+    pub(super) fn into_nodes(self) -> impl Iterator<Item = (Element, bool, Self)> {
+        self.0.into_iter().map(|node| (node.element, node.member, node.below))
+    }
+
     pub fn union(self, other: Self) -> Self {
         if self.is_empty() {
             return other;

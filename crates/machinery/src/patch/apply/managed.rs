@@ -421,26 +421,33 @@ fn set_last_applied(object: &mut Value, configuration: &Value) {
 /// The set as the type has it now: what is below something atomic becomes that.
 fn reconciled(set: Set, of: &Type) -> Set {
     let mut out = Set::EMPTY;
-    for (element, member, below) in set.nodes() {
-        let of = match (of.atom(None), element) {
+    for (element, member, below) in set.into_nodes() {
+        if below.is_empty() {
+            out.push(element, member, below);
+            continue;
+        }
+        let of = match (of.atom(None), &element) {
             (Atom::Map(map), _) if is_deduced(map) => None,
             (Atom::Map(map), Element::Field(name)) => map.field(name),
             (Atom::Map(map), _) => map.rest.as_ref().map(TypeRef::get),
             (Atom::List(list), _) => Some(list.element.get()),
             _ => None,
         };
-        let atomic = of.is_some_and(|of| match of.atom(None) {
-            Atom::Map(map) => map.atomic && !is_deduced(map),
-            Atom::List(list) => list.elements == Elements::Atomic,
-            _ => false,
-        });
         match of {
-            Some(_) if atomic && !below.is_empty() => out.push(element.clone(), true, Set::EMPTY),
-            Some(of) => out.push(element.clone(), member, reconciled(below.clone(), of)),
-            None => out.push(element.clone(), member, below.clone()),
+            Some(of) if is_atomic(of) => out.push(element, true, Set::EMPTY),
+            Some(of) => out.push(element, member, reconciled(below, of)),
+            None => out.push(element, member, below),
         }
     }
     out
+}
+
+fn is_atomic(of: &Type) -> bool {
+    match of.atom(None) {
+        Atom::Map(map) => map.atomic && !is_deduced(map),
+        Atom::List(list) => list.elements == Elements::Atomic,
+        _ => false,
+    }
 }
 
 /// Nothing is known of what is in such a map.
