@@ -7,10 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use store::backend::Backend;
 use store::{Error, Store};
+use testkit::wait;
 
 #[path = "../../../store/tests/it/contract.rs"]
 mod contract;
@@ -19,6 +20,7 @@ mod lab;
 
 const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir), durable: true };
 
+const START_LIMIT: Duration = Duration::from_secs(20);
 /// What etcd does not do: it takes each key once a transaction, and forgets what was before its floor.
 const EXCEPT: &[&str] = &[
     "ops_see_the_ops_before_them",
@@ -87,11 +89,8 @@ fn start(dir: &Path) -> u16 {
         });
     }
     command.spawn().expect("etcd starts");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while TcpStream::connect(("127.0.0.1", client)).is_err() {
-        assert!(Instant::now() < deadline, "etcd answers in time");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let connect = || Ok(TcpStream::connect(("127.0.0.1", client))?);
+    wait::until(START_LIMIT, "etcd answers", connect).expect("a started etcd");
     client
 }
 
