@@ -68,6 +68,21 @@ impl Authorizer for Authorizers {
 /// `system:masters` may do anything, whatever roles and bindings say: the way back in.
 pub struct Masters;
 
+/// The same answer to everybody: upstream's modes AlwaysAllow and AlwaysDeny.
+pub struct Always {
+    pub allows: bool,
+}
+
+#[async_trait]
+impl Authorizer for Always {
+    async fn authorize(&self, _: &Attributes) -> Decision {
+        match self.allows {
+            true => Decision::Allow { reason: String::new() },
+            false => Decision::NoOpinion { reason: "Everything is forbidden.".into() },
+        }
+    }
+}
+
 #[async_trait]
 impl Authorizer for Masters {
     async fn authorize(&self, attributes: &Attributes) -> Decision {

@@ -30,7 +30,7 @@ pub mod x509;
 pub use apiserver::authn::Authenticator;
 pub use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 pub use apiserver::request::{RequestInfo, UserInfo};
-pub use chain::{Authenticators, Authorizers, Masters};
+pub use chain::{Always, Authenticators, Authorizers, Masters};
 pub use rbac::Rbac;
 
 pub const ALL_AUTHENTICATED: &str = "system:authenticated";

@@ -15,7 +15,7 @@ use client::Client;
 use extensions::Extensions;
 use ipnet::IpNet;
 use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
-use pki::{Component, Pki, Profile, San};
+use pki::{Component, Issued, Pki, Profile, San};
 use resources::Row;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
@@ -23,7 +23,7 @@ use transport::{ClientOptions, HttpClient, Limits, Listener};
 use crate::flags;
 
 /// What tokens of service accounts say they are from, and for.
-const ISSUER: &str = "https://kubernetes.default.svc";
+pub const ISSUER: &str = "https://kubernetes.default.svc";
 
 /// A running API server. Clones are the same one.
 #[derive(Clone)]
@@ -66,12 +66,59 @@ pub fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
 }
 
-/// Opens the store and serves the API. Returns as soon as requests are answered; the objects that
-/// every cluster has are there by then.
+/// What `--authorization-mode` may name.
+pub const AUTHORIZATION_MODES: [&str; 4] = ["AlwaysAllow", "AlwaysDeny", "Node", "RBAC"];
+
+/// Who the API server believes, and what it shows others: from the data directory, or brought along.
+pub struct Credentials {
+    /// Whose signatures make clients known, PEM.
+    pub client_ca_pem: String,
+    /// Of the listener; without it one is made of the cluster's authority.
+    pub serving: Option<Issued>,
+    /// As whom kubelets are called, and who signs theirs, PEM.
+    pub kubelet_client: Issued,
+    pub kubelet_ca_pem: String,
+    pub keys: TokenKeys,
+    pub anonymous: bool,
+    /// Of [`AUTHORIZATION_MODES`], in this order.
+    pub authorization: Vec<String>,
+}
+
+impl Credentials {
+    pub fn of_cluster(pki: &Pki) -> anyhow::Result<Self> {
+        let keys =
+            TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
+        Ok(Self {
+            client_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
+            serving: None,
+            kubelet_client: pki.component(Component::KubeletClient)?,
+            kubelet_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
+            keys,
+            anonymous: true,
+            authorization: vec!["Node".into(), "RBAC".into()],
+        })
+    }
+}
+
+/// [`start_with`] what the data directory has.
 pub async fn start(
     flags: &flags::Server,
     data_dir: &Path,
     pki: &Pki,
+    address: IpAddr,
+    tasks: &Tasks,
+) -> anyhow::Result<ControlPlane> {
+    let credentials = Credentials::of_cluster(pki)?;
+    start_with(flags, data_dir, pki, &credentials, address, tasks).await
+}
+
+/// Opens the store and serves the API. Returns as soon as requests are answered; the objects that
+/// every cluster has are there by then.
+pub async fn start_with(
+    flags: &flags::Server,
+    data_dir: &Path,
+    pki: &Pki,
+    credentials: &Credentials,
     address: IpAddr,
     tasks: &Tasks,
 ) -> anyhow::Result<ControlPlane> {
@@ -81,23 +128,23 @@ pub async fn start(
     })?;
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
     let store = crate::datastore::open(&flags.datastore, data_dir, tasks).await?;
-    let keys =
-        TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
-    let registry = registry(flags, store, pki, &keys, tasks)?;
+    let keys = &credentials.keys;
+    let registry = registry(flags, store, credentials, tasks)?;
 
-    let (authorizers, rbac) = authorizers(&registry, tasks).await;
+    let (authorizers, rbac) = authorizers(&registry, &credentials.authorization, tasks).await;
     set_admission(flags, &registry, rbac, &authorizers)?;
-    let bearer = Arc::new(bearer_tokens(&registry, &keys));
+    let bearer = Arc::new(bearer_tokens(&registry, keys));
     add_reviews(&registry, &authorizers, &bearer);
     let authenticators = Authenticators(vec![
-        Box::new(x509::X509::new(pki.cluster_ca.cert_pem())?),
+        Box::new(x509::X509::new(&credentials.client_ca_pem)?),
         Box::new(SharedTokens(bearer)),
     ]);
     let extensions = Extensions::new();
     extensions.start(&registry, tasks).await;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
-        pages: pages(&keys, address, port),
+        anonymous: credentials.anonymous,
+        pages: pages(keys, address, port),
         group_order: api::GROUP_ORDER,
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         protobuf: Some(api::protobuf::descriptors),
@@ -112,12 +159,12 @@ pub async fn start(
     );
     let hooks: Vec<_> = HOOKS.iter().map(|name| server.health().hook(name)).collect();
 
-    let tls = server_tls(flags, pki, address)?;
+    let tls = server_tls(flags, pki, credentials, address)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
     tasks.spawn_graceful("https", async move {
         transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
     });
-    let cluster = cluster_facts(flags, data_dir, pki, address, port)?;
+    let cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     resources::bootstrap::ensure(&registry, &cluster)
         .await
         .context("cannot write the first objects")?;
@@ -158,13 +205,12 @@ const HOOKS: &[&str] = &[
 fn registry(
     flags: &flags::Server,
     store: Arc<dyn store::Store>,
-    pki: &Pki,
-    keys: &TokenKeys,
+    credentials: &Credentials,
     tasks: &Tasks,
 ) -> anyhow::Result<apiserver::Registry> {
-    let client = pki.component(Component::KubeletClient)?;
+    let client = credentials.kubelet_client.clone();
     let http = HttpClient::new(&ClientOptions {
-        ca_pem: Some(pki.cluster_ca.cert_pem().to_owned()),
+        ca_pem: Some(credentials.kubelet_ca_pem.clone()),
         cert_pem: Some(client.cert_pem),
         key_pem: Some(client.key_pem),
         ..ClientOptions::default()
@@ -176,7 +222,7 @@ fn registry(
         schema: facts.clone(),
         node_ports: flags.service_node_port_range.clone(),
         kubelets: Arc::new(resources::Kubelets::new(http, plain)),
-        tokens: Arc::new(TokenRequests::new(keys.clone())),
+        tokens: Arc::new(TokenRequests::new(credentials.keys.clone())),
     });
     table.insert(Arc::new(extensions::definition::row(facts)));
     // The admission plugins come when the authorizers are there, before anything is served.
@@ -207,10 +253,22 @@ fn set_admission(
     Ok(())
 }
 
-async fn authorizers(registry: &apiserver::Registry, tasks: &Tasks) -> (Authorizers, Rbac) {
+async fn authorizers(
+    registry: &apiserver::Registry,
+    modes: &[String],
+    tasks: &Tasks,
+) -> (Authorizers, Rbac) {
     let (node, rbac) =
         tokio::join!(node::NodeAuthorizer::start(registry, tasks), Rbac::start(registry, tasks));
-    (Authorizers(vec![Arc::new(Masters), Arc::new(node), Arc::new(rbac.clone())]), rbac)
+    let mut all: Vec<Arc<dyn Authorizer>> = vec![Arc::new(Masters)];
+    all.extend(modes.iter().map(|mode| -> Arc<dyn Authorizer> {
+        match mode.as_str() {
+            "Node" => Arc::new(node.clone()),
+            "RBAC" => Arc::new(rbac.clone()),
+            mode => Arc::new(auth::Always { allows: mode == "AlwaysAllow" }),
+        }
+    }));
+    (Authorizers(all), rbac)
 }
 
 fn bearer_tokens(registry: &apiserver::Registry, keys: &TokenKeys) -> tokens::BearerTokens {
@@ -278,7 +336,16 @@ fn pages(keys: &TokenKeys, address: IpAddr, port: u16) -> Vec<Page> {
 }
 
 /// The server's certificate: every name that clients in and around the cluster use.
-fn server_tls(flags: &flags::Server, pki: &Pki, address: IpAddr) -> anyhow::Result<ServerTls> {
+fn server_tls(
+    flags: &flags::Server,
+    pki: &Pki,
+    credentials: &Credentials,
+    address: IpAddr,
+) -> anyhow::Result<ServerTls> {
+    if let Some(own) = &credentials.serving {
+        let identity = Identity::from_pem(&own.cert_pem, &own.key_pem)?;
+        return Ok(transport::tls::server_tls(&identity, &ClientCerts::Request)?);
+    }
     let domain = &flags.cluster_domain;
     let mut names = vec![
         "kubernetes".to_owned(),
@@ -306,6 +373,7 @@ fn cluster_facts(
     flags: &flags::Server,
     data_dir: &Path,
     pki: &Pki,
+    credentials: &Credentials,
     address: IpAddr,
     port: u16,
 ) -> anyhow::Result<resources::bootstrap::Cluster> {
@@ -316,7 +384,7 @@ fn cluster_facts(
         addresses: vec![address],
         port,
         cluster_dns: flags.cluster_dns.clone(),
-        ca_pem: pki.cluster_ca.cert_pem().to_owned(),
+        ca_pem: credentials.client_ca_pem.clone(),
         front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),
         bootstrap_token: Some((token.id, token.secret)),
         server_url: url(address, port),

@@ -1,6 +1,7 @@
 //! Decapod: parses the command line and wires the components. Nothing else happens here.
 
 mod agent;
+mod api_server;
 mod components;
 mod control_plane;
 mod datastore;
@@ -39,6 +40,8 @@ enum Command {
     Token(cli::token::Token),
     /// Stop what runs and remove every trace of it
     Uninstall(cli::uninstall::Uninstall),
+    /// The API server alone
+    KubeApiserver(Box<api_server::ApiServer>),
     /// The controllers alone
     KubeControllerManager(components::ControllerManager),
     /// The scheduler alone
@@ -100,6 +103,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Uninstall(command) => return command.run(&data_dir).await,
         Command::Server(flags) => server::run(*flags, arguments.common).await?,
         Command::Agent(flags) => agent::run(*flags, arguments.common).await?,
+        Command::KubeApiserver(flags) => api_server::run(*flags, arguments.common).await?,
         Command::KubeControllerManager(flags) => components::controller_manager(flags).await?,
         Command::KubeScheduler(flags) => components::scheduler(flags).await?,
         Command::KubeProxy(flags) => components::proxy(flags).await?,

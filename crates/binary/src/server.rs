@@ -87,7 +87,7 @@ pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// The address that others reach this server at.
-async fn advertised(flags: &Server) -> anyhow::Result<IpAddr> {
+pub async fn advertised(flags: &Server) -> anyhow::Result<IpAddr> {
     if let Some(address) = flags.advertise_address.or(flags.node.node_ip.first().copied()) {
         return Ok(address);
     }
@@ -97,7 +97,7 @@ async fn advertised(flags: &Server) -> anyhow::Result<IpAddr> {
     Ok(crate::node::primary_address().await.unwrap_or(IpAddr::from([127, 0, 0, 1])))
 }
 
-fn write_kubeconfig(
+pub fn write_kubeconfig(
     flags: &Server,
     data_dir: &Path,
     pki: &Pki,

@@ -8,7 +8,9 @@
 //! ```
 //!
 //! A rejected pod waits until an event that its rejecting plugins say may help, at most five
-//! minutes. Upstream: `pkg/scheduler/backend/queue`.
+//! minutes. Backoff is for busy times: while nothing else is active, a pod that an event woke is
+//! tried at once; only one whose attempt broke waits it out. Upstream: `pkg/scheduler/backend/queue`,
+//! `SchedulerPopFromBackoffQ`.
 //!
 //! Invariants: a pod is in one place; an event during a pod's attempt is not lost to it.
 
@@ -29,6 +31,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 enum Place {
     Active,
     Backoff(Instant),
+    /// The attempt broke: no event tells when the next one will not.
+    ErrorBackoff(Instant),
     Unschedulable {
         since: Instant,
     },
@@ -54,6 +58,8 @@ pub struct Queue {
     pods: HashMap<String, Waiting>,
     /// The active pods, in the order in which they are popped.
     active: BTreeMap<(i64, u64), String>,
+    /// Those in backoff that may be popped while none is active, in the same order.
+    spare: BTreeMap<(i64, u64), String>,
     sequence: u64,
 }
 
@@ -77,7 +83,7 @@ impl Queue {
             return self.move_to(&uid, place);
         };
         let changed = known.pod.differs_in_spec(&pod);
-        self.take_from_active(&uid);
+        self.take_out(&uid);
         let known = self.pods.get_mut(&uid).expect("known above");
         known.order.0 = framework.rank(&pod);
         known.pod = pod.clone();
@@ -86,7 +92,7 @@ impl Queue {
             Place::Unschedulable { .. }
                 if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) =>
             {
-                backoff(known.attempts, Instant::now())
+                Place::Backoff(backoff(known.attempts, Instant::now()))
             }
             Place::InFlight => {
                 if changed {
@@ -100,14 +106,14 @@ impl Queue {
     }
 
     pub fn remove(&mut self, uid: &str) {
-        self.take_from_active(uid);
+        self.take_out(uid);
         self.pods.remove(uid);
     }
 
     /// The next pod to try, now in flight. The caller owes [`settle`](Self::settle) or
     /// [`remove`](Self::remove).
     pub fn pop(&mut self) -> Option<Arc<PodInfo>> {
-        let (_, uid) = self.active.pop_first()?;
+        let (_, uid) = self.active.pop_first().or_else(|| self.spare.pop_first())?;
         let waiting = self.pods.get_mut(&uid).expect("active pods are known");
         waiting.place = Place::InFlight;
         waiting.attempts += 1;
@@ -123,8 +129,10 @@ impl Queue {
         };
         let missed = std::mem::take(&mut waiting.missed);
         let helped = missed.iter().any(|event| framework.helps(&plugins, &waiting.pod, event));
-        let place = if plugins.is_empty() || helped {
-            backoff(waiting.attempts, now)
+        let place = if plugins.is_empty() {
+            Place::ErrorBackoff(backoff(waiting.attempts, now))
+        } else if helped {
+            Place::Backoff(backoff(waiting.attempts, now))
         } else {
             Place::Unschedulable { since: now }
         };
@@ -147,9 +155,8 @@ impl Queue {
                 _ => {}
             }
         }
-        for (uid, place) in moves {
-            let over = matches!(place, Place::Backoff(until) if until <= now);
-            self.move_to(&uid, if over { Place::Active } else { place });
+        for (uid, until) in moves {
+            self.move_to(&uid, if until <= now { Place::Active } else { Place::Backoff(until) });
         }
     }
 
@@ -159,7 +166,7 @@ impl Queue {
         let mut next: Option<Instant> = None;
         for (uid, waiting) in &self.pods {
             let until = match waiting.place {
-                Place::Backoff(until) => until,
+                Place::Backoff(until) | Place::ErrorBackoff(until) => until,
                 Place::Unschedulable { since } => since + LONGEST_WAIT,
                 _ => continue,
             };
@@ -175,9 +182,10 @@ impl Queue {
         next
     }
 
-    fn take_from_active(&mut self, uid: &str) {
+    fn take_out(&mut self, uid: &str) {
         if let Some(waiting) = self.pods.get(uid) {
             self.active.remove(&waiting.order);
+            self.spare.remove(&waiting.order);
         }
     }
 
@@ -186,16 +194,19 @@ impl Queue {
             return;
         };
         waiting.place = place;
-        if waiting.place == Place::Active {
-            self.active.insert(waiting.order, uid.to_owned());
-        }
+        self.spare.remove(&waiting.order);
+        match waiting.place {
+            Place::Active => self.active.insert(waiting.order, uid.to_owned()),
+            Place::Backoff(_) => self.spare.insert(waiting.order, uid.to_owned()),
+            _ => None,
+        };
     }
 }
 
 /// From 1 s, doubling, to 10 s.
-fn backoff(attempts: u32, since: Instant) -> Place {
+fn backoff(attempts: u32, since: Instant) -> Instant {
     let doubled = FIRST_BACKOFF.saturating_mul(1 << attempts.saturating_sub(1).min(10));
-    Place::Backoff(since + doubled.min(LAST_BACKOFF))
+    since + doubled.min(LAST_BACKOFF)
 }
 
 #[cfg(test)]
@@ -275,10 +286,12 @@ mod tests {
         queue.wake(&framework, &ClusterEvent::NodeRemoved);
         assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + LONGEST_WAIT));
         queue.wake(&framework, &added);
-        assert_eq!(popped(&mut queue), None, "backoff of a second");
-        let until = queue.ripen(Instant::now()).expect("backoff");
-        tokio::time::sleep_until(until).await;
-        queue.ripen(Instant::now());
+        // Somebody else is first, though later: backoff yields to those that were not tried.
+        queue.put(&framework, pod("b", 0, &[]));
+        assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + FIRST_BACKOFF));
+        assert_eq!(popped(&mut queue).as_deref(), Some("b"));
+        // With nobody else to try, the event counts at once: a node that turns Ready after the first
+        // attempt must not cost a second.
         assert_eq!(popped(&mut queue).as_deref(), Some("a"));
 
         // What happens during the attempt counts.
@@ -286,5 +299,17 @@ mod tests {
         queue.settle(&framework, "a", test());
         let until = queue.ripen(Instant::now()).expect("backoff");
         assert_eq!(until - Instant::now(), Duration::from_secs(2));
+        assert_eq!(popped(&mut queue).as_deref(), Some("a"));
+
+        // An attempt that broke waits, whatever happens.
+        queue.settle(&framework, "a", BTreeSet::new());
+        queue.wake(&framework, &added);
+        assert_eq!(popped(&mut queue), None);
+        let until = queue.ripen(Instant::now()).expect("backoff");
+        assert_eq!(until - Instant::now(), Duration::from_secs(4));
+        tokio::time::sleep_until(until).await;
+        queue.ripen(Instant::now());
+        assert_eq!(popped(&mut queue).as_deref(), Some("a"));
+        assert!(queue.active.is_empty() && queue.spare.is_empty());
     }
 }

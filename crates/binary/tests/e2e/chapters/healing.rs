@@ -10,6 +10,7 @@ use crate::story::{LONG, SHORT, Story};
 
 const CRASH: &str = include_str!("../manifests/crash.yaml");
 const TOO_BIG: &str = include_str!("../manifests/too-big.yaml");
+const MISFIT: &str = include_str!("../manifests/misfit.yaml");
 
 fn restarts(story: &Story, pod: &str) -> Result<u32> {
     let count = story.value(&format!("pod {pod}"), ".status.containerStatuses[0].restartCount")?;
@@ -100,4 +101,24 @@ pub fn does_not_fit(story: &mut Story) -> Result<()> {
     story.soon(SHORT, "pod too-big", ".status.phase", "Failed")?;
     story.soon(SHORT, "pod too-big", ".status.reason", "OutOfcpu")?;
     story.kubectl("delete pod too-big").map(drop)
+}
+
+/// A failed pod does not count: another one is made, which here must fail, too.
+pub fn replaces_misfit(story: &mut Story) -> Result<()> {
+    story.apply(MISFIT)?;
+    let replaced = wait::until(SHORT, "a failed pod is replaced", || {
+        let list = story.json("get pods -l app=misfit")?;
+        let pods = list["items"].as_array().cloned().unwrap_or_default();
+        let failed = pods.iter().filter(|pod| pod["status"]["reason"] == "OutOfcpu");
+        let failed = failed.filter(|pod| pod["status"]["phase"] == "Failed").count();
+        ensure!(failed >= 1 && pods.len() >= 2, "{failed} failed of {}", pods.len());
+        Ok(())
+    });
+    story.kubectl("delete replicaset misfit")?;
+    wait::until(LONG, "the failed pods go with their ReplicaSet", || {
+        let rest = story.kubectl("get pods -l app=misfit -o name")?;
+        ensure!(rest.is_empty(), "{rest}");
+        Ok(())
+    })?;
+    replaced
 }

@@ -5,6 +5,7 @@ mod commands;
 mod ending;
 mod healing;
 mod killing;
+mod leaders;
 mod nodes;
 mod pulling;
 mod rolling;
@@ -47,9 +48,12 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("healing: a failing liveness probe restarts", healing::liveness),
     chapter("healing: a crash loop backs off", healing::crash_loop),
     chapter("healing: a pod that does not fit fails", healing::does_not_fit),
+    chapter("healing: a ReplicaSet replaces a pod that does not fit", healing::replaces_misfit),
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
+    chapter("rolling: a paused rollout waits", rolling::pause_and_resume),
     chapter("statics: a static pod has a mirror", statics::mirror),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
+    chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
     chapter("nodes: a second one joins", nodes::joins),
     chapter("nodes: pods spread over both", nodes::spread),

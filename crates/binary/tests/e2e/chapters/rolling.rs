@@ -5,6 +5,29 @@ use testkit::load::Hammer;
 
 use crate::story::{LONG, SHORT, Story};
 
+pub fn pause_and_resume(story: &mut Story) -> Result<()> {
+    let address = format!("{}:80", story.value("service web", ".spec.clusterIP")?);
+    story.shows("rollout pause deployment/web", "deployment.apps/web paused")?;
+    story.kubectl("set image deployment/web nginx=nginx:1.23")?;
+    let generation = story.value("deployment web", ".metadata.generation")?;
+    story.soon(SHORT, "deployment web", ".status.observedGeneration", &generation)?;
+    let reason = ".status.conditions[?(@.type=='Progressing')].reason";
+    story.soon(SHORT, "deployment web", reason, "DeploymentPaused")?;
+    let updated = story.value("deployment web", ".status.updatedReplicas")?;
+    ensure!(updated.is_empty() || updated == "0", "{updated} pods were updated meanwhile");
+    let answer = story.get(&address, "/")?;
+    ensure!(answer.body.ends_with(" one\n"), "{answer:?}");
+    story.shows("rollout resume deployment/web", "deployment.apps/web resumed")?;
+    story.kubectl("rollout status deployment/web --timeout=120s")?;
+    let answer = story.get(&address, "/")?;
+    ensure!(answer.body.ends_with(" two\n"), "{answer:?}");
+    story.kubectl("rollout undo deployment/web")?;
+    story.kubectl("rollout status deployment/web --timeout=120s")?;
+    let kinds = "get pods -l app=web -o custom-columns=:.kind --no-headers";
+    story.soon_shows(LONG, kinds, "Pod\nPod\nPod")?;
+    story.soon(SHORT, "deployment web", ".status.readyReplicas", "3")
+}
+
 pub fn update_and_undo(story: &mut Story) -> Result<()> {
     let address = format!("{}:80", story.value("service web", ".spec.clusterIP")?);
     let available =

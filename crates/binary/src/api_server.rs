@@ -1,0 +1,263 @@
+//! `decapod kube-apiserver`: the API server alone, with upstream's main flags.
+//!
+//! In: flags and PEM files; what is not given is found, or made, in `--cert-dir` (`<data-dir>/pki`).
+//! Out: a served API, and a kubeconfig for the administrator where the authority is our own.
+//!
+//! Deviation: without `--authorization-mode` requests are authorized by Node,RBAC, as any cluster
+//! has it; upstream's default lets everybody do everything. `--etcd-servers` may be left out: the
+//! embedded store then keeps the state.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use auth::service_account::TokenKeys;
+use base::task::Tasks;
+use clap::Parser;
+use pki::{Issued, Pki};
+
+use crate::control_plane::{self, Credentials};
+use crate::flags;
+use crate::server::{advertised, prepare_data_dir, say, wait_for_signal, write_kubeconfig};
+
+/// Requests, watches and commits get this long at the end.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct ApiServer {
+    /// Port of the API; 0 picks a free one and prints it
+    #[arg(long, default_value_t = 6443)]
+    secure_port: u16,
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
+    bind_address: IpAddr,
+    /// Address that others reach the API at [default: that of the default route]
+    #[arg(long)]
+    advertise_address: Option<IpAddr>,
+    /// Directory of certificates and keys that no flag names [default: <data-dir>/pki]
+    #[arg(long)]
+    cert_dir: Option<PathBuf>,
+    /// PEM; who signs clients' certificates
+    #[arg(long, value_name = "FILE")]
+    client_ca_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    tls_cert_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    tls_private_key_file: Option<PathBuf>,
+    /// PEM; keys that service account tokens may be signed with
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    service_account_key_file: Vec<PathBuf>,
+    /// PEM; the key that signs service account tokens
+    #[arg(long, value_name = "FILE")]
+    service_account_signing_key_file: Option<PathBuf>,
+    /// Who issues service account tokens; the first one signs
+    #[arg(long, value_delimiter = ',', default_value = control_plane::ISSUER)]
+    service_account_issuer: Vec<String>,
+    /// Who tokens are for [default: the issuers]
+    #[arg(long, value_delimiter = ',')]
+    api_audiences: Vec<String>,
+    #[arg(long, default_value = "10.0.0.0/24")]
+    service_cluster_ip_range: String,
+    #[arg(long, default_value = "30000-32767")]
+    service_node_port_range: String,
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    etcd_servers: Vec<String>,
+    #[arg(long, value_name = "FILE")]
+    etcd_cafile: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    etcd_certfile: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    etcd_keyfile: Option<PathBuf>,
+    /// Of AlwaysAllow, AlwaysDeny, Node, RBAC, in this order
+    #[arg(long, value_delimiter = ',', default_value = "Node,RBAC")]
+    authorization_mode: Vec<String>,
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    anonymous_auth: bool,
+    #[arg(long, value_delimiter = ',')]
+    enable_admission_plugins: Vec<String>,
+    #[arg(long, value_delimiter = ',')]
+    disable_admission_plugins: Vec<String>,
+    /// PEM; as whom kubelets are called
+    #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
+    kubelet_client_certificate: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
+    kubelet_client_key: Option<PathBuf>,
+    /// PEM; who signs kubelets' serving certificates
+    #[arg(long, value_name = "FILE")]
+    kubelet_certificate_authority: Option<PathBuf>,
+    /// Accepted; bootstrap tokens always work
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    enable_bootstrap_token_auth: Option<Option<bool>>,
+    /// Accepted; privileged pods are a matter of admission
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    allow_privileged: Option<Option<bool>>,
+}
+
+pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> {
+    let server = flags.as_server()?;
+    let data_dir = prepare_data_dir(&common.data_dir)?;
+    let directory = flags.cert_dir.clone().unwrap_or_else(|| data_dir.join("pki"));
+    let pki = Pki::open_or_create(&directory).context("cannot prepare the certificates")?;
+    let credentials = flags.credentials(&pki)?;
+    let address = advertised(&server).await?;
+    let tasks = Tasks::new("kube-apiserver");
+    let control =
+        control_plane::start_with(&server, &data_dir, &pki, &credentials, address, &tasks).await?;
+    say(&format!("API server ready at {}", control.url()));
+    // With another authority for clients, or another certificate, ours would not fit.
+    if flags.client_ca_file.is_none() && flags.tls_cert_file.is_none() {
+        let kubeconfig = write_kubeconfig(&server, &data_dir, &pki, &control)?;
+        say(&format!("kubeconfig: {}", kubeconfig.display()));
+    }
+    wait_for_signal(&tasks).await?;
+    say("stopping");
+    control.server.begin_shutdown();
+    tasks.shutdown(SHUTDOWN_LIMIT).await;
+    control.server.registry().store().close().await;
+    Ok(())
+}
+
+impl ApiServer {
+    /// The same in the words of `decapod server`, which knows the defaults of everything else.
+    fn as_server(&self) -> anyhow::Result<flags::Server> {
+        #[derive(Parser)]
+        struct Words {
+            #[command(flatten)]
+            server: flags::Server,
+        }
+        let mut words = vec![
+            "kube-apiserver".to_owned(),
+            "--disable-agent".into(),
+            format!("--https-listen-port={}", self.secure_port),
+            format!("--bind-address={}", self.bind_address),
+            format!("--service-cidr={}", self.service_cluster_ip_range),
+            format!("--service-node-port-range={}", self.service_node_port_range),
+        ];
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let given = [
+            ("advertise-address", self.advertise_address.map(|address| address.to_string())),
+            ("datastore-cafile", path(&self.etcd_cafile)),
+            ("datastore-certfile", path(&self.etcd_certfile)),
+            ("datastore-keyfile", path(&self.etcd_keyfile)),
+        ];
+        words.extend(
+            given.iter().filter_map(|(name, value)| {
+                value.as_ref().map(|value| format!("--{name}={value}"))
+            }),
+        );
+        let lists = [
+            ("datastore-endpoint", &self.etcd_servers),
+            ("enable-admission-plugins", &self.enable_admission_plugins),
+            ("disable-admission-plugins", &self.disable_admission_plugins),
+        ];
+        for (name, values) in lists {
+            words.extend(values.iter().map(|value| format!("--{name}={value}")));
+        }
+        let mut server = Words::try_parse_from(words)
+            .map_err(|error| anyhow::anyhow!(first_line(&error.to_string())))?
+            .server;
+        // The DNS Service is the installer's business where components run alone.
+        server.cluster_dns.clear();
+        Ok(server)
+    }
+
+    fn credentials(&self, pki: &Pki) -> anyhow::Result<Credentials> {
+        let mut credentials = Credentials::of_cluster(pki)?;
+        if let Some(path) = &self.client_ca_file {
+            credentials.client_ca_pem = read(path)?;
+        }
+        credentials.serving = pair(&self.tls_cert_file, &self.tls_private_key_file)?;
+        if let Some(own) = pair(&self.kubelet_client_certificate, &self.kubelet_client_key)? {
+            credentials.kubelet_client = own;
+        }
+        if let Some(path) = &self.kubelet_certificate_authority {
+            credentials.kubelet_ca_pem = read(path)?;
+        }
+        credentials.keys = self.token_keys(pki)?;
+        credentials.anonymous = self.anonymous_auth;
+        for mode in &self.authorization_mode {
+            if !control_plane::AUTHORIZATION_MODES.contains(&mode.as_str()) {
+                let known = control_plane::AUTHORIZATION_MODES.join(", ");
+                bail!("--authorization-mode {mode}: expected some of {known}");
+            }
+        }
+        credentials.authorization.clone_from(&self.authorization_mode);
+        Ok(credentials)
+    }
+
+    fn token_keys(&self, pki: &Pki) -> anyhow::Result<TokenKeys> {
+        let signing = match &self.service_account_signing_key_file {
+            Some(path) => read(path)?,
+            None => pki.service_account_key_pem().to_owned(),
+        };
+        let mut public = String::new();
+        for path in &self.service_account_key_file {
+            public.push_str(&read(path)?);
+            public.push('\n');
+        }
+        if self.service_account_key_file.is_empty() {
+            public = pki.service_account_public_pem().to_owned();
+        }
+        let (issuers, audiences) =
+            (self.service_account_issuer.clone(), self.api_audiences.clone());
+        TokenKeys::new(&signing, &public, issuers, audiences)
+            .context("the service account keys cannot be used")
+    }
+}
+
+fn first_line(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn pair(cert: &Option<PathBuf>, key: &Option<PathBuf>) -> anyhow::Result<Option<Issued>> {
+    match (cert, key) {
+        (Some(cert), Some(key)) => Ok(Some(Issued { cert_pem: read(cert)?, key_pem: read(key)? })),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: ApiServer,
+    }
+
+    #[test]
+    fn upstreams_flags_become_ours() {
+        let words = [
+            "kube-apiserver",
+            "--secure-port=7443",
+            "--advertise-address=192.0.2.1",
+            "--service-cluster-ip-range=10.96.0.0/12",
+            "--authorization-mode=Node,RBAC",
+            "--allow-privileged=true",
+            "--enable-bootstrap-token-auth=true",
+            "--etcd-servers=https://127.0.0.1:2379",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+        ];
+        let flags = Line::try_parse_from(words).expect("kubeadm's flags").flags;
+        let server = flags.as_server().expect("they fit");
+        assert_eq!((server.https_listen_port, server.cluster_dns.len()), (7443, 0));
+        assert_eq!(server.service_cidr[0].to_string(), "10.96.0.0/12");
+        assert_eq!(server.datastore.endpoints, ["https://127.0.0.1:2379"]);
+        let directory = std::env::temp_dir().join(format!("decapod-api-{}", std::process::id()));
+        let pki = Pki::open_or_create(&directory).expect("certificates");
+        let credentials = flags.credentials(&pki).expect("they fit");
+        assert_eq!(credentials.keys.issuer(), "https://kubernetes.default.svc.cluster.local");
+        assert_eq!(credentials.authorization, ["Node", "RBAC"]);
+        let bad = Line::try_parse_from(["kube-apiserver", "--authorization-mode=Magic"]);
+        assert!(bad.expect("parses").flags.credentials(&pki).is_err());
+        let bad = Line::try_parse_from(["kube-apiserver", "--service-cluster-ip-range=x"]);
+        assert!(bad.expect("parses").flags.as_server().is_err());
+        std::fs::remove_dir_all(directory).expect("goes away");
+    }
+}
