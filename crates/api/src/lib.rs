@@ -7,6 +7,7 @@
 pub mod facts;
 pub mod kinds;
 pub mod protobuf;
+pub mod quota;
 pub mod schema;
 pub mod types;
 

@@ -86,6 +86,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::cronjob::DESCRIPTOR,
     crate::ttl_after_finished::DESCRIPTOR,
     crate::daemonset::DESCRIPTOR,
+    crate::statefulset::DESCRIPTOR,
     crate::endpointslice::DESCRIPTOR,
     crate::endpoints::DESCRIPTOR,
     crate::serviceaccount::DESCRIPTOR,

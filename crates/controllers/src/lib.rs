@@ -29,6 +29,7 @@ mod replication;
 mod root_ca;
 mod service;
 mod serviceaccount;
+mod statefulset;
 mod taint_eviction;
 mod ttl_after_finished;
 

@@ -1,0 +1,408 @@
+//! What objects use of a ResourceQuota. Pure.
+//!
+//! In: pods, services, claims. Out: amounts by the names that quotas use. The admission plugin and
+//! the controller count by these rules, so that they agree.
+//! Upstream: `pkg/quota/v1`. Names are aliases: `cpu` counts what `requests.cpu` counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{
+    Container, PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuota,
+    ScopedResourceSelectorRequirement, Service,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::Timestamp;
+use machinery::quantity::Amount;
+
+pub type Amounts = BTreeMap<String, Quantity>;
+
+const CLASS: &str = ".storageclass.storage.k8s.io/";
+const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+const PODS: &[&str] = &[
+    "count/pods",
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "pods",
+];
+const SERVICES: &[&str] =
+    &["count/services", "services", "services.nodeports", "services.loadbalancers"];
+const CLAIMS: &[&str] =
+    &["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
+/// Counted by their short names as well as by `count/…`.
+const COUNTED: &[&str] = &["replicationcontrollers", "resourcequotas", "secrets", "configmaps"];
+
+/// `count/deployments.apps`; core resources have no group.
+pub fn count_name(group: &str, resource: &str) -> String {
+    if group.is_empty() { format!("count/{resource}") } else { format!("count/{resource}.{group}") }
+}
+
+/// Whether objects of this resource use what a quota calls `name`.
+pub fn is_used_by(name: &str, group: &str, resource: &str) -> bool {
+    if name == count_name(group, resource) {
+        return true;
+    }
+    if !group.is_empty() {
+        return false;
+    }
+    match resource {
+        "pods" => {
+            let extended = name
+                .strip_prefix("requests.")
+                .is_some_and(|name| name.contains('/') && !name.ends_with("/requests.storage"));
+            PODS.contains(&name)
+                || name.starts_with("hugepages-")
+                || name.starts_with("requests.hugepages-")
+                || extended && !name.contains(CLASS)
+        }
+        "services" => SERVICES.contains(&name),
+        "persistentvolumeclaims" => {
+            let by_class = name.split_once(CLASS).map(|(_, rest)| rest);
+            CLAIMS.contains(&name)
+                || by_class.is_some_and(|rest| {
+                    matches!(rest, "persistentvolumeclaims" | "requests.storage")
+                })
+        }
+        resource => COUNTED.contains(&resource) && name == resource,
+    }
+}
+
+/// One object of a resource that has nothing else to count.
+pub fn of_any(group: &str, resource: &str) -> Amounts {
+    let mut used = Amounts::from([(count_name(group, resource), one())]);
+    if group.is_empty() && COUNTED.contains(&resource) {
+        used.insert(resource.into(), one());
+    }
+    used
+}
+
+/// A finished pod, or one whose grace is long over, counts as an object only.
+pub fn of_pod(pod: &Pod, now: Timestamp) -> Amounts {
+    let mut used = Amounts::from([("count/pods".into(), one())]);
+    if !is_counted(pod, now) {
+        return used;
+    }
+    used.insert("pods".into(), one());
+    let (requests, limits) = (pod_total(pod, requests_of), pod_total(pod, limits_of));
+    for (name, amount) in requests {
+        let basic = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage");
+        if basic || name.starts_with("hugepages-") {
+            used.insert(name.clone(), amount.clone());
+            used.insert(format!("requests.{name}"), amount);
+        } else if name.contains('/') && !name.starts_with("kubernetes.io/") {
+            used.insert(format!("requests.{name}"), amount);
+        }
+    }
+    for (name, amount) in limits {
+        if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
+            used.insert(format!("limits.{name}"), amount);
+        }
+    }
+    used
+}
+
+fn is_counted(pod: &Pod, now: Timestamp) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return false;
+    }
+    let meta = &pod.metadata;
+    match (&meta.deletion_timestamp, meta.deletion_grace_period_seconds) {
+        (Some(deletion), Some(grace)) => now.as_second() <= deletion.0.as_second() + grace,
+        _ => true,
+    }
+}
+
+fn requests_of(container: &Container) -> Option<&Amounts> {
+    container.resources.as_ref()?.requests.as_ref()
+}
+
+fn limits_of(container: &Container) -> Option<&Amounts> {
+    container.resources.as_ref()?.limits.as_ref()
+}
+
+/// What a pod needs at its peak: all containers and sidecars together, or an init container beside
+/// the sidecars that were started before it; overhead on top.
+fn pod_total(pod: &Pod, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
+    let Some(spec) = &pod.spec else { return Amounts::new() };
+    let mut total = Amounts::new();
+    for container in &spec.containers {
+        add(&mut total, of(container).into_iter().flatten());
+    }
+    let (mut sidecars, mut peak) = (Amounts::new(), Amounts::new());
+    for container in spec.init_containers.iter().flatten() {
+        let mut need = sidecars.clone();
+        add(&mut need, of(container).into_iter().flatten());
+        if container.restart_policy.as_deref() == Some("Always") {
+            sidecars = need.clone();
+            add(&mut total, of(container).into_iter().flatten());
+        }
+        raise(&mut peak, &need);
+    }
+    raise(&mut total, &peak);
+    if let Some(whole) = &spec.resources {
+        let is_limits = std::ptr::fn_addr_eq(of, limits_of as fn(&Container) -> Option<&Amounts>);
+        let stated = if is_limits { &whole.limits } else { &whole.requests };
+        total.extend(stated.clone().unwrap_or_default());
+    }
+    let overhead = spec.overhead.clone().unwrap_or_default();
+    if !total.is_empty() {
+        add(&mut total, &overhead);
+    }
+    total
+}
+
+fn raise(total: &mut Amounts, other: &Amounts) {
+    for (name, amount) in other {
+        let known = total.entry(name.clone()).or_insert_with(|| amount.clone());
+        if value(amount) > value(known) {
+            *known = amount.clone();
+        }
+    }
+}
+
+pub fn of_service(service: &Service) -> Amounts {
+    let spec = service.spec.as_ref();
+    let ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+    let all = ports.len();
+    let assigned = ports.iter().filter(|port| port.node_port.unwrap_or(0) != 0).count();
+    let (node_ports, balancers) = match spec.and_then(|spec| spec.type_.as_deref()) {
+        Some("NodePort") => (all, 0),
+        Some("LoadBalancer") => {
+            let without = spec.and_then(|spec| spec.allocate_load_balancer_node_ports);
+            (if without == Some(false) { assigned } else { all }, 1)
+        }
+        _ => (0, 0),
+    };
+    Amounts::from([
+        ("count/services".into(), one()),
+        ("services".into(), one()),
+        ("services.nodeports".into(), Quantity(node_ports.to_string())),
+        ("services.loadbalancers".into(), Quantity(balancers.to_string())),
+    ])
+}
+
+pub fn of_claim(claim: &PersistentVolumeClaim) -> Amounts {
+    let mut used = Amounts::from([
+        ("count/persistentvolumeclaims".into(), one()),
+        ("persistentvolumeclaims".into(), one()),
+    ]);
+    let spec = claim.spec.as_ref();
+    let annotated = claim.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION));
+    let class = annotated.or_else(|| spec.and_then(|spec| spec.storage_class_name.as_ref()));
+    let class = class.filter(|class| !class.is_empty());
+    if let Some(class) = class {
+        used.insert(format!("{class}{CLASS}persistentvolumeclaims"), one());
+    }
+    let requests = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+    let allocated = claim.status.as_ref().and_then(|status| status.allocated_resources.as_ref());
+    let sizes = [requests, allocated].into_iter().flatten().filter_map(|all| all.get("storage"));
+    if let Some(size) = sizes.max_by_key(|size| value(size)) {
+        used.insert("requests.storage".into(), size.clone());
+        if let Some(class) = class {
+            used.insert(format!("{class}{CLASS}requests.storage"), size.clone());
+        }
+    }
+    used
+}
+
+/// The scopes of a quota as selectors: those of `scopes` are satisfied by existence.
+pub fn scopes(quota: &ResourceQuota) -> Vec<ScopedResourceSelectorRequirement> {
+    let Some(spec) = &quota.spec else { return vec![] };
+    let plain = spec.scopes.iter().flatten().map(|scope| ScopedResourceSelectorRequirement {
+        scope_name: scope.clone(),
+        operator: "Exists".into(),
+        values: None,
+    });
+    let selector = spec.scope_selector.as_ref().and_then(|one| one.match_expressions.as_ref());
+    plain.chain(selector.into_iter().flatten().cloned()).collect()
+}
+
+pub fn pod_is_in_scope(pod: &Pod, scope: &ScopedResourceSelectorRequirement) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    match scope.scope_name.as_str() {
+        "Terminating" => spec.active_deadline_seconds.is_some_and(|seconds| seconds >= 0),
+        "NotTerminating" => spec.active_deadline_seconds.is_none_or(|seconds| seconds < 0),
+        "BestEffort" => is_best_effort(pod),
+        "NotBestEffort" => !is_best_effort(pod),
+        "PriorityClass" => matches(scope, spec.priority_class_name.as_deref().unwrap_or_default()),
+        "CrossNamespacePodAffinity" => reaches_other_namespaces(pod),
+        _ => false,
+    }
+}
+
+pub fn claim_is_in_scope(
+    claim: &PersistentVolumeClaim,
+    scope: &ScopedResourceSelectorRequirement,
+) -> bool {
+    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref());
+    let current = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.current_volume_attributes_class_name.as_deref());
+    let names: BTreeSet<_> = [wanted, current].into_iter().flatten().collect();
+    scope.scope_name == "VolumeAttributesClass"
+        && (names.iter().any(|name| matches(scope, name)) || names.is_empty() && matches(scope, ""))
+}
+
+fn matches(scope: &ScopedResourceSelectorRequirement, name: &str) -> bool {
+    let listed = || scope.values.iter().flatten().any(|value| value == name);
+    match scope.operator.as_str() {
+        "Exists" => !name.is_empty(),
+        "DoesNotExist" => name.is_empty(),
+        "In" => !name.is_empty() && listed(),
+        "NotIn" => !listed(),
+        _ => false,
+    }
+}
+
+fn is_best_effort(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return true };
+    let counts = |all: Option<&Amounts>| {
+        all.into_iter().flatten().any(|(name, amount)| {
+            matches!(name.as_str(), "cpu" | "memory") && value(amount) > Amount::default()
+        })
+    };
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mut stated = containers.flat_map(|one| [requests_of(one), limits_of(one)]);
+    let whole = spec.resources.as_ref();
+    !stated.any(counts)
+        && !counts(whole.and_then(|whole| whole.requests.as_ref()))
+        && !counts(whole.and_then(|whole| whole.limits.as_ref()))
+}
+
+fn reaches_other_namespaces(pod: &Pod) -> bool {
+    let Some(affinity) = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()) else {
+        return false;
+    };
+    let reaches = |term: &PodAffinityTerm| {
+        term.namespaces.as_ref().is_some_and(|all| !all.is_empty())
+            || term.namespace_selector.is_some()
+    };
+    let with = affinity.pod_affinity.as_ref();
+    let without = affinity.pod_anti_affinity.as_ref();
+    let required = |terms: Option<&Vec<PodAffinityTerm>>| terms.into_iter().flatten().any(reaches);
+    let preferred = with
+        .and_then(|one| one.preferred_during_scheduling_ignored_during_execution.as_ref())
+        .into_iter()
+        .chain(
+            without
+                .and_then(|one| one.preferred_during_scheduling_ignored_during_execution.as_ref()),
+        )
+        .flatten();
+    required(with.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref()))
+        || required(
+            without
+                .and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref()),
+        )
+        || preferred.map(|one| &one.pod_affinity_term).any(reaches)
+}
+
+fn one() -> Quantity {
+    Quantity("1".into())
+}
+
+pub fn value(quantity: &Quantity) -> Amount {
+    Amount::parse(&quantity.0).unwrap_or_default()
+}
+
+/// Sums keep the form (decimal or binary) of the first that is not zero.
+pub fn add<'a>(total: &mut Amounts, more: impl IntoIterator<Item = (&'a String, &'a Quantity)>) {
+    for (name, amount) in more {
+        match total.get_mut(name) {
+            None => {
+                total.insert(name.clone(), canonical(value(amount), is_binary(amount)));
+            }
+            Some(known) => {
+                let zero = value(known) == Amount::default();
+                let binary = if zero { is_binary(amount) } else { is_binary(known) };
+                *known = canonical(value(known) + value(amount), binary);
+            }
+        }
+    }
+}
+
+fn is_binary(quantity: &Quantity) -> bool {
+    quantity.0.ends_with('i')
+}
+
+fn canonical(amount: Amount, binary: bool) -> Quantity {
+    Quantity(amount.canonical(binary))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::serde_json::{Value, from_value, json, to_value};
+
+    use super::*;
+
+    #[test]
+    fn pods_use_what_they_ask_for() {
+        let check = |spec: Value, expected: Value| {
+            let pod: Pod = from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+            assert_eq!(to_value(of_pod(&pod, Timestamp::UNIX_EPOCH)).unwrap(), expected, "{spec}");
+        };
+        check(json!({"containers": [{"name": "a"}]}), json!({"count/pods": "1", "pods": "1"}));
+        let two = json!({"containers": [
+            {"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "32Mi"},
+                                        "limits": {"cpu": "1"}}},
+            {"name": "b", "resources": {"requests": {"cpu": "0.6", "example.com/x": "2"}}}]});
+        let used = json!({"count/pods": "1", "pods": "1", "cpu": "1100m", "requests.cpu": "1100m",
+            "memory": "32Mi", "requests.memory": "32Mi", "limits.cpu": "1",
+            "requests.example.com/x": "2"});
+        check(two, used);
+        let init = json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
+            "initContainers": [
+                {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}},
+                {"name": "i", "resources": {"requests": {"cpu": "3"}}}]});
+        let used = json!({"count/pods": "1", "pods": "1", "cpu": "4", "requests.cpu": "4"});
+        check(init, used);
+    }
+
+    #[test]
+    fn names_belong_to_resources() {
+        let check = |name: &str, group: &str, resource: &str, expected: bool| {
+            assert_eq!(is_used_by(name, group, resource), expected, "{name} {resource}");
+        };
+        check("cpu", "", "pods", true);
+        check("requests.example.com/x", "", "pods", true);
+        check("requests.storage", "", "pods", false);
+        check("gold.storageclass.storage.k8s.io/requests.storage", "", "pods", false);
+        check(
+            "gold.storageclass.storage.k8s.io/requests.storage",
+            "",
+            "persistentvolumeclaims",
+            true,
+        );
+        check("count/deployments.apps", "apps", "deployments", true);
+        check("secrets", "", "secrets", true);
+        check("services.nodeports", "", "services", true);
+        check("deployments", "apps", "deployments", false);
+    }
+
+    #[test]
+    fn scopes_divide_pods() {
+        let check = |spec: Value, scope: Value, expected: bool| {
+            let pod: Pod = from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+            let scope = from_value(scope.clone()).unwrap();
+            assert_eq!(pod_is_in_scope(&pod, &scope), expected, "{spec} {scope:?}");
+        };
+        let exists = |name: &str| json!({"scopeName": name, "operator": "Exists"});
+        let plain = || json!({"containers": []});
+        check(plain(), exists("BestEffort"), true);
+        check(plain(), exists("NotTerminating"), true);
+        check(json!({"containers": [], "activeDeadlineSeconds": 5}), exists("Terminating"), true);
+        let busy = json!({"containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}]});
+        check(busy, exists("NotBestEffort"), true);
+        let high = json!({"containers": [], "priorityClassName": "high"});
+        let within = json!({"scopeName": "PriorityClass", "operator": "In", "values": ["high"]});
+        check(high, within.clone(), true);
+        check(plain(), within, false);
+    }
+}

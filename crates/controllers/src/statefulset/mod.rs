@@ -1,0 +1,395 @@
+//! StatefulSet: pods with names, an order, and volumes of their own.
+//!
+//! In: StatefulSets, their pods, revisions and claims. Out: pods, claims, revisions, `status`.
+//! Upstream: `pkg/controller/statefulset`. [`plan`] decides; this file carries out in order and
+//! stops at the first error.
+
+mod claims;
+mod plan;
+mod revision;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use client::{
+    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
+    Result, WorkQueue, spawn_workers,
+};
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use machinery::selector::Selector;
+
+use crate::context::{Context, Descriptor};
+use crate::owner::{self, Claim};
+use plan::{Action, Observed};
+use revision::{Change, Revision};
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "statefulset-controller",
+    account: "statefulset-controller",
+    component: "statefulset-controller",
+    start,
+};
+
+const WORKERS: usize = 5;
+
+struct Controller {
+    context: Context,
+    sets: Lister<StatefulSet>,
+    pods: Lister<Pod>,
+    revisions: Lister<ControllerRevision>,
+    claims: Lister<PersistentVolumeClaim>,
+    queue: WorkQueue<ObjectKey>,
+}
+
+fn start(context: Context) {
+    let sets = context.informers.of::<StatefulSet>();
+    let pods = context.informers.of::<Pod>();
+    let revisions = context.informers.of::<ControllerRevision>();
+    let claims = context.informers.of::<PersistentVolumeClaim>();
+    let controller = Arc::new(Controller {
+        sets: sets.lister(),
+        pods: pods.lister(),
+        revisions: revisions.lister(),
+        claims: claims.lister(),
+        queue: WorkQueue::new("statefulset"),
+        context,
+    });
+    let this = controller.clone();
+    sets.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
+    let this = controller.clone();
+    pods.subscribe_raw(move |event| this.pod_event(event));
+    // A claim that goes holds up the pod that needs another of its name.
+    let this = controller.clone();
+    claims.subscribe_raw(move |event| {
+        if matches!(event, RawEvent::Deleted(_)) {
+            this.wake(&event.entry().header);
+        }
+    });
+    let tasks = controller.context.tasks.clone();
+    tasks.clone().spawn("statefulset", async move {
+        sets.synced().await;
+        pods.synced().await;
+        revisions.synced().await;
+        claims.synced().await;
+        let queue = controller.queue.clone();
+        spawn_workers(&tasks, &queue, WORKERS, move |key| {
+            let this = controller.clone();
+            async move { this.reconcile(&key).await }
+        });
+    });
+}
+
+impl Controller {
+    fn pod_event(&self, event: &RawEvent) {
+        let header = &event.entry().header;
+        let owner_of = |header: &client::Header| {
+            let owner = header.controller().filter(|owner| owner.kind == StatefulSet::KIND)?;
+            Some(ObjectKey::new(&header.key.namespace, &owner.name))
+        };
+        let owner = owner_of(header);
+        if let RawEvent::Applied { old: Some(old), .. } = event {
+            let was = owner_of(&old.header).filter(|was| Some(was) != owner.as_ref());
+            was.into_iter().for_each(|was| self.queue.add(was));
+        }
+        match owner {
+            Some(owner) => self.queue.add(owner),
+            None if header.controller().is_none() && !header.deleting => self.wake(header),
+            None => {}
+        }
+    }
+
+    /// The sets that select this object.
+    fn wake(&self, header: &client::Header) {
+        for set in self.sets.list(Some(&header.key.namespace), &Selector::everything()) {
+            let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
+            if let Some(Ok(selector)) = selector
+                && !selector.is_everything()
+                && selector.matches(Some(&header.labels))
+            {
+                self.queue.add(ObjectKey::of(&set.metadata));
+            }
+        }
+    }
+
+    async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(set) = self.sets.get_key(key) else {
+            return Ok(Outcome::Done);
+        };
+        let Some(spec) = &set.spec else {
+            return Ok(Outcome::Done);
+        };
+        let Ok(selector) = Selector::from_api(Some(&spec.selector)) else {
+            tracing::warn!(%key, "a StatefulSet's selector is invalid");
+            return Ok(Outcome::Done);
+        };
+        let mut revisions = self.revisions(&set, &selector).await?;
+        revision::sort(&mut revisions);
+        let pods = self.claim(&set, &selector).await?;
+        let mut collisions =
+            set.status.as_ref().and_then(|status| status.collision_count).unwrap_or(0);
+        let update = self.update_revision(&set, &revisions, &mut collisions).await?;
+        let Some(update) = Revision::of(&update) else {
+            tracing::warn!(%key, "a ControllerRevision does not hold a template");
+            return Ok(Outcome::Done);
+        };
+        let named = set.status.as_ref().and_then(|status| status.current_revision.as_deref());
+        let mut known = revisions.iter().filter(|one| one.metadata.name.as_deref() == named);
+        let current = known.next().and_then(|one| Revision::of(one));
+        let current = current.unwrap_or_else(|| update.clone());
+        let claims = self.claims_of(key);
+        let observed = Observed {
+            set: &set,
+            spec,
+            current: &current,
+            update: &update,
+            collisions,
+            pods: &pods,
+            claims: &claims,
+            now: base::clock::now(),
+        };
+        let decided = plan::plan(&observed);
+        let done = self.carry_out(&set, decided.actions).await;
+        self.write_status(&set, decided.status).await?;
+        let labels = pods.iter().filter_map(|pod| pod.metadata.labels.as_ref());
+        let mut live: Vec<&str> = labels
+            .filter_map(|labels| labels.get("controller-revision-hash"))
+            .map(String::as_str)
+            .collect();
+        live.extend([current.name.as_str(), update.name.as_str()]);
+        let api: Api<ControllerRevision> = self.context.client.api(Some(&key.namespace));
+        for old in revision::surplus(&set, &revisions, &live) {
+            match api.delete(&old.name, &DeleteParams::default()).await {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        match (done?, decided.recheck) {
+            (false, _) => Ok(Outcome::Backoff),
+            (true, Some(delay)) => Ok(Outcome::After(delay)),
+            (true, None) => Ok(Outcome::Done),
+        }
+    }
+
+    /// The set's revisions, orphans that match adopted.
+    async fn revisions(
+        &self,
+        set: &StatefulSet,
+        selector: &Selector,
+    ) -> Result<Vec<Arc<ControllerRevision>>> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<ControllerRevision> = self.context.client.api(Some(namespace));
+        let uid = set.metadata.uid.as_deref().unwrap_or_default();
+        let mut all = self.revisions.by_owner(uid);
+        for entry in self.revisions.entries(Some(namespace), selector) {
+            if owner::claim(&set.metadata, selector, &entry.header) == Claim::Adopt {
+                let sets: Api<StatefulSet> = self.context.client.api(Some(namespace));
+                if owner::may_adopt(&sets, &set.metadata).await? {
+                    let header = &entry.header;
+                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(set))
+                        .await?;
+                    all.extend(self.revisions.get_key(&header.key));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    async fn update_revision(
+        &self,
+        set: &StatefulSet,
+        revisions: &[Arc<ControllerRevision>],
+        collisions: &mut i32,
+    ) -> Result<Arc<ControllerRevision>> {
+        let api: Api<ControllerRevision> =
+            self.context.client.api(set.metadata.namespace.as_deref());
+        loop {
+            let made = match revision::change(set, revisions, *collisions) {
+                Change::None(newest) => return Ok(newest),
+                Change::Renumber(old) => {
+                    let name = old.metadata.name.clone().unwrap_or_default();
+                    return api.replace(&name, &PostParams::default(), &old).await.map(Arc::new);
+                }
+                Change::Create(made) => made,
+            };
+            match api.create(&PostParams::default(), &made).await {
+                Err(error) if error.is_already_exists() => {
+                    let name = made.metadata.name.clone().unwrap_or_default();
+                    let there = api.get(&name).await?;
+                    if there.data == made.data {
+                        // Ours that the cache does not show yet.
+                        return Ok(Arc::new(there));
+                    }
+                    *collisions += 1;
+                }
+                done => return done.map(Arc::new),
+            }
+        }
+    }
+
+    async fn claim(&self, set: &StatefulSet, selector: &Selector) -> Result<Vec<Arc<Pod>>> {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = set.metadata.uid.as_deref().unwrap_or_default();
+        let api: Api<Pod> = self.context.client.api(Some(namespace));
+        let mut pods = vec![];
+        for entry in self.pods.entries(Some(namespace), &Selector::everything()) {
+            let header = &entry.header;
+            if !plan::is_member(set, &header.key.name) {
+                continue;
+            }
+            match owner::claim(&set.metadata, selector, header) {
+                Claim::Keep => {}
+                Claim::Ignore if header.controller().is_some_and(|owner| owner.uid == uid) => {}
+                Claim::Ignore => continue,
+                Claim::Release => {
+                    owner::release(&api, &header.key.name, &header.uid, uid).await?;
+                    continue;
+                }
+                Claim::Adopt => {
+                    let sets: Api<StatefulSet> = self.context.client.api(Some(namespace));
+                    if !owner::may_adopt(&sets, &set.metadata).await? {
+                        continue;
+                    }
+                    owner::adopt(&api, &header.key.name, &header.uid, &owner::reference(set))
+                        .await?;
+                }
+            }
+            pods.extend(self.pods.get_key(&header.key));
+        }
+        Ok(pods)
+    }
+
+    fn claims_of(&self, key: &ObjectKey) -> BTreeMap<String, Arc<PersistentVolumeClaim>> {
+        let suffix = format!("-{}-", key.name);
+        let all = self.claims.entries(Some(&key.namespace), &Selector::everything());
+        all.iter()
+            .filter(|entry| entry.header.key.name.contains(&suffix))
+            .filter_map(|entry| self.claims.get_key(&entry.header.key))
+            .map(|claim| (claim.metadata.name.clone().unwrap_or_default(), claim))
+            .collect()
+    }
+
+    /// False if something holds it up that no event will tell of.
+    async fn carry_out(&self, set: &StatefulSet, actions: Vec<Action>) -> Result<bool> {
+        let pods: Api<Pod> = self.context.client.api(set.metadata.namespace.as_deref());
+        for action in actions {
+            match action {
+                Action::Create { claims, pod } => {
+                    self.make_claims(set, &pod, &claims).await?;
+                    let made = pods.create(&PostParams::default(), &pod).await;
+                    match made {
+                        Err(error)
+                            if error.is_already_exists() || error.is_namespace_terminating() =>
+                        {
+                            return Ok(error.is_namespace_terminating());
+                        }
+                        made => self.told(set, "Create", &pod, made.map(drop))?,
+                    }
+                }
+                Action::Claims { claims, pod } => self.make_claims(set, &pod, &claims).await?,
+                Action::Delete(pod) => {
+                    let name = pod.metadata.name.as_deref().unwrap_or_default();
+                    let gone = match pods.delete(name, &DeleteParams::default()).await {
+                        Err(error) if error.is_not_found() => Ok(()),
+                        done => done.map(drop),
+                    };
+                    self.told(set, "Delete", &pod, gone)?;
+                }
+                Action::Update(pod) => {
+                    let name = pod.metadata.name.as_deref().unwrap_or_default();
+                    let done = pods.replace(name, &PostParams::default(), &pod).await;
+                    self.told(set, "Update", &pod, done.map(drop))?;
+                }
+                Action::Own(claim) => {
+                    let api: Api<PersistentVolumeClaim> =
+                        self.context.client.api(set.metadata.namespace.as_deref());
+                    let name = claim.metadata.name.as_deref().unwrap_or_default();
+                    api.replace(name, &PostParams::default(), &claim).await?;
+                }
+                Action::Blocked(claim) => {
+                    let message = format!("pvc {claim} is being deleted");
+                    let reason = "FailedCreate";
+                    self.context.events.event(set, EventType::Warning, reason, message);
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn make_claims(
+        &self,
+        set: &StatefulSet,
+        pod: &Pod,
+        claims: &[PersistentVolumeClaim],
+    ) -> Result<()> {
+        let api: Api<PersistentVolumeClaim> =
+            self.context.client.api(set.metadata.namespace.as_deref());
+        for claim in claims {
+            let subject = format!(
+                "Claim {} Pod {} in StatefulSet {}",
+                claim.metadata.name.as_deref().unwrap_or_default(),
+                pod.metadata.name.as_deref().unwrap_or_default(),
+                set.metadata.name.as_deref().unwrap_or_default()
+            );
+            match api.create(&PostParams::default(), claim).await {
+                Ok(_) => {
+                    let message = format!("Create {subject} success");
+                    let events = &self.context.events;
+                    events.event(set, EventType::Normal, "SuccessfulCreate", message);
+                }
+                Err(error) if error.is_already_exists() => {}
+                Err(error) => {
+                    let message = format!("Create {subject} failed error: {}", error.text());
+                    let events = &self.context.events;
+                    events.event(set, EventType::Warning, "FailedCreate", message);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn told(&self, set: &StatefulSet, verb: &str, pod: &Pod, done: Result<()>) -> Result<()> {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        let subject = format!("{verb} Pod {name} in StatefulSet {set_name}");
+        let events = &self.context.events;
+        match &done {
+            Ok(()) => {
+                let message = format!("{subject} successful");
+                events.event(set, EventType::Normal, &format!("Successful{verb}"), message);
+            }
+            Err(error) => {
+                let message = format!("{subject} failed error: {}", error.text());
+                events.event(set, EventType::Warning, &format!("Failed{verb}"), message);
+            }
+        }
+        done
+    }
+
+    async fn write_status(&self, set: &StatefulSet, status: StatefulSetStatus) -> Result<()> {
+        if set.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let name = set.metadata.name.as_deref().unwrap_or_default();
+        let api: Api<StatefulSet> = self.context.client.api(set.metadata.namespace.as_deref());
+        let mut updated = set.clone();
+        for attempt in 0..2 {
+            updated.status = Some(status.clone());
+            match api.replace_status(name, &PostParams::default(), &updated).await {
+                Err(error) if error.is_conflict() && attempt == 0 => match api.get_opt(name).await?
+                {
+                    Some(fresh) => updated = fresh,
+                    None => return Ok(()),
+                },
+                Err(error) if error.is_not_found() => return Ok(()),
+                done => return done.map(drop),
+            }
+        }
+        Ok(())
+    }
+}

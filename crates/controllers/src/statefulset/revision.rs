@@ -1,0 +1,116 @@
+//! The history of a StatefulSet's template. Pure.
+//!
+//! Invariant: the revision of the current template has the highest number; going back to an old
+//! template gives the old revision a new number.
+
+use std::sync::Arc;
+
+use client::ObjectKey;
+use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use machinery::ObjectMeta;
+use serde_json::{Value, json};
+
+use crate::deployment::template_hash;
+use crate::owner;
+
+const HASH: &str = "controller.kubernetes.io/hash";
+
+/// A name and the template it stands for.
+#[derive(Clone, Debug)]
+pub struct Revision {
+    pub name: String,
+    pub template: PodTemplateSpec,
+}
+
+impl Revision {
+    /// `None` if the data was not made by a StatefulSet.
+    pub fn of(revision: &ControllerRevision) -> Option<Self> {
+        let mut template = revision.data.as_ref()?.0.pointer("/spec/template")?.clone();
+        template.as_object_mut()?.remove("$patch");
+        let template = serde_json::from_value(template).ok()?;
+        Some(Self { name: revision.metadata.name.clone()?, template })
+    }
+}
+
+/// What becomes of the history.
+pub enum Change {
+    /// The newest is the current template's.
+    None(Arc<ControllerRevision>),
+    Create(ControllerRevision),
+    /// An old one becomes the newest again.
+    Renumber(ControllerRevision),
+}
+
+pub fn change(set: &StatefulSet, sorted: &[Arc<ControllerRevision>], collisions: i32) -> Change {
+    let data = data_of(set);
+    let same =
+        |one: &&Arc<ControllerRevision>| one.data.as_ref().map(|data| &data.0) == Some(&data);
+    let next = sorted.last().map_or(1, |newest| newest.revision + 1);
+    match (sorted.iter().rev().find(same), sorted.last()) {
+        (Some(same), Some(newest)) if same.revision == newest.revision => {
+            Change::None(same.clone())
+        }
+        (Some(same), _) => {
+            let mut newest = (**same).clone();
+            newest.revision = next;
+            Change::Renumber(newest)
+        }
+        (None, _) => Change::Create(new_revision(set, data, next, collisions)),
+    }
+}
+
+pub fn sort(revisions: &mut [Arc<ControllerRevision>]) {
+    revisions.sort_by_key(|one| {
+        let created = one.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (one.revision, created, one.metadata.name.clone())
+    });
+}
+
+/// Names of revisions beyond the limit that nothing uses.
+pub fn surplus(
+    set: &StatefulSet,
+    sorted: &[Arc<ControllerRevision>],
+    live: &[&str],
+) -> Vec<ObjectKey> {
+    let limit = set.spec.as_ref().and_then(|spec| spec.revision_history_limit).unwrap_or(10);
+    let is_old = |one: &&Arc<ControllerRevision>| {
+        !live.contains(&one.metadata.name.as_deref().unwrap_or_default())
+    };
+    let old: Vec<_> = sorted.iter().filter(is_old).collect();
+    let count = old.len().saturating_sub(usize::try_from(limit).unwrap_or(usize::MAX));
+    old.into_iter().take(count).map(|one| ObjectKey::of(&one.metadata)).collect()
+}
+
+/// What `kubectl rollout undo` patches a StatefulSet with.
+fn data_of(set: &StatefulSet) -> Value {
+    let template = set.spec.as_ref().map(|spec| &spec.template);
+    let mut template = serde_json::to_value(template).expect("API structs have string keys");
+    template["$patch"] = "replace".into();
+    json!({"spec": {"template": template}})
+}
+
+fn new_revision(
+    set: &StatefulSet,
+    data: Value,
+    revision: i64,
+    collisions: i32,
+) -> ControllerRevision {
+    let template = set.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default();
+    let hash = template_hash(&template, Some(collisions).filter(|count| *count > 0));
+    let mut labels = template.metadata.and_then(|meta| meta.labels).unwrap_or_default();
+    labels.insert(HASH.into(), hash.clone());
+    ControllerRevision {
+        metadata: ObjectMeta {
+            name: Some(format!("{}-{hash}", set.metadata.name.as_deref().unwrap_or_default())),
+            namespace: set.metadata.namespace.clone(),
+            labels: Some(labels),
+            annotations: set.metadata.annotations.clone(),
+            owner_references: Some(vec![owner::reference(set)]),
+            ..ObjectMeta::default()
+        },
+        data: Some(RawExtension(data)),
+        revision,
+    }
+}
