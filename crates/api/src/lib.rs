@@ -10,6 +10,7 @@ pub mod protobuf;
 pub mod quota;
 pub mod schema;
 pub mod types;
+pub mod volumes;
 
 pub use k8s_openapi;
 

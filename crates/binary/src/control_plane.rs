@@ -388,5 +388,6 @@ fn cluster_facts(
         front_proxy_ca_pem: pki.front_proxy_ca.cert_pem().to_owned(),
         bootstrap_token: Some((token.id, token.secret)),
         server_url: url(address, port),
+        has_local_path: !flags.disable_agent,
     })
 }

@@ -32,7 +32,7 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let control = control_plane::start(&flags, &data_dir, &pki, address, &tasks).await?;
     let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
-    start_controllers(&flags, &control, &pki, &tasks);
+    start_controllers(&flags, &data_dir, &control, &pki, &tasks)?;
     start_scheduler(&flags, &control, &tasks);
     say(&format!("kubeconfig: {}", kubeconfig.display()));
     if !flags.disable_agent {
@@ -130,16 +130,25 @@ fn runs(flags: &Server, component: &str) -> bool {
     !flags.disable.iter().any(|name| name == component)
 }
 
-fn start_controllers(flags: &Server, control: &ControlPlane, pki: &Pki, tasks: &Tasks) {
+fn start_controllers(
+    flags: &Server,
+    data_dir: &Path,
+    control: &ControlPlane,
+    pki: &Pki,
+    tasks: &Tasks,
+) -> anyhow::Result<()> {
     if !runs(flags, "kube-controller-manager") {
-        return;
+        return Ok(());
     }
+    let node = (!flags.disable_agent).then(|| crate::node::name(&flags.node)).transpose()?;
     let options = controllers::Options {
         cluster_cidr: flags.cluster_cidr.first().map(ToString::to_string),
         allocate_node_cidrs: true,
         root_ca: Some(pki.cluster_ca.cert_pem().to_owned()),
         signing_cert: Some(pki.cluster_ca.cert_pem().to_owned()),
         signing_key: Some(pki.cluster_ca.key_pem().to_owned()),
+        local_path_directory: Some(data_dir.join("storage")),
+        local_node: node,
         ..controllers::Options::default()
     };
     let own = control.client(Component::ControllerManager);
@@ -159,6 +168,7 @@ fn start_controllers(flags: &Server, control: &ControlPlane, pki: &Pki, tasks: &
         let work = || controllers::run(client_for, &all, options, stop.clone());
         election.run(stop.clone(), work).await;
     });
+    Ok(())
 }
 
 fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {

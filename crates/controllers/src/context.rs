@@ -1,6 +1,7 @@
 //! The table of controllers and what each is given.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,10 @@ pub struct Options {
     pub node_startup_grace_period: Duration,
     /// `--terminated-pod-gc-threshold`
     pub terminated_pod_gc_threshold: usize,
+    /// Where the built-in storage class keeps volumes on each node; without it there is none.
+    pub local_path_directory: Option<PathBuf>,
+    /// The node that this process runs on, if it is one: its directories can be removed.
+    pub local_node: Option<String>,
 }
 
 impl Default for Options {
@@ -47,6 +52,8 @@ impl Default for Options {
             node_monitor_period: Duration::from_secs(5),
             node_startup_grace_period: Duration::from_secs(60),
             terminated_pod_gc_threshold: 12500,
+            local_path_directory: None,
+            local_node: None,
         }
     }
 }
@@ -98,7 +105,21 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::pod_gc::DESCRIPTOR,
     crate::certificates::APPROVER,
     crate::certificates::SIGNER,
+    crate::csr_cleaner::DESCRIPTOR,
+    crate::bootstrap_tokens::CLEANER,
+    crate::bootstrap_tokens::SIGNER,
+    crate::node_ttl::DESCRIPTOR,
+    crate::service_cidr::DESCRIPTOR,
     crate::garbage::DESCRIPTOR,
+    crate::volume::DESCRIPTOR,
+    crate::volume::CLAIM_PROTECTION,
+    crate::volume::VOLUME_PROTECTION,
+    crate::volume::EPHEMERAL,
+    crate::volume::EXPAND,
+    crate::disruption::DESCRIPTOR,
+    crate::resource_quota::DESCRIPTOR,
+    crate::cluster_role_aggregation::DESCRIPTOR,
+    crate::endpointslice_mirroring::DESCRIPTOR,
 ];
 
 /// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.

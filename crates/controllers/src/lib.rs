@@ -7,30 +7,39 @@
 //! Invariants: reconciles are idempotent and get a key and no hint; decisions are pure; events wake
 //! controllers, nothing polls where an event serves.
 
+mod bootstrap_tokens;
 mod certificates;
+mod cluster_role_aggregation;
 mod context;
 mod cronjob;
+mod csr_cleaner;
 mod daemonset;
 mod deployment;
+mod disruption;
 mod endpoints;
 mod endpointslice;
+mod endpointslice_mirroring;
 mod expectations;
 mod garbage;
 mod job;
 mod namespace;
 mod node_ipam;
 mod node_lifecycle;
+mod node_ttl;
 mod owner;
 mod pod;
 mod pod_control;
 mod pod_gc;
 mod replicaset;
 mod replication;
+mod resource_quota;
 mod root_ca;
 mod service;
+mod service_cidr;
 mod serviceaccount;
 mod statefulset;
 mod taint_eviction;
 mod ttl_after_finished;
+mod volume;
 
 pub use context::{CONTROLLERS, Context, Descriptor, Options, run};

@@ -349,7 +349,7 @@ impl Worker {
                 let spec = volume.spec.unwrap_or_default();
                 let path = spec.host_path.map(|h| h.path).or(spec.local.map(|l| l.path));
                 let path = path.ok_or("no volume plugin matched")?;
-                std::fs::create_dir_all(&path).map_err(|error| error.to_string())?;
+                make_volume(std::path::Path::new(&path)).map_err(|error| error.to_string())?;
                 Ok(std::path::PathBuf::from(path))
             };
             out.insert(volume.name.clone(), path.await);
@@ -640,4 +640,14 @@ fn volume_references(pod: &Pod) -> (BTreeSet<String>, BTreeSet<String>) {
         secrets.extend(parts.iter().filter_map(|p| p.secret.as_ref()).map(|s| s.name.clone()));
     }
     (maps, secrets)
+}
+
+/// A volume that is a directory, made at its first use: containers of any user may write to it.
+fn make_volume(path: &std::path::Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if path.exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))
 }

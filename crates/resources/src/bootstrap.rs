@@ -20,6 +20,7 @@ use k8s_openapi::api::discovery::v1::{
 };
 use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, StatusError};
@@ -44,6 +45,8 @@ pub struct Cluster {
     pub bootstrap_token: Option<(String, String)>,
     /// `https://host:port`, as nodes reach the server.
     pub server_url: String,
+    /// Whether there is a built-in storage class.
+    pub has_local_path: bool,
 }
 
 /// Creates and mends the objects.
@@ -64,6 +67,9 @@ pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), Status
             old.ports = new.ports.clone();
         })
         .await?;
+    }
+    if cluster.has_local_path {
+        create(registry, local_path_class()).await?;
     }
     if let Some(service) = dns_service(cluster) {
         create(registry, service).await?;
@@ -89,6 +95,20 @@ const PRIORITY_CLASSES: [(&str, i32, &str); 2] = [
         "Used for system critical pods that must not be moved from their current node.",
     ),
 ];
+
+/// The default class: directories of the node where the first pod that uses a claim runs.
+fn local_path_class() -> StorageClass {
+    let mut metadata = named("", "local-path");
+    metadata.annotations = map([("storageclass.kubernetes.io/is-default-class", "true")]);
+    StorageClass {
+        metadata,
+        provisioner: "decapod.io/local-path".into(),
+        reclaim_policy: Some("Delete".into()),
+        volume_binding_mode: Some("WaitForFirstConsumer".into()),
+        allow_volume_expansion: Some(true),
+        ..StorageClass::default()
+    }
+}
 
 fn named(namespace: &str, name: &str) -> ObjectMeta {
     let namespace = Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty());

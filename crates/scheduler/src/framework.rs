@@ -16,6 +16,7 @@ use futures::future::BoxFuture;
 use crate::cluster::Cluster;
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
+use crate::volumes::Volumes;
 
 pub const MAX_SCORE: i64 = 100;
 
@@ -71,6 +72,8 @@ pub enum ClusterEvent {
     /// The waiting pod itself changed.
     PodUpdated,
     NamespaceChanged,
+    /// A claim, a volume or a class came or changed.
+    VolumesChanged,
 }
 
 pub trait QueueSort: Send + Sync {
@@ -177,6 +180,8 @@ pub struct Points {
 /// What a plugin is made with.
 pub struct Handle {
     pub client: client::Client,
+    /// Claims and volumes; tests without any have none.
+    pub volumes: Option<Volumes>,
 }
 
 /// A row of the table of plugins.

@@ -24,5 +24,6 @@ mod queue;
 pub mod resources;
 mod scheduler;
 mod selector;
+mod volumes;
 
 pub use scheduler::{Config, run, run_with};

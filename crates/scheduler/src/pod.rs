@@ -42,6 +42,8 @@ pub struct PodInfo {
     pub preferred_anti_affinity: Vec<(i32, Term)>,
     pub spread: Vec<Spread>,
     pub images: Vec<String>,
+    /// Names of the claims that it mounts.
+    pub claims: Vec<String>,
     pub generation: i64,
 }
 
@@ -164,6 +166,7 @@ impl PodInfo {
                 .filter_map(|one| one.image.as_deref())
                 .map(full_image)
                 .collect(),
+            claims: crate::volumes::claims_of(&key.name, spec),
             generation: meta.generation.unwrap_or(0),
             labels,
             key,

@@ -246,7 +246,7 @@ mod tests {
         });
         Framework::new(
             TABLE,
-            &crate::framework::Handle { client: client::Client::new(service, "test") },
+            &crate::framework::Handle { client: client::Client::new(service, "test"), volumes: None },
         )
     }
 

@@ -20,6 +20,7 @@ use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle};
 use crate::plugins::PLUGINS;
 use crate::pod::PodInfo;
 use crate::queue::Queue;
+use crate::volumes::Volumes;
 
 /// Decisions that wait for a writer.
 const JOBS: usize = 1024;
@@ -54,8 +55,12 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     let events = EventRecorder::new(client.clone(), &tasks, &config.name, None);
     let (jobs, queue) = mpsc::channel(JOBS);
     let pods = informers.of::<Pod>();
+    let volumes = Volumes::new(&informers);
     let scheduler = Arc::new(Scheduler {
-        framework: Framework::new(PLUGINS, &Handle { client: client.clone() }),
+        framework: Framework::new(
+            PLUGINS,
+            &Handle { client: client.clone(), volumes: Some(volumes.clone()) },
+        ),
         state: Mutex::default(),
         wake: Notify::new(),
         pods: pods.lister(),
@@ -70,6 +75,8 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     nodes.subscribe(move |event| this.node_event(event));
     let this = scheduler.clone();
     pods.subscribe(move |event| this.pod_event(event));
+    let this = scheduler.clone();
+    volumes.subscribe(move || this.woken(&mut this.state(), &ClusterEvent::VolumesChanged));
     let queue = Arc::new(tokio::sync::Mutex::new(queue));
     for _ in 0..WRITERS {
         tasks.spawn("scheduler-writer", scheduler.clone().write(queue.clone()));
@@ -78,6 +85,7 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
         namespaces.synced().await;
         nodes.synced().await;
         pods.synced().await;
+        volumes.synced().await;
         tracing::info!("scheduling");
         scheduler.decide(jobs).await;
     });

@@ -417,7 +417,6 @@ fn make_pod(set: &StatefulSet, revision: &Revision, ordinal: i32) -> Pod {
     let template: &PodTemplateSpec = &revision.template;
     let mut pod = pod_from(Some(template), &set.metadata, owner::reference(set));
     let name = format!("{}-{ordinal}", set.metadata.name.as_deref().unwrap_or_default());
-    pod.metadata.generate_name = None;
     pod.metadata.name = Some(name.clone());
     identify(&mut pod);
     let labels = pod.metadata.labels.get_or_insert_default();

@@ -159,6 +159,9 @@ impl CreateHandler for Evict {
         if counts_against_budgets(&pod) {
             take_disruption(registry, &pod, ctx.dry_run).await?;
         }
+        if !ctx.dry_run {
+            mark_disrupted(registry, ctx, key, &pod).await?;
+        }
         let preconditions = options.preconditions.unwrap_or_default();
         let delete = DeleteOptions {
             grace_period_seconds: options.grace_period_seconds,
@@ -172,6 +175,55 @@ impl CreateHandler for Evict {
         registry.write(&inner, key, Intent::Delete { options: delete }).await?;
         Ok(Created::Success)
     }
+}
+
+/// Says in the pod's status what ends it.
+async fn mark_disrupted(
+    registry: &Registry,
+    ctx: &RequestContext,
+    key: &Key,
+    pod: &Pod,
+) -> Result<(), StatusError> {
+    let mut inner = ctx.clone();
+    inner.subresource = "status".into();
+    let uid = pod.uid().to_owned();
+    let modify = move |object: &mut dyn Object| {
+        let pod = object.expect_mut::<Pod>();
+        if pod.metadata.uid.as_ref() != Some(&uid) {
+            return Ok(());
+        }
+        let observed = pod.metadata.generation;
+        let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
+        let known = conditions.iter().position(|one| one.type_ == "DisruptionTarget");
+        let since = known.filter(|at| conditions[*at].status == "True");
+        let since = since.and_then(|at| conditions[at].last_transition_time.clone());
+        let target = PodCondition {
+            type_: "DisruptionTarget".into(),
+            status: "True".into(),
+            reason: Some("EvictionByEvictionAPI".into()),
+            message: Some("Eviction API: evicting".into()),
+            last_transition_time: since.or_else(|| Some(Time(base::clock::now_seconds()))),
+            observed_generation: observed,
+            ..PodCondition::default()
+        };
+        match known {
+            Some(at) => conditions[at] = target,
+            None => conditions.push(target),
+        }
+        Ok(())
+    };
+    registry.write(&inner, key, Intent::Modify(Box::new(modify))).await.map(|_| ())
+}
+
+const REFUSED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+/// Evictions that the controller has not seen yet.
+const MAX_DISRUPTED: usize = 2000;
+
+fn still_processed(name: &str) -> StatusError {
+    let detail = format!("The disruption budget {name} is still being processed by the server.");
+    StatusError::new(Reason::TooManyRequests, REFUSED)
+        .retry_after(10)
+        .cause("DisruptionBudget", "", detail)
 }
 
 /// Pods that have ended, or never began, disturb nobody when they go.
@@ -198,32 +250,109 @@ async fn take_disruption(registry: &Registry, pod: &Pod, dry_run: bool) -> Resul
             ));
         }
     };
+    if !is_ready(pod) && lets_unhealthy_go(budget) {
+        // It is not ready: its going disturbs nobody.
+        return Ok(());
+    }
     let mut ctx = registry.own_context::<PodDisruptionBudget>();
     ctx.subresource = "status".into();
     ctx.dry_run = dry_run;
-    let (name, pod_name) = (budget.name().to_owned(), pod.name().to_owned());
+    let pod_name = pod.name().to_owned();
     let modify = move |object: &mut dyn Object| {
         let budget = object.expect_mut::<PodDisruptionBudget>();
+        check_budget(budget)?;
         let status = budget.status.get_or_insert_default();
-        let allowed = status.disruptions_allowed.unwrap_or_default();
-        if allowed <= 0 {
-            let message = "Cannot evict pod as it would violate the pod's disruption budget.";
-            let detail = format!(
-                "The disruption budget {name} needs {} healthy pods and has {} currently",
-                status.desired_healthy.unwrap_or_default(),
-                status.current_healthy.unwrap_or_default()
-            );
-            return Err(StatusError::new(Reason::TooManyRequests, message).cause(
-                "DisruptionBudget",
-                "",
-                detail,
-            ));
-        }
-        status.disruptions_allowed = Some(allowed - 1);
+        status.disruptions_allowed = status.disruptions_allowed.map(|allowed| allowed - 1);
         let now = Time(base::clock::now_seconds());
         status.disrupted_pods.get_or_insert_default().insert(pod_name.clone(), now);
         Ok(())
     };
     let key = Key::new(budget.namespace(), budget.name());
     registry.write(&ctx, &key, Intent::Modify(Box::new(modify))).await.map(|_| ())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
+fn lets_unhealthy_go(budget: &PodDisruptionBudget) -> bool {
+    let policy =
+        budget.spec.as_ref().and_then(|spec| spec.unhealthy_pod_eviction_policy.as_deref());
+    let enough = budget.status.as_ref().is_some_and(|status| {
+        status.desired_healthy.unwrap_or(0) > 0 && status.current_healthy >= status.desired_healthy
+    });
+    policy == Some("AlwaysAllow") || enough
+}
+
+/// Whether one more pod may go.
+fn check_budget(budget: &PodDisruptionBudget) -> Result<(), StatusError> {
+    let name = budget.name();
+    let status = budget.status.clone().unwrap_or_default();
+    if status.observed_generation.unwrap_or(0) < budget.metadata.generation.unwrap_or(0) {
+        return Err(still_processed(name));
+    }
+    let forbidden = |why: &str| StatusError::forbidden("policy", "poddisruptionbudget", name, why);
+    let allowed = status.disruptions_allowed.unwrap_or(0);
+    if allowed < 0 {
+        return Err(forbidden("pdb disruptions allowed is negative"));
+    }
+    if status.disrupted_pods.as_ref().is_some_and(|all| all.len() > MAX_DISRUPTED) {
+        let why = "DisruptedPods map too big - too many evictions not confirmed by PDB controller";
+        return Err(forbidden(why));
+    }
+    if allowed > 0 {
+        return Ok(());
+    }
+    let conditions = status.conditions.unwrap_or_default();
+    let refusal = conditions.iter().find(|one| {
+        one.type_ == "DisruptionAllowed" && one.status == "False" && !one.message.is_empty()
+    });
+    let healthy = status.current_healthy.unwrap_or(0);
+    let desired = status.desired_healthy.unwrap_or(0);
+    let detail = match refusal {
+        Some(why) if why.reason == "SyncFailed" => format!(
+            "The disruption budget {name} does not allow evicting pods currently because it failed sync: {}",
+            why.message
+        ),
+        _ if healthy <= desired => format!(
+            "The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
+        ),
+        Some(why) => format!(
+            "The disruption budget {name} does not allow evicting pods currently ({}): {}",
+            why.reason, why.message
+        ),
+        None => format!("The disruption budget {name} does not allow evicting pods currently"),
+    };
+    Err(StatusError::new(Reason::TooManyRequests, REFUSED).cause("DisruptionBudget", "", detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn budgets_refuse_in_upstreams_words() {
+        let check = |status: Value, code: u16, detail: &str| {
+            let mut all = json!({"currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 3,
+                "disruptionsAllowed": 0, "observedGeneration": 1});
+            for (key, value) in status.as_object().unwrap() {
+                all[key] = value.clone();
+            }
+            let budget = from_value(json!({"metadata": {"name": "b", "generation": 1},
+                "status": all}))
+            .unwrap();
+            let error = check_budget(&budget).expect_err("refused");
+            let text = format!("{error:?}");
+            assert!(text.contains(detail) && text.contains(&code.to_string()), "{text}");
+        };
+        check(json!({}), 429, "The disruption budget b needs 2 healthy pods and has 2 currently");
+        check(json!({"observedGeneration": 0}), 429, "is still being processed by the server.");
+        check(json!({"disruptionsAllowed": -1}), 403, "pdb disruptions allowed is negative");
+        let failed = json!({"conditions": [{"type": "DisruptionAllowed", "status": "False",
+            "reason": "SyncFailed", "message": "why", "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+        check(failed, 429, "because it failed sync: why");
+    }
 }

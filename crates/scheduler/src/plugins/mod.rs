@@ -14,6 +14,7 @@ mod priority_sort;
 mod resources_fit;
 mod scheduling_gates;
 mod taint_toleration;
+mod volume_binding;
 
 use crate::framework::{ClusterEvent, Row};
 use crate::pod::PodInfo;
@@ -27,6 +28,7 @@ pub static PLUGINS: &[Row] = &[
     node_affinity::ROW,
     node_ports::ROW,
     resources_fit::ROW,
+    volume_binding::ROW,
     pod_topology_spread::ROW,
     inter_pod_affinity::ROW,
     default_preemption::ROW,
@@ -55,8 +57,8 @@ fn room_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
 }
 
 /// The hint of plugins that look at other pods.
-fn anything(_: &PodInfo, _: &ClusterEvent) -> bool {
-    true
+fn anything(_: &PodInfo, event: &ClusterEvent) -> bool {
+    !matches!(event, ClusterEvent::VolumesChanged)
 }
 
 fn never(_: &PodInfo, _: &ClusterEvent) -> bool {

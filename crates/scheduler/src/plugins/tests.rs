@@ -18,7 +18,7 @@ fn framework() -> Framework {
         Ok::<_, std::convert::Infallible>(Response::new(Full::<bytes::Bytes>::default()))
     });
     let _ = Tasks::new("unused");
-    Framework::new(PLUGINS, &Handle { client: client::Client::new(service, "test") })
+    Framework::new(PLUGINS, &Handle { client: client::Client::new(service, "test"), volumes: None })
 }
 
 fn node(name: &str, extra: Value) -> Value {

@@ -1,0 +1,126 @@
+//! ClusterRoles that are made of others: `aggregationRule` selects them by labels.
+//!
+//! In: ClusterRoles. Out: `rules`. Upstream: `pkg/controller/clusterroleaggregation`.
+
+use std::sync::Arc;
+
+use client::{
+    Api, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers,
+};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use machinery::selector::Selector;
+
+use crate::context::{Context, Descriptor};
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "clusterrole-aggregation-controller",
+    account: "clusterrole-aggregation-controller",
+    component: "clusterrole-aggregation-controller",
+    start,
+};
+
+const WORKERS: usize = 5;
+
+fn start(context: Context) {
+    let roles = context.informers.of::<ClusterRole>();
+    let queue: WorkQueue<ObjectKey> = WorkQueue::new("ClusterRoleAggregator");
+    let (adds, lister) = (queue.clone(), roles.lister());
+    // Any role may be a part of any other.
+    roles.subscribe(move |event| {
+        let same = event.old().is_some_and(|old| {
+            old.rules == event.object().rules
+                && old.metadata.labels == event.object().metadata.labels
+                && old.aggregation_rule == event.object().aggregation_rule
+        });
+        if same && !event.is_deleted() {
+            return;
+        }
+        for role in lister.list(None, &Selector::everything()) {
+            if role.aggregation_rule.is_some() {
+                adds.add(ObjectKey::of(&role.metadata));
+            }
+        }
+    });
+    let (tasks, lister) = (context.tasks.clone(), roles.lister());
+    tasks.clone().spawn("clusterrole-aggregation", async move {
+        roles.synced().await;
+        spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
+            let write = plan(&lister, &key);
+            let api: Api<ClusterRole> = context.client.api(None);
+            async move { carry_out(&api, write).await }
+        });
+    });
+}
+
+async fn carry_out(api: &Api<ClusterRole>, write: Option<ClusterRole>) -> Result<Outcome> {
+    let Some(role) = write else {
+        return Ok(Outcome::Done);
+    };
+    let name = role.metadata.name.clone().unwrap_or_default();
+    match api.replace(&name, &PostParams::default(), &role).await {
+        Err(error) if error.is_not_found() => Ok(Outcome::Done),
+        done => done.map(|_| Outcome::Done),
+    }
+}
+
+fn plan(lister: &Lister<ClusterRole>, key: &ObjectKey) -> Option<ClusterRole> {
+    let role = lister.get_key(key)?;
+    role.aggregation_rule.as_ref()?;
+    let rules = aggregate(&role, &lister.list(None, &Selector::everything()));
+    if role.rules.clone().unwrap_or_default() == rules {
+        return None;
+    }
+    let mut updated = (*role).clone();
+    updated.rules = Some(rules);
+    Some(updated)
+}
+
+/// The rules of the selected roles, by name, each once. Pure.
+fn aggregate(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Vec<PolicyRule> {
+    let selectors = role.aggregation_rule.as_ref().and_then(|rule| {
+        let all = rule.cluster_role_selectors.as_ref()?;
+        all.iter().map(|one| Selector::from_api(Some(one)).ok()).collect::<Option<Vec<_>>>()
+    });
+    let mut sorted: Vec<_> = all.iter().filter(|one| one.metadata.name != role.metadata.name).collect();
+    sorted.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    let mut rules: Vec<PolicyRule> = vec![];
+    for selector in selectors.unwrap_or_default() {
+        for part in sorted.iter().filter(|one| selector.matches(one.metadata.labels.as_ref())) {
+            for rule in part.rules.iter().flatten() {
+                if !rules.contains(rule) {
+                    rules.push(rule.clone());
+                }
+            }
+        }
+    }
+    rules
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn rules_are_gathered_once_in_order() {
+        let role = |name: &str, labels, verbs: &[&str]| -> Arc<ClusterRole> {
+            let rules: Vec<_> =
+                verbs.iter().map(|verb| json!({"verbs": [verb], "resources": ["pods"]})).collect();
+            let value = json!({"metadata": {"name": name, "labels": labels}, "rules": rules});
+            Arc::new(from_value(value).unwrap())
+        };
+        let part = json!({"part": "yes"});
+        let all = [
+            role("b", part.clone(), &["get", "watch"]),
+            role("a", part.clone(), &["list", "get"]),
+            role("c", json!({}), &["delete"]),
+        ];
+        let whole: ClusterRole = from_value(json!({"metadata": {"name": "whole"},
+            "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": part}]}}))
+        .unwrap();
+        let verbs: Vec<_> =
+            aggregate(&whole, &all).into_iter().flat_map(|rule| rule.verbs).collect();
+        assert_eq!(verbs, ["list", "get", "watch"]);
+    }
+}

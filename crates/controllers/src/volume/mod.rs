@@ -1,0 +1,305 @@
+//! PersistentVolumes: claims are bound to them, volumes without claims reclaimed.
+//!
+//! In: claims, volumes, classes. Out: both sides of a binding, phases, volumes of the built-in
+//! class. Upstream: `pkg/controller/volume/persistentvolume`. [`plan`] decides.
+
+mod ephemeral;
+mod expand;
+mod local_path;
+mod plan;
+mod protection;
+
+use std::sync::Arc;
+
+use client::{
+    Api, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue,
+    spawn_workers,
+};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use machinery::Time;
+use machinery::selector::Selector;
+
+use crate::context::{Context, Descriptor};
+pub use ephemeral::DESCRIPTOR as EPHEMERAL;
+pub use expand::DESCRIPTOR as EXPAND;
+use local_path::LocalPath;
+use plan::{Fate, Observed, Step};
+pub use protection::{CLAIMS as CLAIM_PROTECTION, VOLUMES as VOLUME_PROTECTION};
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "persistentvolume-binder-controller",
+    account: "persistent-volume-binder",
+    component: "persistentvolume-controller",
+    start,
+};
+
+/// One: two claims must not take one volume. A binding is a few writes.
+const WORKERS: usize = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Work {
+    Claim(ObjectKey),
+    Volume(ObjectKey),
+}
+
+struct Controller {
+    context: Context,
+    claims: Lister<PersistentVolumeClaim>,
+    volumes: Lister<PersistentVolume>,
+    classes: Lister<StorageClass>,
+    local_path: Option<LocalPath>,
+    queue: WorkQueue<Work>,
+}
+
+fn start(context: Context) {
+    let claims = context.informers.of::<PersistentVolumeClaim>();
+    let volumes = context.informers.of::<PersistentVolume>();
+    let classes = context.informers.of::<StorageClass>();
+    let controller = Arc::new(Controller {
+        claims: claims.lister(),
+        volumes: volumes.lister(),
+        classes: classes.lister(),
+        local_path: LocalPath::new(&context.options),
+        queue: WorkQueue::new("volumes"),
+        context,
+    });
+    let this = controller.clone();
+    claims.subscribe(move |event| {
+        this.queue.add(Work::Claim(event.key()));
+        let spec = event.object().spec.as_ref();
+        let volume = spec.and_then(|spec| spec.volume_name.as_deref());
+        if let Some(name) = volume.filter(|name| !name.is_empty()) {
+            this.queue.add(Work::Volume(ObjectKey::new("", name)));
+        }
+    });
+    let this = controller.clone();
+    volumes.subscribe(move |event| {
+        this.queue.add(Work::Volume(event.key()));
+        let spec = event.object().spec.as_ref();
+        match spec.and_then(|spec| spec.claim_ref.as_ref()) {
+            Some(claim) => this.queue.add(Work::Claim(ObjectKey::new(
+                claim.namespace.as_deref().unwrap_or_default(),
+                claim.name.as_deref().unwrap_or_default(),
+            ))),
+            None => this.wake_pending(),
+        }
+    });
+    let this = controller.clone();
+    classes.subscribe_raw(move |_| this.wake_pending());
+    let tasks = controller.context.tasks.clone();
+    tasks.clone().spawn("volumes", async move {
+        claims.synced().await;
+        volumes.synced().await;
+        classes.synced().await;
+        let queue = controller.queue.clone();
+        spawn_workers(&tasks, &queue, WORKERS, move |work| {
+            let this = controller.clone();
+            async move {
+                match work {
+                    Work::Claim(key) => this.claim(&key).await,
+                    Work::Volume(key) => this.volume(&key).await,
+                }
+            }
+        });
+    });
+}
+
+impl Controller {
+    fn wake_pending(&self) {
+        for claim in self.claims.list(None, &Selector::everything()) {
+            let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+            if phase != Some("Bound") {
+                self.queue.add(Work::Claim(ObjectKey::of(&claim.metadata)));
+            }
+        }
+    }
+
+    async fn claim(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(claim) = self.claims.get_key(key) else {
+            return Ok(Outcome::Done);
+        };
+        let observed = Observed {
+            claim: &claim,
+            volumes: &self.volumes.list(None, &Selector::everything()),
+            classes: &self.classes.list(None, &Selector::everything()),
+        };
+        let api: Api<PersistentVolumeClaim> = self.context.client.api(Some(&key.namespace));
+        match plan::of_claim(&observed) {
+            Step::Nothing => {}
+            Step::TakeClass(class) => {
+                let mut updated = (*claim).clone();
+                updated.spec.get_or_insert_default().storage_class_name = Some(class);
+                api.replace(&key.name, &PostParams::default(), &updated).await?;
+            }
+            Step::Bind(volume) => self.bind(&api, &claim, &volume).await?,
+            Step::Provision { class, node } => {
+                return self.provision(&api, &claim, &class, node.as_deref()).await;
+            }
+            Step::Lost(reason, message) => {
+                let known = claim.status.clone().unwrap_or_default();
+                if known.phase.as_deref() != Some("Lost") {
+                    let mut updated = (*claim).clone();
+                    updated.status.get_or_insert_default().phase = Some("Lost".into());
+                    api.replace_status(&key.name, &PostParams::default(), &updated).await?;
+                    let events = &self.context.events;
+                    events.event(&*claim, EventType::Warning, reason, message);
+                }
+            }
+            Step::Wait { reason, message, warning } => {
+                let kind = if warning { EventType::Warning } else { EventType::Normal };
+                self.context.events.event(&*claim, kind, reason, message);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The volume first: whoever writes its reference has it.
+    async fn bind(
+        &self,
+        api: &Api<PersistentVolumeClaim>,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+    ) -> Result<()> {
+        let volumes: Api<PersistentVolume> = self.context.client.api(None);
+        let volume_name = volume.metadata.name.as_deref().unwrap_or_default();
+        let mut volume = volume.clone();
+        if let Some(bound) = plan::bound_volume(&volume, claim) {
+            volume = volumes.replace(volume_name, &PostParams::default(), &bound).await?;
+        }
+        self.set_phase(&volume, "Bound").await?;
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        let mut claim = claim.clone();
+        if let Some(bound) = plan::bound_claim(&claim, &volume) {
+            claim = api.replace(name, &PostParams::default(), &bound).await?;
+        }
+        if let Some(status) = plan::bound_status(&claim, &volume) {
+            claim.status = Some(status);
+            api.replace_status(name, &PostParams::default(), &claim).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_phase(&self, volume: &PersistentVolume, phase: &str) -> Result<()> {
+        let known = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+        if known == Some(phase) {
+            return Ok(());
+        }
+        let mut updated = volume.clone();
+        let status = updated.status.get_or_insert_default();
+        status.phase = Some(phase.into());
+        status.last_phase_transition_time = Some(Time(base::clock::now_seconds()));
+        let volumes: Api<PersistentVolume> = self.context.client.api(None);
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        match volumes.replace_status(name, &PostParams::default(), &updated).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    async fn provision(
+        &self,
+        api: &Api<PersistentVolumeClaim>,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        node: Option<&str>,
+    ) -> Result<Outcome> {
+        let events = &self.context.events;
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        let annotations = claim.metadata.annotations.clone().unwrap_or_default();
+        if plan::PROVISIONER.iter().any(|key| annotations.get(*key) != Some(&class.provisioner)) {
+            let mut updated = claim.clone();
+            let annotations = updated.metadata.annotations.get_or_insert_default();
+            for key in plan::PROVISIONER {
+                annotations.insert(key.into(), class.provisioner.clone());
+            }
+            // The write comes back as an event, and with it this claim.
+            api.replace(name, &PostParams::default(), &updated).await?;
+            return Ok(Outcome::Done);
+        }
+        let ours = self.local_path.as_ref().filter(|_| class.provisioner == local_path::PROVISIONER);
+        let Some(ours) = ours else {
+            let message = format!(
+                "Waiting for a volume to be created either by the external provisioner '{}' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered.",
+                class.provisioner
+            );
+            events.event(claim, EventType::Normal, "ExternalProvisioning", message);
+            return Ok(Outcome::Done);
+        };
+        let volume = match ours.volume_for(claim, class, node) {
+            Ok(volume) => volume,
+            Err(why) => {
+                let message = format!(
+                    "failed to provision volume with StorageClass \"{}\": {why}",
+                    class.metadata.name.as_deref().unwrap_or_default()
+                );
+                events.event(claim, EventType::Warning, "ProvisioningFailed", message);
+                return Ok(Outcome::Backoff);
+            }
+        };
+        let volume_name = volume.metadata.name.clone().unwrap_or_default();
+        let volumes: Api<PersistentVolume> = self.context.client.api(None);
+        match volumes.create(&PostParams::default(), &volume).await {
+            Err(error) if error.is_already_exists() => {}
+            done => {
+                done?;
+                let message = format!("Successfully provisioned volume {volume_name}");
+                events.event(claim, EventType::Normal, "ProvisioningSucceeded", message);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    async fn volume(&self, key: &ObjectKey) -> Result<Outcome> {
+        let Some(volume) = self.volumes.get_key(key) else {
+            return Ok(Outcome::Done);
+        };
+        let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.clone());
+        let mut claim = None;
+        if let Some(reference) = &reference {
+            let namespace = reference.namespace.as_deref().unwrap_or_default();
+            let name = reference.name.as_deref().unwrap_or_default();
+            claim = self.claims.get(namespace, name);
+            if claim.is_none() {
+                // The cache may lag behind a claim that was just made.
+                let api: Api<PersistentVolumeClaim> = self.context.client.api(Some(namespace));
+                claim = api.get_opt(name).await?.map(Arc::new);
+            }
+        }
+        match plan::of_volume(&volume, claim.as_deref()) {
+            Fate::Phase(phase) => self.set_phase(&volume, phase).await?,
+            Fate::Delete => {
+                self.set_phase(&volume, "Released").await?;
+                self.reclaim(&volume).await?;
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Volumes of other provisioners are theirs to delete.
+    async fn reclaim(&self, volume: &PersistentVolume) -> Result<()> {
+        let annotations = volume.metadata.annotations.as_ref();
+        let by = annotations.and_then(|all| all.get(plan::PROVISIONED_BY));
+        let (Some(ours), true) =
+            (&self.local_path, by.is_some_and(|by| by == local_path::PROVISIONER))
+        else {
+            if by.is_none() {
+                let message = "error getting deleter volume plugin for volume: no deletable volume plugin matched";
+                let events = &self.context.events;
+                events.event(volume, EventType::Warning, "VolumeFailedDelete", message);
+                self.set_phase(volume, "Failed").await?;
+            }
+            return Ok(());
+        };
+        if let Err(why) = ours.remove(volume).await {
+            let events = &self.context.events;
+            events.event(volume, EventType::Warning, "VolumeFailedDelete", why);
+        }
+        let volumes: Api<PersistentVolume> = self.context.client.api(None);
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        match volumes.delete(name, &Default::default()).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            done => done.map(drop),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Keeps claims that pods use, and volumes that claims use, until they are free.
+//!
+//! In: claims, pods, volumes. Out: their finalizers.
+//! Upstream: `pkg/controller/volume/{pvcprotection,pvprotection}`.
+
+use std::sync::Arc;
+
+use client::{
+    Api, ErrorExt, Kind, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers,
+};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use machinery::ObjectMeta;
+use machinery::selector::Selector;
+
+use crate::context::{Context, Descriptor};
+use crate::pod;
+
+pub const CLAIMS: Descriptor = Descriptor {
+    name: "persistentvolumeclaim-protection-controller",
+    account: "pvc-protection-controller",
+    component: "pvc-protection-controller",
+    start: start_claims,
+};
+
+pub const VOLUMES: Descriptor = Descriptor {
+    name: "persistentvolume-protection-controller",
+    account: "pv-protection-controller",
+    component: "pv-protection-controller",
+    start: start_volumes,
+};
+
+const CLAIM: &str = "kubernetes.io/pvc-protection";
+const VOLUME: &str = "kubernetes.io/pv-protection";
+
+fn start_claims(context: Context) {
+    let claims = context.informers.of::<PersistentVolumeClaim>();
+    let pods = context.informers.of::<Pod>();
+    let queue: WorkQueue<ObjectKey> = WorkQueue::new("pvcprotection");
+    let adds = queue.clone();
+    claims.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
+    let adds = queue.clone();
+    pods.subscribe(move |event| {
+        let pod = event.object();
+        if event.is_deleted() || pod::is_finished(pod) {
+            for name in claims_of(pod) {
+                adds.add(ObjectKey::new(&event.key().namespace, &name));
+            }
+        }
+    });
+    let (tasks, known) = (context.tasks.clone(), claims.lister());
+    tasks.clone().spawn("pvc-protection", async move {
+        claims.synced().await;
+        pods.synced().await;
+        let pods: Lister<Pod> = pods.lister();
+        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
+            let claim = known.get_key(&key);
+            let client = context.client.clone();
+            let pods = pods.clone();
+            async move {
+                let Some(claim) = claim else { return Ok(Outcome::Done) };
+                let in_use = || {
+                    let name = claim.metadata.name.clone().unwrap_or_default();
+                    let all = pods.list(Some(&key.namespace), &Selector::everything());
+                    all.iter().any(|pod| uses(pod, &name))
+                };
+                let finalizers = plan(&claim.metadata, CLAIM, in_use);
+                write(&client.api(Some(&key.namespace)), &claim, finalizers).await
+            }
+        });
+    });
+}
+
+fn start_volumes(context: Context) {
+    let volumes = context.informers.of::<PersistentVolume>();
+    let queue: WorkQueue<ObjectKey> = WorkQueue::new("pvprotection");
+    let adds = queue.clone();
+    volumes.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
+    let (tasks, known) = (context.tasks.clone(), volumes.lister());
+    tasks.clone().spawn("pv-protection", async move {
+        volumes.synced().await;
+        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
+            let volume = known.get_key(&key);
+            let client = context.client.clone();
+            async move {
+                let Some(volume) = volume else { return Ok(Outcome::Done) };
+                let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
+                let finalizers = plan(&volume.metadata, VOLUME, || phase == Some("Bound"));
+                write(&client.api(None), &volume, finalizers).await
+            }
+        });
+    });
+}
+
+/// Names of the claims that a pod mounts.
+pub fn claims_of(pod: &Pod) -> Vec<String> {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    volumes
+        .filter_map(|volume| {
+            let named = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.clone());
+            let own = || format!("{name}-{}", volume.name);
+            named.or_else(|| volume.ephemeral.as_ref().map(|_| own()))
+        })
+        .collect()
+}
+
+/// A pod that was never placed, or has ended, holds nothing.
+fn uses(pod: &Pod, claim: &str) -> bool {
+    let waits_in_vain = pod::node_name(pod).is_empty() && pod::is_deleting(pod);
+    !pod::is_finished(pod) && !waits_in_vain && claims_of(pod).iter().any(|name| name == claim)
+}
+
+/// The finalizers to write, if others than are there. Pure.
+fn plan(meta: &ObjectMeta, ours: &str, in_use: impl Fn() -> bool) -> Option<Vec<String>> {
+    let mut all = meta.finalizers.clone().unwrap_or_default();
+    let has = all.iter().any(|one| one == ours);
+    match (meta.deletion_timestamp.is_some(), has) {
+        (false, false) => all.push(ours.into()),
+        (true, true) if !in_use() => all.retain(|one| one != ours),
+        _ => return None,
+    }
+    Some(all)
+}
+
+async fn write<T: Kind>(
+    api: &Api<T>,
+    object: &Arc<T>,
+    finalizers: Option<Vec<String>>,
+) -> Result<Outcome> {
+    let Some(finalizers) = finalizers else {
+        return Ok(Outcome::Done);
+    };
+    let mut updated = (**object).clone();
+    updated.metadata_mut().finalizers = (!finalizers.is_empty()).then_some(finalizers);
+    let name = object.metadata().name.clone().unwrap_or_default();
+    match api.replace(&name, &PostParams::default(), &updated).await {
+        Err(error) if error.is_not_found() => Ok(Outcome::Done),
+        done => done.map(|_| Outcome::Done),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn finalizers_come_and_go() {
+        let check = |meta: Value, in_use: bool, expected: Option<&[&str]>| {
+            let found = plan(&from_value(meta.clone()).unwrap(), CLAIM, || in_use);
+            let expected =
+                expected.map(|all| all.iter().map(|one| one.to_string()).collect::<Vec<_>>());
+            assert_eq!(found, expected, "{meta}");
+        };
+        check(json!({}), false, Some(&[CLAIM]));
+        check(json!({"finalizers": [CLAIM]}), true, None);
+        let going = json!({"finalizers": ["x", CLAIM], "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        check(going.clone(), true, None);
+        check(going, false, Some(&["x"]));
+    }
+
+    #[test]
+    fn pods_hold_what_they_mount() {
+        let check = |pod: Value, expected: bool| {
+            let pod: Pod = from_value(pod.clone()).unwrap();
+            assert_eq!(uses(&pod, "data"), expected, "{pod:?}");
+        };
+        let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
+        let spec = json!({"containers": [], "volumes": volumes});
+        check(json!({"metadata": {"name": "p"}, "spec": spec}), true);
+        check(json!({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Failed"}}), false);
+        let own = json!({"containers": [], "volumes": [{"name": "data", "ephemeral": {}}]});
+        let pod: Pod = from_value(json!({"metadata": {"name": "p"}, "spec": own})).unwrap();
+        assert_eq!(claims_of(&pod), ["p-data"]);
+    }
+}

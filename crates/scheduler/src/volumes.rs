@@ -1,0 +1,81 @@
+//! Claims, volumes and classes, as plugins see them.
+//!
+//! Upstream: the listers and the `SchedulerVolumeBinder` that VolumeBinding is made with.
+
+use std::sync::Arc;
+
+use client::{Informer, Informers};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PodSpec};
+use k8s_openapi::api::storage::v1::StorageClass;
+use machinery::selector::Selector;
+use tokio::sync::watch;
+
+#[derive(Clone)]
+pub struct Volumes {
+    claims: Informer<PersistentVolumeClaim>,
+    volumes: Informer<PersistentVolume>,
+    classes: Informer<StorageClass>,
+    /// Counts changes, for those that wait for one.
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Volumes {
+    pub fn new(informers: &Informers) -> Self {
+        Self {
+            claims: informers.of(),
+            volumes: informers.of(),
+            classes: informers.of(),
+            changes: Arc::new(watch::channel(0).0),
+        }
+    }
+
+    pub fn subscribe(&self, wake: impl Fn() + Send + Sync + Clone + 'static) {
+        let changes = self.changes.clone();
+        let changed = move || {
+            changes.send_modify(|count| *count += 1);
+            wake();
+        };
+        let (first, second) = (changed.clone(), changed.clone());
+        self.claims.subscribe_raw(move |_| first());
+        self.volumes.subscribe_raw(move |_| second());
+        self.classes.subscribe_raw(move |_| changed());
+    }
+
+    pub async fn synced(&self) {
+        self.claims.synced().await;
+        self.volumes.synced().await;
+        self.classes.synced().await;
+    }
+
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub fn claim(&self, namespace: &str, name: &str) -> Option<Arc<PersistentVolumeClaim>> {
+        self.claims.lister().get(namespace, name)
+    }
+
+    pub fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
+        self.volumes.lister().get("", name)
+    }
+
+    pub fn volumes(&self) -> Vec<Arc<PersistentVolume>> {
+        self.volumes.lister().list(None, &Selector::everything())
+    }
+
+    pub fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
+        self.classes.lister().get("", name)
+    }
+}
+
+/// Names of the claims that a pod mounts, its ephemeral ones among them.
+pub fn claims_of(pod: &str, spec: &PodSpec) -> Vec<String> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes
+        .filter_map(|volume| {
+            let named = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.clone());
+            let own = || format!("{pod}-{}", volume.name);
+            named.or_else(|| volume.ephemeral.as_ref().map(|_| own()))
+        })
+        .collect()
+}
