@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::Resource;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::api::{
     admissionregistration, apps, authentication, authorization, autoscaling, batch, certificates,
     coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource,
     scheduling, storage,
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
 use machinery::object::{Codec, Typed};
 

@@ -43,9 +43,7 @@ pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&Arc<StorageClass>
 }
 
 pub fn waits_for_consumer(class: Option<&StorageClass>) -> bool {
-    class.is_some_and(|class| {
-        class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
-    })
+    class.is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"))
 }
 
 pub fn size(claim: &PersistentVolumeClaim) -> Amount {
@@ -68,9 +66,10 @@ pub fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool 
     reference.is_some_and(|reference| {
         reference.name == claim.metadata.name
             && reference.namespace == claim.metadata.namespace
-            && reference.uid.as_ref().is_none_or(|uid| {
-                uid.is_empty() || Some(uid) == claim.metadata.uid.as_ref()
-            })
+            && reference
+                .uid
+                .as_ref()
+                .is_none_or(|uid| uid.is_empty() || Some(uid) == claim.metadata.uid.as_ref())
     })
 }
 

@@ -81,7 +81,8 @@ fn aggregate(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Vec<PolicyRule> {
         let all = rule.cluster_role_selectors.as_ref()?;
         all.iter().map(|one| Selector::from_api(Some(one)).ok()).collect::<Option<Vec<_>>>()
     });
-    let mut sorted: Vec<_> = all.iter().filter(|one| one.metadata.name != role.metadata.name).collect();
+    let mut sorted: Vec<_> =
+        all.iter().filter(|one| one.metadata.name != role.metadata.name).collect();
     sorted.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
     let mut rules: Vec<PolicyRule> = vec![];
     for selector in selectors.unwrap_or_default() {

@@ -7,9 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{
-    Api, DeleteParams, ErrorExt, Outcome, Result, WorkQueue, spawn_workers,
-};
+use client::{Api, DeleteParams, ErrorExt, Outcome, Result, WorkQueue, spawn_workers};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
@@ -91,8 +89,10 @@ mod tests {
             assert_eq!(left, Some(Duration::from_secs(hours * 3600)), "{conditions}");
         };
         check(json!([]), 24);
-        let at = |kind: &str| json!([{"type": kind, "status": "True",
-            "lastUpdateTime": "2026-01-01T01:00:00Z"}]);
+        let at = |kind: &str| {
+            json!([{"type": kind, "status": "True",
+            "lastUpdateTime": "2026-01-01T01:00:00Z"}])
+        };
         check(at("Approved"), 2);
         check(at("Denied"), 2);
         check(at("Failed"), 2);

@@ -204,9 +204,8 @@ impl Controller {
     ) -> std::result::Result<Option<(String, i32)>, String> {
         let ours = |uid: &Option<String>| uid.as_ref() == Some(&owner.uid);
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-        let one = |uid: &str, replicas: Option<i32>| {
-            Ok(Some((uid.to_owned(), replicas.unwrap_or(1))))
-        };
+        let one =
+            |uid: &str, replicas: Option<i32>| Ok(Some((uid.to_owned(), replicas.unwrap_or(1))));
         match (owner.kind.as_str(), group) {
             (ReplicaSet::KIND, "apps" | "extensions") => {
                 let Some(set) = self.replica_sets.get(namespace, &owner.name) else {
@@ -251,8 +250,7 @@ impl Controller {
     ) -> std::result::Result<Option<(String, i32)>, String> {
         let client = &self.context.client;
         let (group, version) = owner.api_version.split_once('/').unwrap_or(("", "v1"));
-        let (all, _) =
-            client::discovery::preferred(client).await.map_err(|error| error.text())?;
+        let (all, _) = client::discovery::preferred(client).await.map_err(|error| error.text())?;
         let known = all.iter().find(|one| one.kind == owner.kind && one.gvr.group == group);
         let Some(known) = known else { return Ok(None) };
         let gvr = Gvr::new(group, version, &known.gvr.resource);
@@ -264,7 +262,8 @@ impl Controller {
             }
             Ok(_) => Ok(None),
             Err(error) if error.is_not_found() => {
-                if client.get_raw(&gvr.object(Some(namespace), &owner.name), "application/json")
+                if client
+                    .get_raw(&gvr.object(Some(namespace), &owner.name), "application/json")
                     .await
                     .is_ok()
                 {
@@ -329,8 +328,7 @@ struct Total {
 
 fn needs_scale(budget: &PodDisruptionBudget) -> bool {
     budget.spec.as_ref().is_some_and(|spec| {
-        spec.max_unavailable.is_some()
-            || matches!(spec.min_available, Some(IntOrString::String(_)))
+        spec.max_unavailable.is_some() || matches!(spec.min_available, Some(IntOrString::String(_)))
     })
 }
 
@@ -384,11 +382,7 @@ fn plan(
 }
 
 /// Nothing may be evicted while nobody can tell. Pure.
-fn failed(
-    budget: &PodDisruptionBudget,
-    why: &str,
-    now: Timestamp,
-) -> PodDisruptionBudgetStatus {
+fn failed(budget: &PodDisruptionBudget, why: &str, now: Timestamp) -> PodDisruptionBudgetStatus {
     let mut status = budget.status.clone().unwrap_or_default();
     status.disruptions_allowed = Some(0);
     let seen = status.observed_generation;
@@ -415,8 +409,7 @@ fn with_condition(
         reason: reason.into(),
         message: message.into(),
         observed_generation: generation,
-        last_transition_time: since
-            .unwrap_or_else(|| Time(crate::replicaset::seconds(now))),
+        last_transition_time: since.unwrap_or_else(|| Time(crate::replicaset::seconds(now))),
     };
     match at {
         Some(at) => all[at] = condition,
@@ -458,8 +451,7 @@ mod tests {
                 "expectedPods": 0});
             let budget = budget(spec.clone(), status);
             let (status, _) = plan(&budget, &pods(count, ready), scale, now());
-            let found =
-                (status.expected_pods, status.desired_healthy, status.disruptions_allowed);
+            let found = (status.expected_pods, status.desired_healthy, status.disruptions_allowed);
             let (pods, desired, allowed) = expected;
             assert_eq!(found, (Some(pods), Some(desired), Some(allowed)), "{spec}");
         };

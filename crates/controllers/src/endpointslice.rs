@@ -74,6 +74,8 @@ fn start(context: Context) {
     slices.subscribe_raw(move |event| this.slice_event(event));
     let this = controller.clone();
     pods.subscribe_raw(move |event| service::wake_services(&this.services, &this.queue, event));
+    let this = controller.clone();
+    nodes.subscribe_raw(move |event| this.node_event(event));
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("endpointslice", async move {
         services.synced().await;
@@ -375,6 +377,26 @@ impl Controller {
         self.unseen.lock().expect("no panic while held")
     }
 
+    /// Nodes come late and go: their pods' services have other endpoints then.
+    fn node_event(&self, event: &RawEvent) {
+        if matches!(event, RawEvent::Applied { old: Some(_), .. }) {
+            return;
+        }
+        let node = &event.entry().header.key.name;
+        for pod in self.pods.list(None, &Selector::everything()) {
+            if pod::node_name(&pod) != &**node {
+                continue;
+            }
+            for service in
+                self.services.list(pod.metadata.namespace.as_deref(), &Selector::everything())
+            {
+                if service::selector(&service).matches(pod.metadata.labels.as_ref()) {
+                    self.queue.add(ObjectKey::of(&service.metadata));
+                }
+            }
+        }
+    }
+
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
         let Some(service) = self.services.get_key(key).filter(|one| service::is_selecting(one))
         else {
@@ -389,7 +411,14 @@ impl Controller {
             return Ok(Outcome::After(LOST));
         }
         let namespace = &*key.namespace;
-        let pods = self.pods.list(Some(namespace), &service::selector(&service));
+        let mut pods = self.pods.list(Some(namespace), &service::selector(&service));
+        // A pod of a node that is not there (yet, or any more) cannot be reached.
+        if !service::publishes_not_ready(&service) {
+            pods.retain(|pod| {
+                let node = pod::node_name(pod);
+                node.is_empty() || self.nodes.get("", node).is_some()
+            });
+        }
         let zone_of = |node: &str| {
             let node = self.nodes.get("", node)?;
             node.metadata.labels.as_ref()?.get(ZONE).cloned()

@@ -13,9 +13,7 @@ use client::{
     WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset, Endpoints, Service};
-use k8s_openapi::api::discovery::v1::{
-    Endpoint, EndpointConditions, EndpointPort, EndpointSlice,
-};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
@@ -324,7 +322,9 @@ mod tests {
         let told: Vec<_> = made
             .create
             .iter()
-            .map(|slice| format!("{} {}", slice.address_type, slice.endpoints.as_ref().map_or(0, Vec::len)))
+            .map(|slice| {
+                format!("{} {}", slice.address_type, slice.endpoints.as_ref().map_or(0, Vec::len))
+            })
             .collect();
         assert_eq!(told, ["IPv4 2", "IPv6 1"]);
         assert_eq!(made.warning.unwrap().0, "InvalidIPAddress");

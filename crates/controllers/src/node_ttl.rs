@@ -4,9 +4,7 @@
 
 use std::sync::Arc;
 
-use client::{
-    Api, ErrorExt, Outcome, Patch, PatchParams, WorkQueue, spawn_workers,
-};
+use client::{Api, ErrorExt, Outcome, Patch, PatchParams, WorkQueue, spawn_workers};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 

@@ -247,8 +247,7 @@ mod tests {
                 .unwrap(),
             )
         };
-        let service =
-            from_value(json!({"metadata": {}, "spec": {"type": "NodePort", "ports": [
+        let service = from_value(json!({"metadata": {}, "spec": {"type": "NodePort", "ports": [
                 {"port": 1}, {"port": 2}]}}));
         let observed = Observed {
             pods: &[pod("100m"), pod("1")],

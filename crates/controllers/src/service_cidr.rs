@@ -217,9 +217,8 @@ mod tests {
         let ready = || Step::Condition("True", "", "Kubernetes Service CIDR is ready");
         check(json!({}), &[], &[], &[Step::AddFinalizer, ready()]);
         check(json!({"finalizers": [FINALIZER]}), &[], &[], &[ready()]);
-        let going = || {
-            json!({"finalizers": [FINALIZER], "deletionTimestamp": "2026-01-01T00:00:00Z"})
-        };
+        let going =
+            || json!({"finalizers": [FINALIZER], "deletionTimestamp": "2026-01-01T00:00:00Z"});
         check(going(), &[], &[], &[Step::RemoveFinalizer]);
         let held = plan(
             &range("one", "10.0.0.0/24", going()),

@@ -178,6 +178,8 @@ impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
 
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         self.parts.prepare_create(object);
+        // The cleared status has defaults, too.
+        (self.default)(object.expect_mut());
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {

@@ -246,7 +246,10 @@ mod tests {
         });
         Framework::new(
             TABLE,
-            &crate::framework::Handle { client: client::Client::new(service, "test"), volumes: None },
+            &crate::framework::Handle {
+                client: client::Client::new(service, "test"),
+                volumes: None,
+            },
         )
     }
 

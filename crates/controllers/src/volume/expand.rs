@@ -5,9 +5,7 @@
 
 use std::sync::Arc;
 
-use client::{
-    Api, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers,
-};
+use client::{Api, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::quantity::Amount;

@@ -126,7 +126,7 @@ impl Controller {
         };
         let api: Api<PersistentVolumeClaim> = self.context.client.api(Some(&key.namespace));
         match plan::of_claim(&observed) {
-            Step::Nothing => {}
+            Step::Nothing => self.set_pending(&api, &claim).await?,
             Step::TakeClass(class) => {
                 let mut updated = (*claim).clone();
                 updated.spec.get_or_insert_default().storage_class_name = Some(class);
@@ -149,9 +149,28 @@ impl Controller {
             Step::Wait { reason, message, warning } => {
                 let kind = if warning { EventType::Warning } else { EventType::Normal };
                 self.context.events.event(&*claim, kind, reason, message);
+                self.set_pending(&api, &claim).await?;
             }
         }
         Ok(Outcome::Done)
+    }
+
+    async fn set_pending(
+        &self,
+        api: &Api<PersistentVolumeClaim>,
+        claim: &PersistentVolumeClaim,
+    ) -> Result<()> {
+        let known = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+        if known == Some("Pending") || claim.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let mut updated = claim.clone();
+        updated.status.get_or_insert_default().phase = Some("Pending".into());
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        match api.replace_status(name, &PostParams::default(), &updated).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            done => done.map(drop),
+        }
     }
 
     /// The volume first: whoever writes its reference has it.
@@ -217,7 +236,8 @@ impl Controller {
             api.replace(name, &PostParams::default(), &updated).await?;
             return Ok(Outcome::Done);
         }
-        let ours = self.local_path.as_ref().filter(|_| class.provisioner == local_path::PROVISIONER);
+        let ours =
+            self.local_path.as_ref().filter(|_| class.provisioner == local_path::PROVISIONER);
         let Some(ours) = ours else {
             let message = format!(
                 "Waiting for a volume to be created either by the external provisioner '{}' or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered.",

@@ -18,10 +18,8 @@ pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-pub const PROVISIONER: [&str; 2] = [
-    "volume.beta.kubernetes.io/storage-provisioner",
-    "volume.kubernetes.io/storage-provisioner",
-];
+pub const PROVISIONER: [&str; 2] =
+    ["volume.beta.kubernetes.io/storage-provisioner", "volume.kubernetes.io/storage-provisioner"];
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 pub struct Observed<'a> {
@@ -38,9 +36,16 @@ pub enum Step {
     /// Both sides refer to each other afterwards.
     Bind(Arc<PersistentVolume>),
     /// Somebody else has to make a volume.
-    Provision { class: Arc<StorageClass>, node: Option<String> },
+    Provision {
+        class: Arc<StorageClass>,
+        node: Option<String>,
+    },
     Lost(&'static str, String),
-    Wait { reason: &'static str, message: String, warning: bool },
+    Wait {
+        reason: &'static str,
+        message: String,
+        warning: bool,
+    },
 }
 
 fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
@@ -59,7 +64,8 @@ pub fn of_claim(observed: &Observed) -> Step {
     let completed = annotation(claim, BIND_COMPLETED).is_some();
     let Some(name) = named else {
         return if completed {
-            let message = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
+            let message =
+                "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
             Step::Lost("ClaimLost", message.into())
         } else {
             unbound(observed)
@@ -126,9 +132,7 @@ fn unbound(observed: &Observed) -> Step {
             warning: true,
         },
         Some(class) if class.provisioner == NO_PROVISIONER => no_volume(),
-        Some(class) => {
-            Step::Provision { class: class.clone(), node: node.map(str::to_owned) }
-        }
+        Some(class) => Step::Provision { class: class.clone(), node: node.map(str::to_owned) },
     }
 }
 
@@ -278,11 +282,16 @@ mod tests {
             volume("large", "10Gi", json!({})),
             volume("small", "500Mi", json!({})),
             volume("fit", "2Gi", json!({})),
-            volume("taken", "1Gi", json!({"claimRef": {"name": "x", "namespace": "ns", "uid": "x"}})),
+            volume(
+                "taken",
+                "1Gi",
+                json!({"claimRef": {"name": "x", "namespace": "ns", "uid": "x"}}),
+            ),
             volume("gold", "1Gi", json!({"storageClassName": "gold"})),
             volume("mine", "5Gi", json!({"claimRef": {"name": "mine", "namespace": "ns"}})),
         ];
-        let classes = [class("gold", "Immediate", false), class("late", "WaitForFirstConsumer", true)];
+        let classes =
+            [class("gold", "Immediate", false), class("late", "WaitForFirstConsumer", true)];
         let check = |meta: Value, spec: Value, with_classes: bool, expected: &str| {
             let claim = claim(meta, spec.clone());
             let classes = if with_classes { &classes[..] } else { &[] };
@@ -308,8 +317,12 @@ mod tests {
         let selected = json!({"annotations": {SELECTED_NODE: "n1"}});
         check(selected, json!({"storageClassName": "late"}), true, "provision late Some(\"n1\")");
         check(json!({"name": "mine"}), json!({"storageClassName": ""}), true, "bind mine");
-        check(none(), json!({"storageClassName": "", "accessModes": ["ReadWriteMany"]}), true,
-            "FailedBinding");
+        check(
+            none(),
+            json!({"storageClassName": "", "accessModes": ["ReadWriteMany"]}),
+            true,
+            "FailedBinding",
+        );
         check(none(), json!({"volumeName": "taken"}), true, "FailedBinding");
         check(none(), json!({"volumeName": "later"}), true, "nothing");
         let done = json!({"annotations": {BIND_COMPLETED: "yes"}});
@@ -340,7 +353,11 @@ mod tests {
         };
         let reference = json!({"name": "data", "namespace": "ns", "uid": "claim"});
         check(json!({}), false, Fate::Phase("Available"));
-        check(json!({"claimRef": {"name": "data", "namespace": "ns"}}), true, Fate::Phase("Available"));
+        check(
+            json!({"claimRef": {"name": "data", "namespace": "ns"}}),
+            true,
+            Fate::Phase("Available"),
+        );
         check(json!({"claimRef": reference}), true, Fate::Phase("Bound"));
         check(json!({"claimRef": reference}), false, Fate::Phase("Released"));
         let deleted = json!({"claimRef": reference, "persistentVolumeReclaimPolicy": "Delete"});

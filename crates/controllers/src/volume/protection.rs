@@ -155,7 +155,8 @@ mod tests {
         };
         check(json!({}), false, Some(&[CLAIM]));
         check(json!({"finalizers": [CLAIM]}), true, None);
-        let going = json!({"finalizers": ["x", CLAIM], "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let going =
+            json!({"finalizers": ["x", CLAIM], "deletionTimestamp": "2026-01-01T00:00:00Z"});
         check(going.clone(), true, None);
         check(going, false, Some(&["x"]));
     }
@@ -169,7 +170,10 @@ mod tests {
         let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
         let spec = json!({"containers": [], "volumes": volumes});
         check(json!({"metadata": {"name": "p"}, "spec": spec}), true);
-        check(json!({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Failed"}}), false);
+        check(
+            json!({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Failed"}}),
+            false,
+        );
         let own = json!({"containers": [], "volumes": [{"name": "data", "ephemeral": {}}]});
         let pod: Pod = from_value(json!({"metadata": {"name": "p"}, "spec": own})).unwrap();
         assert_eq!(claims_of(&pod), ["p-data"]);

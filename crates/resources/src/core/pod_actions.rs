@@ -221,9 +221,11 @@ const MAX_DISRUPTED: usize = 2000;
 
 fn still_processed(name: &str) -> StatusError {
     let detail = format!("The disruption budget {name} is still being processed by the server.");
-    StatusError::new(Reason::TooManyRequests, REFUSED)
-        .retry_after(10)
-        .cause("DisruptionBudget", "", detail)
+    StatusError::new(Reason::TooManyRequests, REFUSED).retry_after(10).cause(
+        "DisruptionBudget",
+        "",
+        detail,
+    )
 }
 
 /// Pods that have ended, or never began, disturb nobody when they go.

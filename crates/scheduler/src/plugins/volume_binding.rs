@@ -81,8 +81,8 @@ impl VolumeBinding {
         let no = Rejection::unresolvable;
         for name in &pod.claims {
             let claim = self.volumes.claim(&pod.key.namespace, name);
-            let claim = claim
-                .ok_or_else(|| no(format!("persistentvolumeclaim \"{name}\" not found")))?;
+            let claim =
+                claim.ok_or_else(|| no(format!("persistentvolumeclaim \"{name}\" not found")))?;
             if claim.metadata.deletion_timestamp.is_some() {
                 return Err(no(format!("persistentvolumeclaim \"{name}\" is being deleted")));
             }
@@ -106,9 +106,7 @@ impl VolumeBinding {
             match class.filter(|class| api::volumes::waits_for_consumer(Some(class))) {
                 Some(class) => found.waiting.push((claim, class)),
                 None => {
-                    return Err(no(
-                        "pod has unbound immediate PersistentVolumeClaims".to_owned()
-                    ));
+                    return Err(no("pod has unbound immediate PersistentVolumeClaims".to_owned()));
                 }
             }
         }
@@ -164,7 +162,9 @@ impl Filter for VolumeBinding {
             let annotations = claim.metadata.annotations.as_ref();
             let selected = annotations.and_then(|all| all.get(SELECTED_NODE));
             if selected.is_some_and(|selected| *selected != node.name) {
-                return Err(Rejection::unresolvable("node(s) didn't find available persistent volumes to bind"));
+                return Err(Rejection::unresolvable(
+                    "node(s) didn't find available persistent volumes to bind",
+                ));
             }
             match Self::choose(&found.free, claim, &node.name, &node.labels, &taken) {
                 Some(volume) => taken.push(volume),
@@ -259,8 +259,7 @@ impl VolumeBinding {
         if annotations.and_then(|all| all.get(SELECTED_NODE)).is_some_and(|known| known == node) {
             return Ok(());
         }
-        let api: Api<PersistentVolumeClaim> =
-            self.client.api(claim.metadata.namespace.as_deref());
+        let api: Api<PersistentVolumeClaim> = self.client.api(claim.metadata.namespace.as_deref());
         let patch = json!({"metadata": {"uid": claim.metadata.uid,
             "annotations": {SELECTED_NODE: node}}});
         let name = claim.metadata.name.clone().unwrap_or_default();
