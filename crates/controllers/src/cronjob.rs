@@ -334,7 +334,14 @@ fn plan(cron: &CronJob, now: Timestamp) -> Plan {
             return plan;
         }
     };
-    let missed = match Missed::count(cron, now, &schedule, true) {
+    start_if_due(cron, now, &schedule, plan)
+}
+
+/// With a schedule that can be read. Pure.
+fn start_if_due(cron: &CronJob, now: Timestamp, schedule: &Schedule, mut plan: Plan) -> Plan {
+    let spec = &cron.spec;
+    let warn = |reason, message| (EventType::Warning, reason, message);
+    let missed = match Missed::count(cron, now, schedule, true) {
         Ok(missed) => missed,
         Err(error) => {
             let message = format!("invalid schedule: {} : {error}", spec.schedule);
@@ -342,7 +349,7 @@ fn plan(cron: &CronJob, now: Timestamp) -> Plan {
             return plan;
         }
     };
-    plan.wait = until_next(cron, now, &schedule);
+    plan.wait = until_next(cron, now, schedule);
     let Some(at) = missed.last else {
         return plan;
     };
@@ -376,7 +383,7 @@ fn plan(cron: &CronJob, now: Timestamp) -> Plan {
         _ => {}
     }
     plan.create = Some(at);
-    plan.wait = until_next_after(&schedule, at, now);
+    plan.wait = until_next_after(schedule, at, now);
     plan
 }
 
