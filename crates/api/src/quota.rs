@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
-use machinery::quantity::Amount;
+use machinery::quantity::{Amount, Format};
 
 pub type Amounts = BTreeMap<String, Quantity>;
 
@@ -317,23 +317,15 @@ pub fn add<'a>(total: &mut Amounts, more: impl IntoIterator<Item = (&'a String, 
     for (name, amount) in more {
         match total.get_mut(name) {
             None => {
-                total.insert(name.clone(), canonical(value(amount), is_binary(amount)));
+                let format = Format::of(&amount.0);
+                total.insert(name.clone(), Quantity(value(amount).canonical(format)));
             }
             Some(known) => {
-                let zero = value(known) == Amount::default();
-                let binary = if zero { is_binary(amount) } else { is_binary(known) };
-                *known = canonical(value(known) + value(amount), binary);
+                let format = Format::of(if value(known).is_zero() { &amount.0 } else { &known.0 });
+                *known = Quantity((value(known) + value(amount)).canonical(format));
             }
         }
     }
-}
-
-fn is_binary(quantity: &Quantity) -> bool {
-    quantity.0.ends_with('i')
-}
-
-fn canonical(amount: Amount, binary: bool) -> Quantity {
-    Quantity(amount.canonical(binary))
 }
 
 #[cfg(test)]
