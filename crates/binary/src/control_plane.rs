@@ -8,11 +8,13 @@ use anyhow::Context;
 use apiserver::authz::Authorizer;
 use apiserver::request::UserInfo;
 use apiserver::serve::Page;
+use auth::request_header::RequestHeader;
 use auth::service_account::{ServiceAccounts, TokenKeys, TokenRequests};
 use auth::{Authenticators, Authorizers, Masters, Rbac, bootstrap_token, node, tokens, x509};
 use base::task::Tasks;
 use client::Client;
 use extensions::Extensions;
+use extensions::aggregation::Aggregation;
 use ipnet::IpNet;
 use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
 use pki::{Component, Issued, Pki, Profile, San};
@@ -135,12 +137,19 @@ pub async fn start_with(
     set_admission(flags, &registry, rbac, &authorizers)?;
     let bearer = Arc::new(bearer_tokens(&registry, keys));
     add_reviews(&registry, &authorizers, &bearer);
+    let front_proxy = pki.component(Component::FrontProxyClient)?;
+    let vouches = vec![Component::FrontProxyClient.identity().user];
     let authenticators = Authenticators(vec![
+        Box::new(RequestHeader::new(pki.front_proxy_ca.cert_pem(), vouches)?),
         Box::new(x509::X509::new(&credentials.client_ca_pem)?),
         Box::new(SharedTokens(bearer)),
     ]);
     let extensions = Extensions::new();
     extensions.start(&registry, tasks).await;
+    let aggregation = Aggregation::new(extensions::aggregation::Identity {
+        cert_pem: front_proxy.cert_pem,
+        key_pem: front_proxy.key_pem,
+    });
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         anonymous: credentials.anonymous,
@@ -148,6 +157,7 @@ pub async fn start_with(
         group_order: api::GROUP_ORDER,
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         protobuf: Some(api::protobuf::descriptors),
+        aggregator: Some(Arc::new(aggregation.clone())),
         ..apiserver::serve::Options::default()
     };
     let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];
@@ -171,6 +181,7 @@ pub async fn start_with(
     auth::rbac::bootstrap::reconcile(&registry)
         .await
         .context("cannot write the bootstrap roles")?;
+    aggregation.start(&registry, tasks);
     hooks.iter().for_each(apiserver::health::Hook::done);
     Ok(ControlPlane { server, port, address })
 }
@@ -192,10 +203,12 @@ const HOOKS: &[&str] = &[
     "scheduling/bootstrap-system-priority-classes",
     "bootstrap-controller",
     "start-kubernetes-service-cidr-controller",
+    "aggregator-reload-proxy-client-cert",
     "start-kube-aggregator-informers",
     "apiservice-status-local-available-controller",
     "apiservice-status-remote-available-controller",
     "apiservice-registration-controller",
+    "apiservice-wait-for-first-sync",
     "apiservice-discovery-controller",
     "kube-apiserver-autoregistration",
     "apiservice-openapi-controller",

@@ -9,6 +9,7 @@
 //! In: a registry. Out: rows that come and go while it runs. Custom resources take the same write
 //! path as all others; this crate says only how their kinds behave.
 
+pub mod aggregation;
 mod controller;
 pub mod custom;
 pub mod definition;

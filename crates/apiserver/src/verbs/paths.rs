@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
-use http::{Method, Response, StatusCode};
+use http::{HeaderMap, Method, Response, StatusCode};
 use machinery::StatusError;
+use machinery::status::Reason;
 use serde_json::json;
 
 use super::no_method;
 use super::query::Query;
-use crate::codec::negotiate::{Offer, Speaks, negotiate};
+use crate::codec::negotiate::{Offer, Speaks, clauses, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::{self, Accept};
 use crate::request::RequestInfo;
@@ -29,6 +30,11 @@ pub async fn serve(
     }
     if let Some(page) = shared.options.pages.iter().find(|page| page.path == path) {
         only_get(&parts)?;
+        if !accepts(&parts.headers, page.content_type) {
+            let message =
+                format!("406: Not Acceptable\n\nAvailable representations: {}", page.content_type);
+            return Err(StatusError::new(Reason::NotAcceptable, message));
+        }
         return Ok(codec::respond(
             StatusCode::OK,
             page.content_type,
@@ -67,6 +73,19 @@ pub async fn serve(
         }
         _ => Ok(codec::page_not_found()),
     }
+}
+
+/// May the answer be of this type? Those who say nothing take anything.
+fn accepts(headers: &HeaderMap, content_type: &str) -> bool {
+    if !headers.contains_key(ACCEPT) {
+        return true;
+    }
+    let group = content_type.split('/').next().unwrap_or_default();
+    clauses(headers).iter().any(|clause| {
+        clause.media == content_type
+            || clause.media == "*/*"
+            || clause.media.strip_suffix("/*") == Some(group)
+    })
 }
 
 fn only_get(parts: &Parts) -> Result<(), StatusError> {

@@ -196,13 +196,8 @@ async fn service(registry: &Registry, key: &Key) -> Result<Location, StatusError
     }
     let none = || unavailable(format!("no endpoints available for service {:?}", key.name));
     let found = registry.find::<Endpoints>(&key.namespace, id.name).await?;
-    let Some(endpoints) = found else {
-        // Upstream looks for the object of the same name, and says so when it is not there.
-        return match registry.find::<Service>(&key.namespace, id.name).await? {
-            Some(_) => Err(none()),
-            None => Err(StatusError::not_found("", "services", id.name)),
-        };
-    };
+    // Upstream's error for Endpoints that are not there names the Service.
+    let endpoints = found.ok_or_else(|| StatusError::not_found("", "services", id.name))?;
     for subset in shuffled(endpoints.subsets.unwrap_or_default()) {
         let host = of_subset(registry, key, subset, &port_name).await?;
         if let Some(host) = host {

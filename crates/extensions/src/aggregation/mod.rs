@@ -1,0 +1,314 @@
+//! Aggregation: groups of the API that other servers answer for.
+//!
+//! ```text
+//!  APIService objects ► follow ► check (is it there? what does it serve?) ► conditions
+//!                                   └► the snapshot ◄ requests, discovery, OpenAPI
+//! ```
+//!
+//! In: APIServices with a Service, those Services and their EndpointSlices. Out: [`Aggregation`],
+//! an [`Aggregator`] that passes requests on with the front proxy's certificate and the user's name
+//! in headers. Groups that this server itself serves have APIServices too: [`local`].
+//! Upstream: `k8s.io/kube-aggregator`.
+//!
+//! Deviation: requests go to an address of the Service's endpoints, not to its cluster IP, so that
+//! a server needs no kube-proxy beside it.
+
+mod check;
+mod local;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use apiserver::Registry;
+use apiserver::aggregate::{Aggregator, Remote};
+use apiserver::cacher::{CacheEvent, Cursor};
+use apiserver::relay::{Onward, relay};
+use apiserver::request::UserInfo;
+use apiserver::resource::Body;
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use base::task::Tasks;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use machinery::StatusError;
+use machinery::status::Reason;
+use transport::{ClientOptions, HttpClient};
+
+/// How long a server that answers is believed to go on doing so. Upstream: the informers' resync.
+const RECHECK: Duration = Duration::from_secs(30);
+/// How soon one that does not answer is asked again.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// The front proxy's certificate, by which other servers know this one.
+#[derive(Clone, Default)]
+pub struct Identity {
+    pub cert_pem: String,
+    pub key_pem: String,
+}
+
+/// See the module. Clones are the same.
+#[derive(Clone)]
+pub struct Aggregation(Arc<Inner>);
+
+struct Inner {
+    identity: Identity,
+    /// What is served elsewhere, as last checked.
+    remotes: ArcSwap<Vec<Remote>>,
+    /// How to reach the servers, by group and version. Replaced with `remotes`.
+    backends: ArcSwap<HashMap<(String, String), Backend>>,
+    /// Clients by their settings: connections outlive checks. Never held across an await.
+    clients: Mutex<HashMap<Trust, HttpClient>>,
+}
+
+/// What tells one client from another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Trust {
+    /// As in the certificate: `NAME.NAMESPACE.svc`.
+    server_name: String,
+    /// PEM; empty: whoever answers is believed, or nobody.
+    authorities: Vec<u8>,
+    is_lax: bool,
+}
+
+/// A server behind an APIService.
+#[derive(Clone)]
+struct Backend {
+    http: HttpClient,
+    namespace: String,
+    service: String,
+    port: i32,
+    is_available: bool,
+}
+
+impl Aggregation {
+    pub fn new(identity: Identity) -> Self {
+        Self(Arc::new(Inner {
+            identity,
+            remotes: ArcSwap::default(),
+            backends: ArcSwap::default(),
+            clients: Mutex::default(),
+        }))
+    }
+
+    /// Registers what this server serves, and follows the APIServices until the tasks end.
+    pub fn start(&self, registry: &Registry, tasks: &Tasks) {
+        let (aggregation, followed) = (self.clone(), registry.clone());
+        tasks.spawn("aggregation", async move { aggregation.run(followed).await });
+        let registry = registry.clone();
+        tasks.spawn("local APIServices", async move { local::run(registry).await });
+    }
+
+    async fn run(&self, registry: Registry) {
+        let mut services = registry.follow::<APIService>().await.1;
+        let mut targets = registry.follow::<Service>().await.1;
+        let mut slices = registry.follow::<EndpointSlice>().await.1;
+        loop {
+            let is_settled = match self.refresh(&registry).await {
+                Ok(is_settled) => is_settled,
+                Err(error) => {
+                    tracing::warn!(%error, "APIServices cannot be checked");
+                    false
+                }
+            };
+            let pause = match (self.0.backends.load().is_empty(), is_settled) {
+                // Nothing is elsewhere: only a new APIService changes that.
+                (true, true) => None,
+                (_, true) => Some(RECHECK),
+                (_, false) => Some(RETRY),
+            };
+            let timer = async {
+                match pause {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = timer => {}
+                () = changed::<APIService>(&registry, &mut services, |_| true) => {}
+                () = changed::<Service>(&registry, &mut targets, |event| self.concerns(event)) => {}
+                () = changed::<EndpointSlice>(&registry, &mut slices, |event| self.concerns(event)) => {}
+            }
+        }
+    }
+
+    /// Is the object of an event a Service (or its slice) that requests go to?
+    fn concerns(&self, event: &CacheEvent) -> bool {
+        let Some(entry) = event.entry.as_ref().or(event.previous.as_ref()) else { return false };
+        let name = entry.label("kubernetes.io/service-name").unwrap_or(&entry.key.name);
+        let backends = self.0.backends.load();
+        backends.values().any(|one| one.service == name && one.namespace == entry.key.namespace)
+    }
+
+    /// Checks all. `false`: something is away and is to be asked again soon.
+    async fn refresh(&self, registry: &Registry) -> Result<bool, StatusError> {
+        let all = registry.cached::<APIService>("").await?;
+        let before = self.0.remotes.load_full();
+        let checks =
+            all.iter().filter(|one| one.spec.as_ref().is_some_and(|spec| spec.service.is_some()));
+        let checks = checks.map(|service| check::check(self, registry, service, &before));
+        let outcomes = futures::future::join_all(checks).await;
+        let mut remotes = vec![];
+        let mut backends = HashMap::new();
+        for outcome in outcomes.into_iter().flatten() {
+            let key = (outcome.remote.group.clone(), outcome.remote.version.clone());
+            backends.insert(key, outcome.backend);
+            remotes.push(outcome.remote);
+        }
+        let is_settled = remotes.iter().all(|remote| remote.is_available);
+        self.0.backends.store(Arc::new(backends));
+        if *before != remotes {
+            self.0.remotes.store(Arc::new(remotes));
+            registry.touch_resources();
+        }
+        Ok(is_settled)
+    }
+
+    /// The client for a server, the same as long as its settings are.
+    fn client(&self, trust: &Trust) -> Result<HttpClient, String> {
+        let mut clients = self.0.clients.lock().expect("no panic under the lock");
+        if let Some(client) = clients.get(trust) {
+            return Ok(client.clone());
+        }
+        let authorities = String::from_utf8(trust.authorities.clone());
+        let options = ClientOptions {
+            ca_pem: authorities.ok().filter(|pem| !pem.is_empty()),
+            cert_pem: Some(self.0.identity.cert_pem.clone()),
+            key_pem: Some(self.0.identity.key_pem.clone()),
+            server_name: Some(trust.server_name.clone()),
+            insecure: trust.is_lax,
+            user_agent: Some("kube-aggregator".into()),
+            ..ClientOptions::default()
+        };
+        let client = HttpClient::new(&options).map_err(|error| error.to_string())?;
+        clients.insert(trust.clone(), client.clone());
+        Ok(client)
+    }
+}
+
+/// Returns when an event of interest has come, or events were missed.
+async fn changed<T: k8s_openapi::Resource>(
+    registry: &Registry,
+    cursor: &mut Cursor,
+    concerns: impl Fn(&CacheEvent) -> bool,
+) {
+    loop {
+        match cursor.next().await {
+            Ok(events) => {
+                if events.iter().any(|event| concerns(event)) {
+                    return;
+                }
+            }
+            Err(_) => {
+                *cursor = registry.follow::<T>().await.1;
+                return;
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Aggregator for Aggregation {
+    fn remotes(&self) -> Arc<Vec<Remote>> {
+        self.0.remotes.load_full()
+    }
+
+    async fn pass(
+        &self,
+        registry: &Registry,
+        user: &UserInfo,
+        group: &str,
+        version: &str,
+        request: Request<Body>,
+    ) -> Response<Body> {
+        let key = (group.to_owned(), version.to_owned());
+        let backend = self.0.backends.load().get(&key).cloned();
+        let Some(backend) = backend.filter(|backend| backend.is_available) else {
+            return unavailable();
+        };
+        let Ok(address) = check::endpoint(registry, &backend).await else { return unavailable() };
+        let target = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let uri = format!("https://{address}{target}");
+        let headers = user_headers(user);
+        let onward = Onward { http: &backend.http, uri, headers, failed: unreachable };
+        match relay(registry.tasks(), onward, request).await {
+            Ok(response) => response,
+            Err(error) => apiserver::codec::error(&apiserver::codec::Accept::JSON, &error),
+        }
+    }
+}
+
+/// Upstream's answer for a server that is away is no Status.
+fn unavailable() -> Response<Body> {
+    let mut response =
+        apiserver::codec::text(StatusCode::SERVICE_UNAVAILABLE, "service unavailable\n");
+    let nosniff = HeaderValue::from_static("nosniff");
+    response.headers_mut().insert(http::header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+}
+
+fn unreachable(error: transport::ClientError) -> StatusError {
+    let message = format!("error trying to reach service: {error}");
+    StatusError::new(Reason::ServiceUnavailable, message).without_details()
+}
+
+/// Who asks, as other servers read it.
+fn user_headers(user: &UserInfo) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut add = |name: HeaderName, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.append(name, value);
+        }
+    };
+    add(HeaderName::from_static("x-remote-user"), &user.name);
+    if !user.uid.is_empty() {
+        add(HeaderName::from_static("x-remote-uid"), &user.uid);
+    }
+    for group in &user.groups {
+        add(HeaderName::from_static("x-remote-group"), group);
+    }
+    for (key, values) in &user.extra {
+        let name = format!("x-remote-extra-{}", escaped(key));
+        let Ok(name) = HeaderName::try_from(name) else { continue };
+        for value in values {
+            add(name.clone(), value);
+        }
+    }
+    headers
+}
+
+/// Percent-encodes what a header's name cannot have. Upstream: `headerKeyEscape`.
+fn escaped(key: &str) -> String {
+    let mut out = String::with_capacity(key.len());
+    for byte in key.bytes() {
+        let is_token = byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
+        if is_token {
+            out.push(byte.to_ascii_lowercase() as char);
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_travel_in_headers() {
+        let mut user = UserInfo::new("jane", &["dev", "ops"]);
+        user.extra.insert("example.com/scope".into(), vec!["a".into(), "b".into()]);
+        let headers = user_headers(&user);
+        let all = |name: &str| {
+            let values = headers.get_all(name).iter();
+            values.map(|value| value.to_str().expect("text").to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(all("X-Remote-User"), ["jane"]);
+        assert_eq!(all("X-Remote-Group"), ["dev", "ops"]);
+        assert_eq!(all("X-Remote-Extra-example.com%2fscope"), ["a", "b"]);
+        assert!(headers.get("x-remote-uid").is_none());
+    }
+}
