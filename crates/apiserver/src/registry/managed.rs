@@ -71,12 +71,12 @@ impl Versions for Kind<'_> {
     }
 
     fn resets(&self) -> Resets {
-        let has_status = || self.row.subresource("status").is_some();
+        let has_status = self.row.subresource("status").is_some();
         match (&self.row.schema, self.view) {
-            (Some(schema), None) if !self.subresource.is_empty() || has_status() => {
-                schema.resets(&self.row.definition, self.subresource)
-            }
-            _ => Resets::NOTHING,
+            (_, None) if self.subresource.is_empty() && !has_status => Resets::NOTHING,
+            (Some(schema), None) => schema.resets(&self.row.definition, self.subresource),
+            (None, None) => Resets::of_subresources(self.subresource, &[&["metadata"], &["spec"]]),
+            (_, Some(_)) => Resets::NOTHING,
         }
     }
 }
@@ -323,5 +323,85 @@ pub(super) fn carry_to_parent(
     let path = view.replicas_path();
     if let Ok(entries) = scale::to_parent(&entries, shown, &path, api_version) {
         parent.meta_mut().managed_fields = Some(entries).filter(|entries| !entries.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::task::Tasks;
+    use bytes::Bytes;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use machinery::patch::PatchKind;
+    use serde_json::json;
+
+    use super::*;
+    use crate::admission::Chain;
+    use crate::registry::{Intent, Outcome, Written};
+    use crate::request::Key;
+    use crate::resource::ResourceTable;
+
+    async fn write(
+        registry: &Registry,
+        manager: &str,
+        intent: Intent,
+    ) -> Result<Written, StatusError> {
+        let mut ctx = registry.own_context::<ConfigMap>();
+        ctx.field_manager = manager.into();
+        registry.write(&ctx, &Key::new("ns", "one"), intent).await
+    }
+
+    fn patch(kind: PatchKind, body: Value) -> Intent {
+        Intent::Patch { kind, body: Bytes::from(body.to_string()) }
+    }
+
+    fn apply(data: Value) -> Intent {
+        let body = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "one" }, "data": data,
+        });
+        patch(PatchKind::Apply { force: false }, body)
+    }
+
+    /// Without a schema maps are granular all the same.
+    #[tokio::test]
+    async fn writes_are_owned_and_what_changes_nothing_is_not_written() {
+        let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let table = ResourceTable::new([row]);
+        let registry =
+            Registry::new(store::Sim::open(), table, Chain::default(), Tasks::new("test"));
+        let merge = |data: Value| patch(PatchKind::Merge, json!({ "data": data }));
+        let mut revisions = vec![];
+        for (manager, intent, outcome, managers) in [
+            ("a", apply(json!({ "k": "v" })), Outcome::Created, "a/Apply"),
+            ("a", apply(json!({ "k": "v" })), Outcome::Unchanged, "a/Apply"),
+            ("b", merge(json!({ "k": "v" })), Outcome::Unchanged, "a/Apply"),
+            ("b", merge(json!({ "l": "w" })), Outcome::Updated, "a/Apply b/Update"),
+            ("a", apply(json!({ "m": "x" })), Outcome::Updated, "a/Apply b/Update"),
+        ] {
+            let written = write(&registry, manager, intent).await.expect("no conflict");
+            assert_eq!(written.outcome, outcome, "{manager}: {managers}");
+            revisions.push(written.object.revision());
+            let object = written.object.object().expect("decodes");
+            let shown: Vec<String> = object
+                .meta()
+                .managed_fields
+                .iter()
+                .flatten()
+                .map(|entry| {
+                    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+                    format!("{}/{}", text(&entry.manager), text(&entry.operation))
+                })
+                .collect();
+            assert_eq!(shown.join(" "), managers);
+        }
+        assert_eq!(revisions[0], revisions[2]);
+        let last = registry.find::<ConfigMap>("ns", "one").await.expect("reads").expect("is there");
+        assert_eq!(json!(last.data), json!({ "l": "w", "m": "x" }));
+        let error = write(&registry, "a", apply(json!({ "l": "other" }))).await.err();
+        let error = error.expect("a conflict");
+        assert_eq!((error.code, error.causes.len()), (409, 1));
+        assert_eq!(
+            error.message,
+            "Apply failed with 1 conflict: conflict with \"b\" using v1: .data.l"
+        );
     }
 }
