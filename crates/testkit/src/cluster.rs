@@ -195,6 +195,7 @@ impl Server {
                 "wide",
             ][..],
             &["get", "events", "-A", "--sort-by=.metadata.creationTimestamp"],
+            &["describe", "nodes"],
             &["describe", "pods"],
         ] {
             let shown = self.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}\n"));

@@ -11,11 +11,15 @@ use anyhow::{Result, bail, ensure};
 
 use crate::cluster::Server;
 use crate::host::Host;
+use crate::nodes::Agent;
 use crate::registry::{self, Registry};
 use crate::switch::Switch;
 
 /// Where the suite's images come from.
 const MIRRORED: &str = "registry.k8s.io";
+
+/// As many as a suite on one machine can use.
+const MOST: usize = 5;
 
 pub fn run(
     binary: &Path,
@@ -24,7 +28,7 @@ pub fn run(
     program: &str,
     arguments: &[&str],
 ) -> Result<()> {
-    ensure!(nodes == 1, "a cluster of {nodes} nodes cannot be started yet");
+    ensure!((1..=MOST).contains(&nodes), "a cluster has 1 to {MOST} nodes, not {nodes}");
     let mut switch = Switch::new()?;
     let host = Host::new("node1")?;
     let address = switch.connect(&host)?;
@@ -34,10 +38,20 @@ pub fn run(
     if let Err(error) = server.start() {
         bail!("{error:#}\n{}", server.report());
     }
+    let mut others = vec![];
+    for number in 2..=nodes {
+        let name = format!("node{number}");
+        let mut agent = Agent::new(&mut switch, &server, &name, binary, &[])?;
+        let registry = Registry::start_at(agent.host(), images)?;
+        mirror(&agent.data_directory())?;
+        agent.launch()?;
+        agent.ready(&server)?;
+        others.push((registry, agent));
+    }
     let mut command = server.host().command(program);
     command.args(arguments).env("KUBECONFIG", server.kubeconfig());
     let status = server.host().spawn(&mut command)?.wait()?;
-    drop(registry);
+    drop((others, registry));
     ensure!(status.success(), "{program}: {status}");
     Ok(())
 }
