@@ -40,6 +40,8 @@ use apiserver::admission::{Chain, Plugin};
 use apiserver::authz::Authorizer;
 
 pub use configuration::Configuration;
+/// The client of webhooks, for those that convert custom resources.
+pub use webhook::call::{Address, Clients, Endpoint};
 
 /// What plugins are made from.
 #[derive(Clone, Default)]

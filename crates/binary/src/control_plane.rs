@@ -144,7 +144,7 @@ pub async fn start_with(
         Box::new(x509::X509::new(&credentials.client_ca_pem)?),
         Box::new(SharedTokens(bearer)),
     ]);
-    let extensions = Extensions::new();
+    let extensions = Extensions::new(conversion_webhooks(&registry));
     extensions.start(&registry, tasks).await;
     let aggregation = Aggregation::new(extensions::aggregation::Identity {
         cert_pem: front_proxy.cert_pem,
@@ -328,6 +328,27 @@ fn add_reviews(
         table.insert(Arc::new(row.review().build(None)));
     }
     registry.set_resources(table);
+}
+
+/// Calls webhooks that convert custom resources, by the client that admission uses.
+fn conversion_webhooks(registry: &apiserver::Registry) -> extensions::Post {
+    let (registry, clients) = (registry.clone(), Arc::new(admission::Clients::default()));
+    Arc::new(move |config, body, timeout| {
+        let (registry, clients) = (registry.clone(), clients.clone());
+        let address = match (config.url, config.service) {
+            (Some(url), _) => admission::Address::Url(url),
+            (None, Some(service)) => admission::Address::Service {
+                namespace: service.namespace,
+                name: service.name,
+                path: service.path.unwrap_or_default(),
+                port: service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443),
+            },
+            (None, None) => admission::Address::Nowhere,
+        };
+        let ca_pem = config.ca_bundle.and_then(|bundle| String::from_utf8(bundle.0).ok());
+        let endpoint = admission::Endpoint { address, ca_pem };
+        Box::pin(async move { clients.post(&registry, &endpoint, body, timeout).await })
+    })
 }
 
 /// What others need to check service account tokens by themselves.

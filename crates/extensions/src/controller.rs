@@ -29,7 +29,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use machinery::Object;
 
-use crate::custom::Kinds;
+use crate::custom::{Kinds, Post};
 use crate::definition::{FINALIZER, conditions};
 use crate::names::{self, Taken};
 use crate::openapi::{Published, PublishedKinds, definition_name};
@@ -59,6 +59,8 @@ struct Served {
 struct Controller {
     registry: Registry,
     published: Arc<ArcSwap<PublishedKinds>>,
+    /// Calls conversion webhooks.
+    post: Post,
     tasks: Tasks,
     /// By name. Guards short looks; the loop alone writes, cleanups remove rows.
     known: Mutex<BTreeMap<String, Known>>,
@@ -66,11 +68,17 @@ struct Controller {
     cleaning: Mutex<BTreeSet<String>>,
 }
 
-pub async fn start(registry: Registry, published: Arc<ArcSwap<PublishedKinds>>, tasks: &Tasks) {
+pub async fn start(
+    registry: Registry,
+    published: Arc<ArcSwap<PublishedKinds>>,
+    post: Post,
+    tasks: &Tasks,
+) {
     let (now, mut cursor) = registry.follow::<Crd>().await;
     let controller = Arc::new(Controller {
         registry,
         published,
+        post,
         tasks: tasks.clone(),
         known: Mutex::default(),
         cleaning: Mutex::default(),
@@ -191,7 +199,7 @@ impl Controller {
         let is_same = same_spec
             .as_ref()
             .is_some_and(|known| known.names == names && known.is_terminating == is_terminating);
-        let kinds = same_spec.map_or_else(|| Kinds::of(crd), |known| known.kinds);
+        let kinds = same_spec.map_or_else(|| Kinds::of(crd, &self.post), |known| known.kinds);
         let rows = (!is_same).then(|| kinds.rows(crd, is_terminating));
         let (uid, generation) = (meta.uid.clone(), meta.generation);
         entry.served = Some(Served { uid, generation, names, is_terminating, kinds });
@@ -383,12 +391,11 @@ impl Controller {
 
     async fn terminate(&self, crd: &Crd) -> Result<(), StatusError> {
         let name = name_of(crd);
-        let (group, plural) = (&crd.spec.group, &crd.spec.names.plural);
         let condition = if conditions::is_true(crd, "Established") {
             let (reason, message) =
                 ("InstanceDeletionInProgress", "CustomResource deletion is in progress");
             self.set_terminating(crd, true, reason, message).await?;
-            if let Err(error) = self.delete_instances(group, plural).await {
+            if let Err(error) = self.delete_instances(crd).await {
                 let message = format!("could not issue all deletes: {error}");
                 self.set_terminating(crd, true, "InstanceDeletionFailed", &message).await?;
                 return Err(error);
@@ -437,11 +444,9 @@ impl Controller {
     }
 
     /// Deletes every instance, and returns when none is left.
-    async fn delete_instances(&self, group: &str, plural: &str) -> Result<(), StatusError> {
-        let table = self.registry.resources();
-        let row = table.iter().find(|row| row.custom && row.group == group && row.plural == plural);
-        // No version is served: nobody can have made any, or can see them.
-        let Some(row) = row.cloned() else { return Ok(()) };
+    async fn delete_instances(&self, crd: &Crd) -> Result<(), StatusError> {
+        let row = Kinds::of(crd, &self.post).stored_row(crd).map(Arc::new);
+        let row = row.ok_or_else(|| StatusError::internal("there is no storage version"))?;
         let ctx = RequestContext::new(UserInfo::apiserver(), row.clone(), "");
         let (all, options) = (ListOptions::default(), DeleteOptions::default());
         let list = self.registry.delete_collection(&ctx, "", &all, &options).await?;

@@ -24,16 +24,20 @@ use apiserver::openapi::SchemaSource;
 use arc_swap::ArcSwap;
 use base::task::Tasks;
 
+pub use custom::Post;
+
 /// The schemas of all kinds, built-in and custom. Made before the server, which asks it; filled by
 /// [`Extensions::start`].
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Extensions {
     published: Arc<ArcSwap<openapi::PublishedKinds>>,
+    post: Post,
 }
 
 impl Extensions {
-    pub fn new() -> Self {
-        Self::default()
+    /// `post` calls conversion webhooks.
+    pub fn new(post: Post) -> Self {
+        Self { published: Arc::default(), post }
     }
 
     /// A schema source that knows the custom kinds, too.
@@ -44,6 +48,7 @@ impl Extensions {
     /// Serves what the CRDs in the store say, and follows them until the tasks end. The rows of
     /// established CRDs are there when this returns.
     pub async fn start(&self, registry: &Registry, tasks: &Tasks) {
-        controller::start(registry.clone(), self.published.clone(), tasks).await;
+        let (published, post) = (self.published.clone(), self.post.clone());
+        controller::start(registry.clone(), published, post, tasks).await;
     }
 }

@@ -31,7 +31,7 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Where a webhook is.
 #[derive(Clone, Debug)]
-pub(crate) enum Address {
+pub enum Address {
     Url(String),
     Service { namespace: String, name: String, path: String, port: u16 },
     Nowhere,
@@ -39,7 +39,7 @@ pub(crate) enum Address {
 
 /// And whom its certificate must be from; `None`: the machine's authorities.
 #[derive(Clone, Debug)]
-pub(crate) struct Endpoint {
+pub struct Endpoint {
     pub address: Address,
     pub ca_pem: Option<String>,
 }
@@ -49,7 +49,7 @@ type ClientKey = (Option<String>, Option<String>);
 
 /// The connections to all webhooks.
 #[derive(Default)]
-pub(crate) struct Clients(Mutex<HashMap<ClientKey, HttpClient>>);
+pub struct Clients(Mutex<HashMap<ClientKey, HttpClient>>);
 
 /// The URL as users know it, and the one that is connected to.
 struct Target {

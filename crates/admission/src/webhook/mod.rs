@@ -8,7 +8,7 @@
 //! policy's, a refusal is the client's; nothing is sent that the client could not have seen.
 //! Upstream: `k8s.io/apiserver/pkg/admission/plugin/webhook`.
 
-mod call;
+pub(crate) mod call;
 mod hooks;
 mod mutating;
 mod review;

@@ -49,7 +49,10 @@ impl Registry {
             self.cacher(row).wait_for(wanted.unwrap_or_default()).await?;
         }
         let found = self.current(row, key).await?;
-        found.ok_or_else(|| StatusError::not_found(&row.group, &row.plural, &key.name))
+        let found =
+            found.ok_or_else(|| StatusError::not_found(&row.group, &row.plural, &key.name))?;
+        found.check()?;
+        Ok(found)
     }
 
     pub async fn list(
@@ -88,7 +91,8 @@ impl Registry {
             _ => None,
         };
         let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
-        let items = entries.iter().map(|entry| stored(row, entry)).collect();
+        let items: Vec<Stored> = entries.iter().map(|entry| stored(row, entry)).collect();
+        items.iter().try_for_each(Stored::check)?;
         Ok(List { items, revision, continue_token, remaining })
     }
 

@@ -27,18 +27,26 @@ pub struct Stored {
     splice: usize,
     /// Kept in a version that is no longer the stored one: any write, even of nothing, mends it.
     is_stale: bool,
+    /// Why it could not be converted to the row's version.
+    failure: Option<StatusError>,
 }
 
 impl Stored {
     /// `value` is as the store has it; it is converted when the row serves another version.
     pub(crate) fn new(row: Arc<Resource>, value: Bytes, revision: Revision) -> Self {
         let is_stale = row.conversion.as_ref().is_some_and(|one| one.is_stale(&value));
-        let value = match convert(&row, &value) {
-            Some(converted) => converted.into(),
-            None => value,
+        let (value, failure) = match convert(&row, &value) {
+            Ok(Some(converted)) => (converted.into(), None),
+            Ok(None) => (value, None),
+            Err(error) => (value, Some(error)),
         };
         let splice = splice_offset(&value);
-        Self { row, value, revision, splice, is_stale }
+        Self { row, value, revision, splice, is_stale, failure }
+    }
+
+    /// Is it in the row's version? A webhook may not have answered.
+    pub fn check(&self) -> Result<(), StatusError> {
+        self.failure.clone().map_or(Ok(()), Err)
     }
 
     pub fn revision(&self) -> Revision {
@@ -110,6 +118,7 @@ impl Stored {
 
     /// The object in the row's version, with its resourceVersion.
     pub fn object(&self) -> Result<Box<dyn Object>, StatusError> {
+        self.check()?;
         let mut object =
             self.row.codec.decode_stored(&self.value).map_err(StatusError::internal)?;
         object.meta_mut().resource_version = Some(self.revision.to_string());
@@ -126,21 +135,12 @@ impl Stored {
     }
 }
 
-/// The value in the row's own version, or `None` where it is that already.
-fn convert(row: &Resource, value: &[u8]) -> Option<Vec<u8>> {
-    let conversion = row.conversion.as_ref()?;
-    let converted = conversion
-        .stored_codec()
-        .decode_stored(value)
-        .map_err(|DecodeError(why)| StatusError::internal(why))
-        .and_then(|object| conversion.to_served(object));
-    match converted {
-        Ok(object) => Some(object.encode()),
-        Err(error) => {
-            tracing::error!(%error, kind = row.kind, "an object cannot be converted, showing it as stored");
-            None
-        }
-    }
+/// The value in the row's own version; `None` where it is that already.
+fn convert(row: &Resource, value: &[u8]) -> Result<Option<Vec<u8>>, StatusError> {
+    let Some(conversion) = &row.conversion else { return Ok(None) };
+    let stored = conversion.stored_codec().decode_stored(value);
+    let stored = stored.map_err(|DecodeError(why)| StatusError::internal(why))?;
+    Ok(Some(conversion.to_served(stored)?.encode()))
 }
 
 fn splice_offset(value: &[u8]) -> usize {

@@ -38,8 +38,12 @@ impl Converter {
         wanted: &str,
     ) -> Result<Box<dyn Object>, StatusError> {
         let custom = object.expect_mut::<Unstructured>();
-        if custom.api_version != wanted {
-            custom.api_version = wanted.into();
+        if custom.api_version == wanted {
+            return Ok(object);
+        }
+        match &self.family.webhook {
+            Some(webhook) => *custom = webhook.convert(custom, wanted)?,
+            None => custom.api_version = wanted.into(),
         }
         Ok(object)
     }

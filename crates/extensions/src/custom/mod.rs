@@ -9,9 +9,11 @@
 mod codec;
 mod conversion;
 pub mod jsonpath;
+mod ownership;
 mod print;
 mod scale;
 mod strategy;
+mod webhook;
 
 use std::sync::Arc;
 
@@ -22,9 +24,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 
 use crate::definition;
 use crate::openapi::definition_name;
-use crate::schema::Schema;
+use crate::schema::{Schema, rules};
 use jsonpath::JsonPath;
+use ownership::Ownership;
 use scale::Scaling;
+pub use webhook::Post;
+use webhook::Webhook;
 
 /// What all versions of a custom kind share.
 pub struct Family {
@@ -34,6 +39,7 @@ pub struct Family {
     /// The version that objects are kept in, as `example.com/v1`.
     pub stored: String,
     pub versions: Vec<Version>,
+    pub webhook: Option<Webhook>,
     /// May stored bytes be shown as they are? Only while the CRD is as it was when they were put.
     pub is_settled: bool,
 }
@@ -45,6 +51,7 @@ pub struct Version {
     pub api_version: String,
     /// `None`: whatever is given is kept.
     pub schema: Option<Schema>,
+    pub has_rules: bool,
     pub has_status: bool,
     pub scaling: Option<Scaling>,
     pub columns: Vec<PrintedColumn>,
@@ -65,7 +72,7 @@ pub struct Selectable {
 }
 
 impl Family {
-    pub fn of(crd: &CustomResourceDefinition) -> Self {
+    pub fn of(crd: &CustomResourceDefinition, post: &Post) -> Self {
         let spec = &crd.spec;
         let preserves = spec.preserve_unknown_fields == Some(true);
         let api_version = |version: &str| format!("{}/{version}", spec.group);
@@ -79,6 +86,7 @@ impl Family {
             namespaced: spec.scope != "Cluster",
             stored: api_version(stored),
             versions: spec.versions.iter().map(version).collect(),
+            webhook: Webhook::of(crd, post),
             is_settled: crd.metadata.generation == Some(1) && spec.versions.len() == 1,
         }
     }
@@ -97,10 +105,12 @@ impl Version {
             name: field.json_path.trim_start_matches('.').into(),
             path: JsonPath::parse(&field.json_path),
         });
+        let schema = root.filter(|_| !preserves).map(Schema::new);
         Self {
             name: from.name.clone(),
             api_version,
-            schema: root.filter(|_| !preserves).map(Schema::new),
+            has_rules: schema.as_ref().is_some_and(rules::has_rules),
+            schema,
             has_status: subresources.is_some_and(|one| one.status.is_some()),
             scaling: subresources.and_then(|one| one.scale.as_ref()).map(Scaling::of),
             columns: print::columns(columns),
@@ -117,8 +127,8 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    pub fn of(crd: &CustomResourceDefinition) -> Self {
-        let family = Arc::new(Family::of(crd));
+    pub fn of(crd: &CustomResourceDefinition, post: &Post) -> Self {
+        let family = Arc::new(Family::of(crd, post));
         let strategy = |index: usize| -> Arc<dyn Strategy> {
             Arc::new(strategy::Custom { family: family.clone(), index })
         };
@@ -131,6 +141,13 @@ impl Kinds {
         let served = |index: &usize| crd.spec.versions[*index].served;
         let indexes = (0..self.family.versions.len()).filter(served);
         indexes.map(|index| self.row(crd, index, is_terminating)).collect()
+    }
+
+    /// The row of the version that objects are kept in, served or not: for deleting them all.
+    pub fn stored_row(&self, crd: &CustomResourceDefinition) -> Option<Resource> {
+        let family = &self.family;
+        let index = family.versions.iter().position(|one| one.api_version == family.stored)?;
+        Some(self.row(crd, index, true))
     }
 
     fn row(&self, crd: &CustomResourceDefinition, index: usize, is_terminating: bool) -> Resource {
@@ -157,7 +174,7 @@ impl Kinds {
             subresources: subresources(family, index),
             custom: true,
             definition: definition_name(&family.group, &version.name, &family.kind),
-            schema: None,
+            schema: Some(Arc::new(Ownership::new(family.clone(), index))),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{NAME_COLUMN, Strategy};
-use machinery::field::{FieldError, FieldErrors};
+use machinery::field::{FieldError, FieldErrors, Path};
 use machinery::names;
 use machinery::object::Unstructured;
 use machinery::{Object, ObjectMeta};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::codec::normalize;
 use super::{Family, Version, print};
-use crate::schema::{embedded, lists, validate};
+use crate::schema::{embedded, lists, rules, validate};
 
 pub struct Custom {
     pub family: Arc<Family>,
@@ -95,6 +95,7 @@ impl Strategy for Custom {
             errors.append(embedded::check(&object.fields, schema));
             errors.append(lists::check(&object.fields, schema));
         }
+        ask_rules(version, object, None, &mut errors);
         errors
     }
 
@@ -126,6 +127,7 @@ impl Strategy for Custom {
                 errors.append(lists::check(&object.fields, schema));
             }
         }
+        ask_rules(version, object, Some(old), &mut errors);
         errors
     }
 
@@ -202,8 +204,24 @@ fn status_errors(object: &Unstructured, old: &Unstructured, version: &Version) -
     }
 }
 
+/// Asks the rules of the schema, unless the object is too wrong for them.
+fn ask_rules(
+    version: &Version,
+    object: &Unstructured,
+    old: Option<&Unstructured>,
+    errors: &mut FieldErrors,
+) {
+    let Some(schema) = version.schema.as_ref().filter(|_| version.has_rules) else { return };
+    if errors.0.iter().any(is_blocking) {
+        let detail = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
+        return errors.invalid(&Path::default(), Value::Null, detail);
+    }
+    let (now, before) = (object.to_value(), old.map(Object::to_value));
+    errors.append(rules::check(&now, before.as_ref(), schema));
+}
+
 /// Rules are not asked about objects that are wrong in these ways.
-pub fn is_blocking(error: &FieldError) -> bool {
+fn is_blocking(error: &FieldError) -> bool {
     matches!(
         error.reason,
         "FieldValueRequired" | "FieldValueTooLong" | "FieldValueTooMany" | "FieldValueTypeInvalid"

@@ -8,6 +8,7 @@ mod columns;
 pub mod conditions;
 mod defaults;
 mod hoisted;
+mod rules;
 mod schemas;
 mod selectable;
 mod structural;

@@ -10,7 +10,7 @@ use machinery::field::{FieldErrors, Path};
 use machinery::names;
 
 use super::hoisted::{Hoisted, shown};
-use super::{columns, conditions, defaults, schemas, selectable, structural};
+use super::{columns, conditions, defaults, rules, schemas, selectable, structural};
 
 const APPROVED: &str = "api-approved.kubernetes.io";
 
@@ -279,8 +279,12 @@ fn check_schema(
     if wrong.is_empty() {
         wrong = defaults::check(schema, &path);
     }
+    wrong.append(schemas::check(schema, &path));
+    // Rules about fields that are wrong themselves are told when those are right.
+    if wrong.is_empty() {
+        wrong = rules::check(schema, &path);
+    }
     errors.append(wrong);
-    errors.append(schemas::check(schema, &path));
 }
 
 fn check_names(names: &CustomResourceDefinitionNames, path: &Path, errors: &mut FieldErrors) {

@@ -2,7 +2,7 @@
 //!
 //! In: the `openAPIV3Schema` of a CRD, checked before ([`crate::definition`]). Out: objects with
 //! defaults and without unknown fields ([`normal`]), and what is wrong with them ([`validate`],
-//! [`lists`], [`embedded`]).
+//! [`lists`], [`embedded`], [`rules`]).
 //!
 //! A [`Schema`] is small: descriptions stay in the stored CRD, keywords that a node does not have
 //! take no room, and regular expressions are compiled when the first value meets them.
@@ -12,14 +12,16 @@ pub mod formats;
 pub mod lists;
 pub mod normal;
 mod pattern;
+pub mod rules;
 pub mod validate;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
+    JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use serde_json::Value;
 
 pub use pattern::Pattern;
+use rules::Rule;
 
 /// One node.
 #[derive(Debug, Default)]
@@ -43,7 +45,7 @@ pub struct Schema {
     pub format: Option<Box<str>>,
     pub checks: Option<Box<Checks>>,
     /// `x-kubernetes-validations`
-    pub rules: Box<[ValidationRule]>,
+    pub rules: Box<[Rule]>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -171,7 +173,7 @@ impl Schema {
             default: from.default.as_ref().map(|json| Box::new(json.0.clone())),
             format: format.map(Into::into),
             checks: Checks::new(from),
-            rules: from.x_kubernetes_validations.clone().unwrap_or_default().into(),
+            rules: from.x_kubernetes_validations.iter().flatten().map(Rule::new).collect(),
         }
     }
 

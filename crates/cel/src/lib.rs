@@ -1,0 +1,131 @@
+//! The Common Expression Language, as Kubernetes speaks it: rules of custom resources, admission
+//! policies, match conditions.
+//!
+//! ```text
+//!  text ► compile (parse, check types) ► Program ► evaluate (values, budget) ► Value
+//! ```
+//!
+//! In: an expression, the variables that it may name and their types. Out: a [`Program`], or the
+//! text of what is wrong with it; of a program and values, a value, or why there is none.
+//!
+//! The grammar is the `cel` crate's; types, values, functions and costs are here, because that crate
+//! has no limit on what an expression may cost, and none of Kubernetes' functions. Values of type
+//! [`Type::Dyn`] are checked when they are met, all others before.
+
+mod check;
+mod eval;
+mod functions;
+pub mod types;
+mod value;
+
+use std::collections::BTreeSet;
+
+use cel_parser::common::ast::{Expr, IdedExpr};
+use cel_parser::parser::Parser;
+
+pub use eval::{Budget, EvalError};
+pub use types::{ListKind, Object, Type};
+pub use value::{Host, Value};
+
+/// The longest expression that is read.
+const LONGEST: usize = 64 << 10;
+
+/// Why a text is no expression that can be evaluated, as upstream words it (without `compilation
+/// failed: `).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CompileError(pub String);
+
+/// A checked expression. Shared and evaluated as often as wanted.
+#[derive(Debug)]
+pub struct Program {
+    root: IdedExpr,
+    kind: Type,
+    names: BTreeSet<String>,
+}
+
+/// Parses and checks. `variables` are all that the expression may name.
+pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, CompileError> {
+    if text.len() > LONGEST {
+        return Err(CompileError(format!(
+            "ERROR: <input>:-1:0: expression code point size exceeds limit: size: {}, limit {LONGEST}",
+            text.len()
+        )));
+    }
+    let parser = Parser::new().enable_optional_syntax(true).enable_ident_escape_syntax(true);
+    let parsed = parser.parse_with_source_info(text);
+    let (root, source) = parsed.map_err(|errors| CompileError(syntax_error(text, &errors)))?;
+    let kind = check::check(&root, variables, &source, text)?;
+    let mut names = BTreeSet::new();
+    collect_names(&root.expr, &mut names);
+    Ok(Program { root, kind, names })
+}
+
+fn syntax_error(text: &str, errors: &cel_parser::ParseErrors) -> String {
+    let show = |error: &cel_parser::ParseError| {
+        let (line, column) = (error.pos.0.max(1) as usize, error.pos.1.max(0) as usize);
+        check::located(text, line, column, &format!("Syntax error: {}", error.msg))
+    };
+    errors.errors.iter().map(show).collect::<Vec<_>>().join("\n")
+}
+
+impl Program {
+    /// What it evaluates to, as far as that is known.
+    pub fn kind(&self) -> &Type {
+        &self.kind
+    }
+
+    /// Does it name this variable?
+    pub fn uses(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    /// `variables` are asked for by name when they are met: what is not named costs nothing.
+    pub fn evaluate(
+        &self,
+        variables: &dyn Fn(&str) -> Option<Value>,
+        budget: &mut Budget,
+    ) -> Result<Value, EvalError> {
+        eval::evaluate(&self.root, variables, budget)
+    }
+}
+
+fn collect_names(expr: &Expr, names: &mut BTreeSet<String>) {
+    let mut children: Vec<&IdedExpr> = vec![];
+    match expr {
+        Expr::Ident(name) => drop(names.insert(name.trim_start_matches('.').to_owned())),
+        Expr::Call(call) => {
+            children.extend(call.target.as_deref());
+            children.extend(&call.args);
+        }
+        Expr::Comprehension(one) => children.extend([
+            &one.iter_range,
+            &one.accu_init,
+            &one.loop_cond,
+            &one.loop_step,
+            &one.result,
+        ]),
+        Expr::List(list) => children.extend(&list.elements),
+        Expr::Select(select) => children.push(&select.operand),
+        Expr::Map(map) => entries(&map.entries, &mut children),
+        Expr::Struct(of) => entries(&of.entries, &mut children),
+        Expr::Literal(_) | Expr::Unspecified => {}
+    }
+    children.into_iter().for_each(|child| collect_names(&child.expr, names));
+}
+
+fn entries<'a>(
+    entries: &'a [cel_parser::common::ast::IdedEntryExpr],
+    children: &mut Vec<&'a IdedExpr>,
+) {
+    use cel_parser::common::ast::EntryExpr;
+    for entry in entries {
+        match &entry.expr {
+            EntryExpr::StructField(field) => children.push(&field.value),
+            EntryExpr::MapEntry(entry) => children.extend([&entry.key, &entry.value]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! A CRD's life on a registry with a simulated store: named, served, changed, deleted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use apiserver::Registry;
+use apiserver::admission::Chain;
+use apiserver::registry::{DeleteOptions, Intent, ListOptions};
+use apiserver::request::{Key, RequestContext, UserInfo};
+use apiserver::resource::{Resource, ResourceTable};
+use base::task::Tasks;
+use extensions::{Extensions, Post, definition};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
+use machinery::Object;
+use machinery::status::Reason;
+use serde_json::{Value, json};
+
+const NAME: &str = "tabs.stable.example.com";
+
+struct Server {
+    registry: Registry,
+    tasks: Tasks,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let tasks = Tasks::new("test");
+        let table = ResourceTable::new([definition::row(None)]);
+        let registry = Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone());
+        let post: Post = Arc::new(|_, _, _| Box::pin(async { Err("nobody answers".into()) }));
+        Extensions::new(post).start(&registry, &tasks).await;
+        Self { registry, tasks }
+    }
+
+    async fn stop(self) {
+        self.tasks.shutdown(Duration::from_secs(5)).await;
+    }
+
+    async fn define(&self, crd: Value) {
+        let ctx = self.registry.own_context::<Crd>();
+        let object = ctx.resource.codec.decode_value(crd).expect("a definition").object;
+        let key = Key::new("", object.name());
+        let written = self.registry.write(&ctx, &key, Intent::Create { object }).await;
+        written.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Waits for what the controller does.
+    async fn until<T>(&self, mut look: impl AsyncFnMut(&Registry) -> Option<T>) -> T {
+        let look = async {
+            loop {
+                if let Some(found) = look(&self.registry).await {
+                    return found;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), look).await.expect("it happens")
+    }
+
+    async fn row(&self, version: &str) -> Arc<Resource> {
+        self.until(async |registry| {
+            registry.resources().get("stable.example.com", version, "tabs").cloned()
+        })
+        .await
+    }
+
+    fn context(&self, row: &Arc<Resource>, subresource: &str) -> RequestContext {
+        RequestContext::new(UserInfo::apiserver(), row.clone(), subresource)
+    }
+
+    async fn create(&self, row: &Arc<Resource>, spec: Value) -> Result<Value, String> {
+        let tree = json!({
+            "apiVersion": row.api_version(), "kind": "Tab", "metadata": { "name": "one" }, "spec": spec,
+        });
+        let object = row.codec.decode_value(tree).map_err(|error| error.to_string())?.object;
+        let key = Key::new("ns", "one");
+        let written = self.registry.write(&self.context(row, ""), &key, Intent::Create { object });
+        let written = written.await.map_err(|error| error.to_string())?;
+        Ok(serde_json::from_slice(&written.object.json()).expect("JSON"))
+    }
+}
+
+fn version(name: &str, is_stored: bool, spec: Value) -> Value {
+    json!({
+        "name": name, "served": true, "storage": is_stored, "subresources": { "status": {} },
+        "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": spec } } },
+    })
+}
+
+fn tabs(versions: &[Value]) -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": NAME },
+        "spec": {
+            "group": "stable.example.com", "scope": "Namespaced",
+            "names": { "plural": "tabs", "kind": "Tab" }, "versions": versions,
+        },
+    })
+}
+
+fn spec(default: &str) -> Value {
+    json!({ "type": "object", "properties": {
+        "name": { "type": "string", "default": default }, "size": { "type": "integer", "maximum": 9 } } })
+}
+
+#[tokio::test]
+async fn instances_are_defaulted_pruned_and_validated() {
+    let server = Server::start().await;
+    server.define(tabs(&[version("v1", true, spec("x"))])).await;
+    let row = server.row("v1").await;
+    assert_eq!((row.singular.as_str(), row.custom), ("tab", true));
+    let refused = server.create(&row, json!({ "size": 10 })).await.expect_err("too big");
+    assert!(refused.contains("spec.size in body should be less than or equal to 9"), "{refused}");
+    let made = server.create(&row, json!({ "size": 1, "unknown": true })).await.expect("made");
+    assert_eq!(made["spec"], json!({ "name": "x", "size": 1 }));
+    assert_eq!(made["metadata"]["generation"], 1);
+    let crd = server.until(async |registry| {
+        let crd = registry.find::<Crd>("", NAME).await.ok()??;
+        definition::conditions::is_true(&crd, "Established").then_some(crd)
+    });
+    let crd = crd.await;
+    let names = crd.status.and_then(|status| status.accepted_names).expect("accepted");
+    assert_eq!(names.list_kind.as_deref(), Some("TabList"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn every_version_shows_the_same_object() {
+    let server = Server::start().await;
+    server.define(tabs(&[version("v1", false, spec("x")), version("v2", true, spec("y"))])).await;
+    let (v1, v2) = (server.row("v1").await, server.row("v2").await);
+    server.create(&v1, json!({})).await.expect("made");
+    let key = Key::new("ns", "one");
+    for (row, expected) in [(&v1, "stable.example.com/v1"), (&v2, "stable.example.com/v2")] {
+        let stored = server.registry.get(row, &key, None).await.expect("found");
+        let object = stored.object().expect("readable");
+        assert_eq!(object.api_version(), expected);
+        // The version that it was made in has filled in its default.
+        assert_eq!(object.to_value()["spec"]["name"], "x");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_deleted_definition_takes_its_instances_along() {
+    let server = Server::start().await;
+    server.define(tabs(&[version("v1", true, spec("x"))])).await;
+    let row = server.row("v1").await;
+    server.create(&row, json!({})).await.expect("made");
+    let ctx = server.registry.own_context::<Crd>();
+    let delete = Intent::Delete { options: DeleteOptions::default() };
+    server.registry.write(&ctx, &Key::new("", NAME), delete).await.expect("accepted");
+    server
+        .until(async |registry| registry.find::<Crd>("", NAME).await.ok()?.is_none().then_some(()))
+        .await;
+    assert!(server.registry.resources().get("stable.example.com", "v1", "tabs").is_none());
+    // The same again starts with nothing.
+    server.define(tabs(&[version("v1", true, spec("x"))])).await;
+    let row = server.row("v1").await;
+    let list = server.registry.list(&row, "", &ListOptions::default()).await.expect("a list");
+    assert!(list.items.is_empty());
+    let missing = server.registry.get(&row, &Key::new("ns", "one"), None).await;
+    assert!(missing.is_err_and(|error| error.is(Reason::NotFound)));
+    server.stop().await;
+}
