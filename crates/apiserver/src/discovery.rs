@@ -239,7 +239,7 @@ fn groups<'a>(table: &'a ResourceTable, remotes: &'a [Remote], order: &[&str]) -
 }
 
 /// Kube's order of versions: stable before beta before alpha, newer before older, others last.
-fn version_rank(version: &str) -> (u8, Reverse<u64>, Reverse<u64>, String) {
+pub fn version_rank(version: &str) -> (u8, Reverse<u64>, Reverse<u64>, String) {
     let last = || (3, Reverse(0), Reverse(0), version.to_owned());
     let Some(rest) = version.strip_prefix('v') else { return last() };
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());

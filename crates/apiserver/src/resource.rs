@@ -337,6 +337,16 @@ pub trait Strategy: Send + Sync {
         None
     }
 
+    /// As [`deprecation`](Self::deprecation), for kinds that know it at run time only.
+    fn deprecation_text(&self) -> Option<Cow<'_, str>> {
+        self.deprecation().map(Cow::Borrowed)
+    }
+
+    /// The kind of lists of this kind.
+    fn list_kind(&self, kind: &str) -> String {
+        format!("{kind}List")
+    }
+
     /// Seconds that an object lives in the store (Events); `None` for ever.
     fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
         None

@@ -37,8 +37,10 @@ pub fn check(
         .collect();
     errors.sort();
     errors.dedup();
-    let shown: Vec<String> =
-        errors.iter().map(|(line, column, message)| located(text, *line, *column, message)).collect();
+    let shown: Vec<String> = errors
+        .iter()
+        .map(|(line, column, message)| located(text, *line, *column, message))
+        .collect();
     Err(CompileError(shown.join("\n")))
 }
 
@@ -264,24 +266,32 @@ impl Checker<'_> {
                 if fits { Type::Bool } else { self.overload(id, name, &[a, b]) }
             }
             (operators::LOGICAL_NOT, [a]) => {
-                if is_free(a) || *a == Type::Bool { Type::Bool } else { self.overload(id, name, &[a]) }
+                if is_free(a) || *a == Type::Bool {
+                    Type::Bool
+                } else {
+                    self.overload(id, name, &[a])
+                }
             }
             (operators::NOT_STRICTLY_FALSE, [_]) => Type::Bool,
             (operators::EQUALS | operators::NOT_EQUALS, [a, b]) => {
-                if a.fits(b) { Type::Bool } else { self.overload(id, name, &[a, b]) }
+                if a.fits(b) {
+                    Type::Bool
+                } else {
+                    self.overload(id, name, &[a, b])
+                }
             }
             (
-                operators::LESS | operators::LESS_EQUALS | operators::GREATER
+                operators::LESS
+                | operators::LESS_EQUALS
+                | operators::GREATER
                 | operators::GREATER_EQUALS,
                 [a, b],
             ) => {
-                let is_number = |kind: &Type| matches!(kind, Type::Int | Type::Uint | Type::Double);
-                let ordered = |kind: &Type| {
-                    is_number(kind)
-                        || matches!(kind, Type::Dyn | Type::Bool | Type::String | Type::Bytes | Type::Timestamp | Type::Duration)
-                };
-                let fits = (a.fits(b) || (is_number(a) && is_number(b))) && ordered(a) && ordered(b);
-                if fits { Type::Bool } else { self.overload(id, name, &[a, b]) }
+                if are_ordered(a, b) {
+                    Type::Bool
+                } else {
+                    self.overload(id, name, &[a, b])
+                }
             }
             (operators::CONDITIONAL, [test, yes, no]) => {
                 if (is_free(test) || *test == Type::Bool) && yes.fits(no) {
@@ -308,7 +318,10 @@ impl Checker<'_> {
                 _ => self.overload(id, name, &[a]),
             },
             (
-                operators::ADD | operators::SUBSTRACT | operators::MULTIPLY | operators::DIVIDE
+                operators::ADD
+                | operators::SUBSTRACT
+                | operators::MULTIPLY
+                | operators::DIVIDE
                 | operators::MODULO,
                 [a, b],
             ) => match arithmetic(name, a, b) {
@@ -413,7 +426,9 @@ impl Checker<'_> {
             Type::Map(_) => Type::String,
             Type::Dyn => Type::Dyn,
             other => {
-                let message = format!("expression of type '{other}' cannot be range of a comprehension (must be list, map, or dynamic)");
+                let message = format!(
+                    "expression of type '{other}' cannot be range of a comprehension (must be list, map, or dynamic)"
+                );
                 self.wrong(of.iter_range.id, message)
             }
         };
@@ -461,6 +476,16 @@ fn arithmetic(name: &str, a: &Type, b: &Type) -> Option<Type> {
         (Duration, Duration) if matches!(name, operators::ADD | operators::SUBSTRACT) => Duration,
         _ => return None,
     })
+}
+
+/// Does one of the two come before the other?
+fn are_ordered(a: &Type, b: &Type) -> bool {
+    use Type::{Bool, Bytes, Double, Duration, Dyn, Int, String, Timestamp, Uint};
+    let is_number = |kind: &Type| matches!(kind, Int | Uint | Double);
+    let is_ordered = |kind: &Type| {
+        is_number(kind) || matches!(kind, Dyn | Bool | String | Bytes | Timestamp | Duration)
+    };
+    (a.fits(b) || (is_number(a) && is_number(b))) && is_ordered(a) && is_ordered(b)
 }
 
 /// The field's name behind an identifier: `a__dash__b` is `a-b`. `None`: it stands for itself.

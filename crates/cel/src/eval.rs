@@ -66,7 +66,8 @@ pub fn evaluate(
     variables: &dyn Fn(&str) -> Option<Value>,
     budget: &mut Budget,
 ) -> Outcome {
-    let mut machine = Machine { variables, bound: vec![], known: BTreeMap::new(), budget, depth: 0 };
+    let mut machine =
+        Machine { variables, bound: vec![], known: BTreeMap::new(), budget, depth: 0 };
     machine.eval(root)
 }
 
@@ -235,13 +236,17 @@ impl Machine<'_> {
         match (name, call.target.as_deref(), call.args.as_slice()) {
             (operators::LOGICAL_AND, None, [a, b]) => Some(self.logic(a, b, false)),
             (operators::LOGICAL_OR, None, [a, b]) => Some(self.logic(a, b, true)),
-            (operators::CONDITIONAL, None, [test, yes, no]) => Some(self.conditional(test, yes, no)),
+            (operators::CONDITIONAL, None, [test, yes, no]) => {
+                Some(self.conditional(test, yes, no))
+            }
             (operators::NOT_STRICTLY_FALSE, None, [test]) => Some(match self.eval(test) {
                 Ok(value) => Ok(Value::Bool(value.as_bool() != Some(false))),
                 Err(EvalError::TooExpensive) => Err(EvalError::TooExpensive),
                 Err(_) => Ok(Value::Bool(true)),
             }),
-            (operators::OPT_SELECT, None, [operand, name]) => Some(self.optional_select(operand, name)),
+            (operators::OPT_SELECT, None, [operand, name]) => {
+                Some(self.optional_select(operand, name))
+            }
             ("or" | "orValue", Some(target), [other]) => self.or_value(name, target, other),
             ("optMap" | "optFlatMap", Some(target), [variable, body]) => {
                 Some(self.optional_map(name, target, variable, body))
@@ -429,7 +434,8 @@ impl Machine<'_> {
         else {
             return None;
         };
-        let at = self.bound.iter().rposition(|(bound, _)| bound == name && name.starts_with('@'))?;
+        let at =
+            self.bound.iter().rposition(|(bound, _)| bound == name && name.starts_with('@'))?;
         let [element] = list.elements.as_slice() else { return None };
         let value = match self.budget.spend(2).and_then(|()| self.eval(element)) {
             Ok(value) => value,
@@ -449,7 +455,9 @@ impl Machine<'_> {
         let items: Vec<Value> = match &range {
             Value::List(items, _) => items.to_vec(),
             Value::Map(fields) => fields.keys().map(Key::value).collect(),
-            other => return failed(format!("no such overload: iteration over {}", other.type_name())),
+            other => {
+                return failed(format!("no such overload: iteration over {}", other.type_name()));
+            }
         };
         let init = self.eval(&of.accu_init)?;
         let depth = self.bound.len();
@@ -537,9 +545,11 @@ fn qualified(select: &SelectExpr) -> Option<String> {
 
 fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, EvalError> {
     Ok(match range {
-        Value::List(items, _) => {
-            items.iter().enumerate().map(|(at, item)| (Value::Int(at as i64), item.clone())).collect()
-        }
+        Value::List(items, _) => items
+            .iter()
+            .enumerate()
+            .map(|(at, item)| (Value::Int(at as i64), item.clone()))
+            .collect(),
         Value::Map(fields) => {
             fields.iter().map(|(key, value)| (key.value(), value.clone())).collect()
         }

@@ -64,7 +64,8 @@ pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, Compil
 fn syntax_error(text: &str, errors: &cel_parser::ParseErrors) -> String {
     let show = |error: &cel_parser::ParseError| {
         let (line, column) = (error.pos.0.max(1) as usize, error.pos.1.max(0) as usize);
-        check::located(text, line, column, &format!("Syntax error: {}", error.msg))
+        let message = error.msg.strip_prefix("Syntax error: ").unwrap_or(&error.msg);
+        check::located(text, line, column, &format!("Syntax error: {message}"))
     };
     errors.errors.iter().map(show).collect::<Vec<_>>().join("\n")
 }

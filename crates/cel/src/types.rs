@@ -68,7 +68,14 @@ impl Type {
             (Self::Object(a), Self::Object(b)) => Arc::ptr_eq(a, b) || a.name == b.name,
             // What a message or a wrapper is may be null.
             (Self::Null, other) | (other, Self::Null) => {
-                matches!(other, Self::Null | Self::Object(_) | Self::Opaque(_) | Self::Timestamp | Self::Duration)
+                matches!(
+                    other,
+                    Self::Null
+                        | Self::Object(_)
+                        | Self::Opaque(_)
+                        | Self::Timestamp
+                        | Self::Duration
+                )
             }
             (a, b) => a == b,
         }

@@ -104,10 +104,8 @@ impl Value {
                     None => Self::string(text.as_str()),
                 }
             }
-            (Json::String(text), Type::Duration) => {
-                crate::functions::times::parse_duration(text)
-                    .map_or_else(|| Self::string(text.as_str()), Self::Duration)
-            }
+            (Json::String(text), Type::Duration) => crate::functions::times::parse_duration(text)
+                .map_or_else(|| Self::string(text.as_str()), Self::Duration),
             (Json::String(text), Type::Bytes) => match STANDARD.decode(text) {
                 Ok(bytes) => Self::Bytes(bytes.into()),
                 Err(_) => Self::string(text.as_str()),
@@ -267,7 +265,9 @@ impl PartialEq for Value {
                 a.len() == b.len() && a.iter().all(|one| b.contains(one))
             }
             (Self::List(a, ListKind::Map(keys)), Self::List(b, _)) => {
-                let same = |one: &Value| b.iter().any(|other| key_of(one, keys) == key_of(other, keys) && one == other);
+                let same = |one: &Value| {
+                    b.iter().any(|other| key_of(one, keys) == key_of(other, keys) && one == other)
+                };
                 a.len() == b.len() && a.iter().all(same)
             }
             (Self::List(a, _), Self::List(b, _)) => a == b,

@@ -73,8 +73,8 @@ fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
     let mut out = Vec::with_capacity(1024);
     out.extend_from_slice(
         format!(
-            r#"{{"kind":"{}List","apiVersion":"{api_version}","metadata":{metadata},"items":["#,
-            row.kind
+            r#"{{"kind":"{}","apiVersion":"{api_version}","metadata":{metadata},"items":["#,
+            row.strategy.list_kind(&row.kind)
         )
         .as_bytes(),
     );

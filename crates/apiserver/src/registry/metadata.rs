@@ -138,7 +138,7 @@ pub(super) fn check_preconditions(
                 0,
                 "must be specified for an update",
             );
-            return Err(StatusError::invalid(&row.group, &row.kind, name, errors));
+            return Err(StatusError::invalid(&row.group, &row.plural, name, errors));
         }
         version if version == before.resource_version.as_deref() => {}
         Some(_) => return Err(modified(row, name)),

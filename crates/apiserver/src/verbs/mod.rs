@@ -76,7 +76,7 @@ pub(crate) async fn dispatch(
     let handler = route(&row, info, &parts.method)?;
     let call = Call::new(shared, info, user, row, table, parts)?;
     let (accept, ctx) = (call.accept, call.ctx.clone());
-    if let Some(text) = ctx.resource.strategy.deprecation() {
+    if let Some(text) = ctx.resource.strategy.deprecation_text() {
         ctx.warn(text);
     }
     let outcome = match handler {

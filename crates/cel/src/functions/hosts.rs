@@ -32,9 +32,7 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
         "isURL" => is(Url::parse(text).is_ok()),
         "ip" => made(Ip::parse(text)),
         "isIP" => is(Ip::parse(text).is_ok()),
-        "ip.isCanonical" => {
-            Some(Ip::parse(text).map(|ip| Value::Bool(ip.0.to_string() == text)))
-        }
+        "ip.isCanonical" => Some(Ip::parse(text).map(|ip| Value::Bool(ip.0.to_string() == text))),
         "cidr" => made(Cidr::parse(text)),
         "isCIDR" => is(Cidr::parse(text).is_ok()),
         "semver" | "isSemver" => {
@@ -65,7 +63,9 @@ const UNIT: i128 = 1_000_000_000;
 
 impl Quantity {
     fn parse(text: &str) -> Result<Self, String> {
-        let bad = || "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'".to_owned();
+        let bad = || {
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'".to_owned()
+        };
         let end = text
             .char_indices()
             .find(|(at, c)| !(c.is_ascii_digit() || *c == '.' || (*at == 0 && "+-".contains(*c))))
@@ -76,7 +76,8 @@ impl Quantity {
             None => (1, number.strip_prefix('+').unwrap_or(number)),
         };
         let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-        if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || digits.len() > 25 {
+        if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || digits.len() > 25
+        {
             return Err(bad());
         }
         let (times, over) = scale(suffix).ok_or_else(bad)?;
@@ -87,7 +88,9 @@ impl Quantity {
         let divisor = 10i128.pow(fraction.len() as u32).checked_mul(over).ok_or_else(bad)?;
         let scaled = value.checked_mul(UNIT).and_then(|value| value.checked_mul(times));
         // Rounded up, as upstream does with what is too fine.
-        let value = scaled.map_or(i128::MAX, |scaled| scaled.div_euclid(divisor) + i128::from(scaled % divisor != 0));
+        let value = scaled.map_or(i128::MAX, |scaled| {
+            scaled.div_euclid(divisor) + i128::from(scaled % divisor != 0)
+        });
         Ok(Self(sign * value))
     }
 
@@ -190,7 +193,9 @@ impl Url {
         if text.starts_with(':') {
             return Err(error("missing protocol scheme"));
         }
-        let colon = text.find(':').filter(|at| text[..*at].chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c)));
+        let colon = text.find(':').filter(|at| {
+            text[..*at].chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+        });
         let (scheme, rest) = match colon {
             Some(at) if text.starts_with(|c: char| c.is_ascii_alphabetic()) => {
                 (text[..at].to_lowercase(), &text[at + 1..])
@@ -310,7 +315,9 @@ impl Ip {
                 Err(format!("IPv4-mapped IPv6 address {text:?} is not allowed"))
             }
             Ok(address) => Ok(Self(address)),
-            Err(_) => Err(format!("IP Address {text:?} parse error during conversion from string: ParseAddr({text:?}): unable to parse IP")),
+            Err(_) => Err(format!(
+                "IP Address {text:?} parse error during conversion from string: ParseAddr({text:?}): unable to parse IP"
+            )),
         }
     }
 }
@@ -327,19 +334,24 @@ impl Host for Ip {
             }
             ("isUnspecified", address) => address.is_unspecified(),
             ("isLoopback", address) => address.is_loopback(),
-            ("isLinkLocalMulticast", IpAddr::V4(address)) => {
-                address.octets()[..3] == [224, 0, 0]
-            }
+            ("isLinkLocalMulticast", IpAddr::V4(address)) => address.octets()[..3] == [224, 0, 0],
             ("isLinkLocalMulticast", IpAddr::V6(address)) => {
                 address.segments()[0] & 0xff0f == 0xff02
             }
             ("isLinkLocalUnicast", IpAddr::V4(address)) => address.is_link_local(),
             ("isLinkLocalUnicast", IpAddr::V6(address)) => address.is_unicast_link_local(),
             ("isGlobalUnicast", IpAddr::V4(address)) => {
-                !(address.is_broadcast() || address.is_unspecified() || address.is_loopback() || address.is_multicast() || address.is_link_local())
+                !(address.is_broadcast()
+                    || address.is_unspecified()
+                    || address.is_loopback()
+                    || address.is_multicast()
+                    || address.is_link_local())
             }
             ("isGlobalUnicast", IpAddr::V6(address)) => {
-                !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || address.is_unicast_link_local())
+                !(address.is_unspecified()
+                    || address.is_loopback()
+                    || address.is_multicast()
+                    || address.is_unicast_link_local())
             }
             _ => return None,
         };
@@ -367,11 +379,18 @@ struct Cidr {
 
 impl Cidr {
     fn parse(text: &str) -> Result<Self, String> {
-        let error = || format!("network address parse error during conversion from string: netip.ParsePrefix({text:?}): no '/'");
+        let error = || {
+            format!(
+                "network address parse error during conversion from string: netip.ParsePrefix({text:?}): no '/'"
+            )
+        };
         let (address, length) = text.split_once('/').ok_or_else(error)?;
         let address = Ip::parse(address)?.0;
         let most = if address.is_ipv4() { 32 } else { 128 };
-        let parsed = length.parse().ok().filter(|parsed: &u8| *parsed <= most && parsed.to_string() == length);
+        let parsed = length
+            .parse()
+            .ok()
+            .filter(|parsed: &u8| *parsed <= most && parsed.to_string() == length);
         let length = parsed.ok_or_else(|| {
             format!("network address parse error during conversion from string: netip.ParsePrefix({text:?}): prefix length out of range")
         })?;
@@ -493,7 +512,11 @@ impl Semver {
             return Err(bad("Prerelease is empty"));
         }
         let preview_parts = preview.map(|all| all.split('.').map(part).collect());
-        Ok(Self { numbers, is_release: preview.is_none(), preview: preview_parts.unwrap_or_default() })
+        Ok(Self {
+            numbers,
+            is_release: preview.is_none(),
+            preview: preview_parts.unwrap_or_default(),
+        })
     }
 }
 
@@ -537,8 +560,20 @@ const FORMATS: &[FormatRow] = &[
     }),
     ("labelValue", |text| label(text, true)),
     ("uri", |text| Url::parse(text).err().into_iter().collect()),
-    ("uuid", |text| shape(r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$", text, "does not match the UUID format")),
-    ("byte", |text| shape("^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$", text, "invalid base64")),
+    ("uuid", |text| {
+        shape(
+            r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$",
+            text,
+            "does not match the UUID format",
+        )
+    }),
+    ("byte", |text| {
+        shape(
+            "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+            text,
+            "invalid base64",
+        )
+    }),
     ("date", |text| match text.parse::<jiff::civil::Date>() {
         Ok(_) if text.len() == 10 => vec![],
         _ => vec!["invalid date".into()],
@@ -576,8 +611,15 @@ fn label(text: &str, may_be_empty: bool) -> Vec<String> {
     let outer = |c: char| c.is_ascii_alphanumeric();
     let inner = |c: char| outer(c) || "-_.".contains(c);
     let fits = (text.is_empty() && may_be_empty)
-        || (text.starts_with(outer) && text.ends_with(outer) && text.chars().all(inner) && text.len() <= 63);
-    if fits { vec![] } else { vec!["must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character".into()] }
+        || (text.starts_with(outer)
+            && text.ends_with(outer)
+            && text.chars().all(inner)
+            && text.len() <= 63);
+    if fits {
+        vec![]
+    } else {
+        vec!["must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character".into()]
+    }
 }
 
 struct Format(&'static FormatRow);

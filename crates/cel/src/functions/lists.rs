@@ -36,9 +36,9 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
         ("sum", []) => sum(items),
         ("min" | "max", []) => {
             let wanted = if name == "min" { Ordering::Less } else { Ordering::Greater };
-            let best = items.iter().reduce(|best, one| {
-                if one.compare(best) == Some(wanted) { one } else { best }
-            });
+            let best = items
+                .iter()
+                .reduce(|best, one| if one.compare(best) == Some(wanted) { one } else { best });
             Some(best.cloned().ok_or_else(|| format!("{name} called on empty list")))
         }
         ("indexOf" | "lastIndexOf", [item]) => {
@@ -67,17 +67,7 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
         }
         ("flatten", []) => Some(Ok(Value::list(flatten(items, 1)))),
         ("flatten", [Value::Int(depth)]) => Some(Ok(Value::list(flatten(items, *depth)))),
-        ("slice", [Value::Int(start), Value::Int(end)]) => {
-            let range = usize::try_from(*start).ok().zip(usize::try_from(*end).ok());
-            let slice = range.and_then(|(start, end)| items.get(start..end));
-            Some(match slice {
-                Some(slice) => Ok(Value::list(slice.to_vec())),
-                None => Err(format!(
-                    "cannot slice({start}, {end}), list is length {}",
-                    items.len()
-                )),
-            })
-        }
+        ("slice", [Value::Int(start), Value::Int(end)]) => slice(items, *start, *end),
         ("first", []) => Some(Ok(Value::Optional(items.first().cloned().map(Arc::new)))),
         ("last", []) => Some(Ok(Value::Optional(items.last().cloned().map(Arc::new)))),
         _ => None,
@@ -86,6 +76,15 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
 
 fn flag(flag: bool) -> Answer {
     Some(Ok(Value::Bool(flag)))
+}
+
+fn slice(items: &[Value], start: i64, end: i64) -> Answer {
+    let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+    let slice = range.and_then(|(start, end)| items.get(start..end));
+    Some(match slice {
+        Some(slice) => Ok(Value::list(slice.to_vec())),
+        None => Err(format!("cannot slice({start}, {end}), list is length {}", items.len())),
+    })
 }
 
 fn sum(items: &[Value]) -> Answer {

@@ -160,7 +160,15 @@ pub fn result_of(name: &str, is_method: bool) -> Option<Type> {
 pub fn is_namespace(word: &str) -> bool {
     matches!(
         word,
-        "optional" | "sets" | "base64" | "strings" | "lists" | "format" | "jsonpatch" | "ip" | "math"
+        "optional"
+            | "sets"
+            | "base64"
+            | "strings"
+            | "lists"
+            | "format"
+            | "jsonpatch"
+            | "ip"
+            | "math"
     )
 }
 
@@ -184,7 +192,15 @@ pub fn accepts(name: &str, of: &[&Type]) -> bool {
         | "isSemver" => is(0, &[Type::String]),
         "size" => !matches!(
             of.first(),
-            Some(Type::Int | Type::Uint | Type::Double | Type::Bool | Type::Timestamp | Type::Duration | Type::Object(_))
+            Some(
+                Type::Int
+                    | Type::Uint
+                    | Type::Double
+                    | Type::Bool
+                    | Type::Timestamp
+                    | Type::Duration
+                    | Type::Object(_)
+            )
         ),
         "isSorted" | "sum" | "min" | "max" | "sort" | "distinct" | "flatten" | "slice" | "join" => {
             matches!(of.first(), Some(Type::Dyn | Type::List(..)))
@@ -195,9 +211,24 @@ pub fn accepts(name: &str, of: &[&Type]) -> bool {
 
 pub fn type_named(name: &str) -> Option<Value> {
     const TYPES: &[&str] = &[
-        "bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type",
-        "optional_type", "google.protobuf.Timestamp", "google.protobuf.Duration", "net.IP",
-        "net.CIDR", "kubernetes.URL", "kubernetes.Quantity", "kubernetes.Semver",
+        "bool",
+        "int",
+        "uint",
+        "double",
+        "string",
+        "bytes",
+        "list",
+        "map",
+        "null_type",
+        "type",
+        "optional_type",
+        "google.protobuf.Timestamp",
+        "google.protobuf.Duration",
+        "net.IP",
+        "net.CIDR",
+        "kubernetes.URL",
+        "kubernetes.Quantity",
+        "kubernetes.Semver",
     ];
     TYPES.iter().find(|known| **known == name).map(|known| Value::Type(known))
 }

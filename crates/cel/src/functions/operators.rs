@@ -181,7 +181,9 @@ fn convert(name: &str, value: &Value) -> Answer {
         ("int", Value::String(text)) => text.parse().map(Value::Int).map_err(|_| bad(text)),
         ("int", Value::Timestamp(time)) => Ok(Value::Int(time.as_second())),
         ("int", Value::Duration(nanos)) => Ok(Value::Int(nanos / 1_000_000_000)),
-        ("uint", Value::Int(number)) => u64::try_from(*number).map(Value::Uint).map_err(|_| range()),
+        ("uint", Value::Int(number)) => {
+            u64::try_from(*number).map(Value::Uint).map_err(|_| range())
+        }
         ("uint", Value::String(text)) => text.parse().map(Value::Uint).map_err(|_| bad(text)),
         ("double", Value::Int(_) | Value::Uint(_)) => {
             Ok(Value::Double(value.number().unwrap_or_default()))

@@ -59,7 +59,9 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
         ("base64.encode", [Value::Bytes(bytes)]) => return text(STANDARD.encode(bytes)),
         ("base64.decode", [Value::String(given)]) => {
             let decoded = STANDARD.decode(&**given).or_else(|_| STANDARD_NO_PAD.decode(&**given));
-            return Some(decoded.map(|bytes| Value::Bytes(bytes.into())).map_err(|e| e.to_string()));
+            return Some(
+                decoded.map(|bytes| Value::Bytes(bytes.into())).map_err(|e| e.to_string()),
+            );
         }
         ("jsonpatch.escapeKey", [Value::String(key)]) => {
             return text(key.replace('~', "~0").replace('/', "~1"));
@@ -93,7 +95,9 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
             let count = given.chars().count() as i64;
             let found = usize::try_from(*at).ok().filter(|_| *at <= count);
             Some(match found {
-                Some(at) => Ok(Value::string(given.chars().nth(at).map(String::from).unwrap_or_default())),
+                Some(at) => {
+                    Ok(Value::string(given.chars().nth(at).map(String::from).unwrap_or_default()))
+                }
                 None => Err(format!("index out of range: {at}")),
             })
         }
@@ -199,7 +203,9 @@ fn format(pattern: &str, arguments: &[Value]) -> Result<Value, String> {
             }
             precision = digits.parse::<usize>().ok();
         }
-        let clause = chars.next().ok_or("could not parse formatting clause: unexpected end of format string")?;
+        let clause = chars
+            .next()
+            .ok_or("could not parse formatting clause: unexpected end of format string")?;
         let argument = arguments.next().ok_or("index out of range")?;
         let precision = precision.unwrap_or(6).min(1000);
         out.push_str(&format_clause(clause, precision, argument)?);
@@ -208,7 +214,8 @@ fn format(pattern: &str, arguments: &[Value]) -> Result<Value, String> {
 }
 
 fn format_clause(clause: char, precision: usize, value: &Value) -> Result<String, String> {
-    let wrong = || format!("error during formatting: {clause:?} cannot be used with {}", value.type_name());
+    let wrong =
+        || format!("error during formatting: {clause:?} cannot be used with {}", value.type_name());
     Ok(match (clause, value) {
         ('s', value) => shown(value),
         ('d', Value::Int(number)) => number.to_string(),
@@ -235,7 +242,8 @@ fn shown(value: &Value) -> String {
             format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(", "))
         }
         Value::Map(fields) => {
-            let field = |(key, value): (&crate::value::Key, &Value)| format!("{key}: {}", shown(value));
+            let field =
+                |(key, value): (&crate::value::Key, &Value)| format!("{key}: {}", shown(value));
             format!("{{{}}}", fields.iter().map(field).collect::<Vec<_>>().join(", "))
         }
         other => match other.to_json() {

@@ -12,11 +12,11 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
         ("timestamp", [Value::Timestamp(_)]) | ("duration", [Value::Duration(_)]) => {
             Some(Ok(of[0].clone()))
         }
-        ("timestamp", [Value::String(text)]) => Some(
-            text.parse().map(Value::Timestamp).map_err(|_| {
+        ("timestamp", [Value::String(text)]) => {
+            Some(text.parse().map(Value::Timestamp).map_err(|_| {
                 format!("parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse")
-            }),
-        ),
+            }))
+        }
         ("timestamp", [Value::Int(seconds)]) => {
             Some(Timestamp::from_second(*seconds).map(Value::Timestamp).map_err(|e| e.to_string()))
         }

@@ -17,9 +17,10 @@ mod webhook;
 
 use std::sync::Arc;
 
+use apiserver::discovery::version_rank;
 use apiserver::resource::{ALL_VERBS, Behaviour, Resource, Strategy, Subresource, SubresourceKind};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, CustomResourceDefinitionVersion,
+    CustomResourceDefinition, CustomResourceDefinitionSpec, CustomResourceDefinitionVersion,
 };
 
 use crate::definition;
@@ -35,6 +36,7 @@ use webhook::Webhook;
 pub struct Family {
     pub group: String,
     pub kind: String,
+    pub list_kind: String,
     pub namespaced: bool,
     /// The version that objects are kept in, as `example.com/v1`.
     pub stored: String,
@@ -52,6 +54,8 @@ pub struct Version {
     /// `None`: whatever is given is kept.
     pub schema: Option<Schema>,
     pub has_rules: bool,
+    /// What requests for a deprecated version are warned with.
+    pub deprecation: Option<Box<str>>,
     pub has_status: bool,
     pub scaling: Option<Scaling>,
     pub columns: Vec<PrintedColumn>,
@@ -77,12 +81,14 @@ impl Family {
         let preserves = spec.preserve_unknown_fields == Some(true);
         let api_version = |version: &str| format!("{}/{version}", spec.group);
         let stored = definition::storage_version(spec).unwrap_or_default();
-        let version = |version: &CustomResourceDefinitionVersion| {
-            Version::of(version, api_version(&version.name), preserves)
+        let version = |version: &CustomResourceDefinitionVersion| Version {
+            deprecation: deprecation(version, spec),
+            ..Version::of(version, api_version(&version.name), preserves)
         };
         Self {
             group: spec.group.clone(),
             kind: spec.names.kind.clone(),
+            list_kind: spec.names.list_kind.clone().unwrap_or_default(),
             namespaced: spec.scope != "Cluster",
             stored: api_version(stored),
             versions: spec.versions.iter().map(version).collect(),
@@ -94,6 +100,29 @@ impl Family {
     pub fn version(&self, api_version: &str) -> Option<&Version> {
         self.versions.iter().find(|version| version.api_version == api_version)
     }
+}
+
+/// Names the best version that is not deprecated, where there is one.
+fn deprecation(
+    version: &CustomResourceDefinitionVersion,
+    spec: &CustomResourceDefinitionSpec,
+) -> Option<Box<str>> {
+    if version.deprecated != Some(true) {
+        return None;
+    }
+    if let Some(text) = &version.deprecation_warning {
+        return Some(text.as_str().into());
+    }
+    let (group, kind) = (&spec.group, &spec.names.kind);
+    let newer = spec
+        .versions
+        .iter()
+        .filter(|one| one.served && one.deprecated != Some(true))
+        .filter(|one| version_rank(&one.name) < version_rank(&version.name))
+        .min_by_key(|one| version_rank(&one.name));
+    let hint = newer.map(|newer| format!("; use {group}/{} {kind}", newer.name));
+    let text = format!("{group}/{} {kind} is deprecated{}", version.name, hint.unwrap_or_default());
+    Some(text.into())
 }
 
 impl Version {
@@ -109,6 +138,7 @@ impl Version {
         Self {
             name: from.name.clone(),
             api_version,
+            deprecation: None,
             has_rules: schema.as_ref().is_some_and(rules::has_rules),
             schema,
             has_status: subresources.is_some_and(|one| one.status.is_some()),

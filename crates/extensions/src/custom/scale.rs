@@ -175,6 +175,11 @@ impl View for ScaleOf {
         }))
     }
 
+    fn replicas_path(&self) -> Vec<&str> {
+        let parts = self.scaling().map(|scaling| scaling.spec.parts.iter()).unwrap_or_default();
+        parts.map(String::as_str).collect()
+    }
+
     fn merge(&self, view: &dyn Object, parent: &mut dyn Object) -> Result<(), StatusError> {
         let scale = view.expect::<Scale>();
         let replicas = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default();

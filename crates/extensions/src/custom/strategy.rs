@@ -140,6 +140,14 @@ impl Strategy for Custom {
         added.iter().flat_map(|name| finalizer_warnings(name)).collect()
     }
 
+    fn deprecation_text(&self) -> Option<Cow<'_, str>> {
+        self.version().deprecation.as_deref().map(Cow::Borrowed)
+    }
+
+    fn list_kind(&self, _: &str) -> String {
+        self.family.list_kind.clone()
+    }
+
     fn unconditional_update(&self) -> bool {
         false
     }

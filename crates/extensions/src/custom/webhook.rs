@@ -50,11 +50,17 @@ impl Webhook {
 
     /// Waits for the answer: conversions happen where bytes become objects, which is not the place
     /// to yield. Other tasks of this thread are moved to another one meanwhile.
-    pub fn convert(&self, object: &Unstructured, wanted: &str) -> Result<Unstructured, StatusError> {
+    pub fn convert(
+        &self,
+        object: &Unstructured,
+        wanted: &str,
+    ) -> Result<Unstructured, StatusError> {
         use tokio::runtime::{Handle, RuntimeFlavor};
         let failed = |why: String| {
             let (group, kind) = (&object.api_version, &object.kind);
-            StatusError::internal(format!("conversion webhook for {group}, Kind={kind} failed: {why}"))
+            StatusError::internal(format!(
+                "conversion webhook for {group}, Kind={kind} failed: {why}"
+            ))
         };
         let handle = Handle::try_current().map_err(StatusError::internal)?;
         if handle.runtime_flavor() == RuntimeFlavor::CurrentThread {
@@ -95,7 +101,10 @@ impl Webhook {
             let message = result["message"].as_str().filter(|text| !text.is_empty());
             return Err(match message {
                 Some(message) => message.to_owned(),
-                None => format!("expected response.result.status to be {:?}, got {}", "Success", result["status"]),
+                None => format!(
+                    "expected response.result.status to be {:?}, got {}",
+                    "Success", result["status"]
+                ),
             });
         }
         let objects = response["convertedObjects"].as_array().map(Vec::as_slice);
@@ -127,11 +136,12 @@ fn checked(sent: &Unstructured, converted: Value, wanted: &str) -> Result<Unstru
         ("UID", &got.metadata.uid, &sent.metadata.uid),
     ] {
         if now.as_deref().unwrap_or_default() != then.as_deref().unwrap_or_default() {
-            return Err(format!("invalid metadata in converted object at index 0: metadata.{name} must not be changed"));
+            return Err(format!(
+                "invalid metadata in converted object at index 0: metadata.{name} must not be changed"
+            ));
         }
     }
-    let (labels, annotations) =
-        (got.metadata.labels.take(), got.metadata.annotations.take());
+    let (labels, annotations) = (got.metadata.labels.take(), got.metadata.annotations.take());
     got.metadata = sent.metadata.clone();
     got.metadata.labels = labels;
     got.metadata.annotations = annotations;
@@ -181,6 +191,9 @@ mod tests {
                 "uid": review["request"]["uid"], "result": { "status": "Failed", "message": "no" } } })
         });
         let error = webhook.convert(&object(), "e.com/v2").expect_err("refused");
-        assert!(error.message.contains("conversion webhook for e.com/v1, Kind=Thing failed: no"), "{error}");
+        assert!(
+            error.message.contains("conversion webhook for e.com/v1, Kind=Thing failed: no"),
+            "{error}"
+        );
     }
 }

@@ -86,6 +86,13 @@ fn check_spec(spec: &CustomResourceDefinitionSpec, any_bundle: bool, errors: &mu
         }
     }
     check_versions(spec, hoisted, &path, errors);
+    // Upstream has the first version's name twice.
+    if let Some(first) = spec.versions.first() {
+        let wrong = names::dns1035_label(&first.name);
+        if !wrong.is_empty() {
+            errors.invalid(&path.child("version"), &first.name, &wrong.join(","));
+        }
+    }
     let names = &spec.names;
     let text = |name: &Option<String>| name.clone().unwrap_or_default();
     let names_path = path.child("names");

@@ -72,7 +72,8 @@ impl Rule {
             _ => kind.clone(),
         };
         let variables = [("self", kind), ("oldSelf", old)];
-        let program = |text: &str, wanted: Type, refusal: &str| match cel::compile(text, &variables) {
+        let program = |text: &str, wanted: Type, refusal: &str| match cel::compile(text, &variables)
+        {
             Err(error) => Err(format!("compilation failed: {error}")),
             Ok(program) if program.kind().fits(&wanted) => Ok(program),
             Ok(_) => Err(refusal.to_owned()),
@@ -289,12 +290,19 @@ impl Asking {
                 let detail = if self.left == 0 {
                     EXHAUSTED.to_owned()
                 } else {
-                    format!("'{}': no further validation rules will be run due to call cost exceeds limit for rule: {}", EvalError::TooExpensive, rule.shown())
+                    format!(
+                        "'{}': no further validation rules will be run due to call cost exceeds limit for rule: {}",
+                        EvalError::TooExpensive,
+                        rule.shown()
+                    )
                 };
                 return self.errors.invalid(path, kind, &detail);
             }
             Err(EvalError::Failed(why)) if why.starts_with("no such overload") => {
-                let detail = format!("'{why}': call arguments did not match a supported operator, function or macro signature for rule: {}", rule.shown());
+                let detail = format!(
+                    "'{why}': call arguments did not match a supported operator, function or macro signature for rule: {}",
+                    rule.shown()
+                );
                 return self.errors.invalid(path, kind, &detail);
             }
             Err(EvalError::Failed(why)) => {
@@ -308,8 +316,7 @@ impl Asking {
         };
         let expressed = expressed.as_ref().and_then(Cel::as_str).map(str::trim);
         let usable = |text: &&str| !text.is_empty() && !text.contains(['\n', '\r']);
-        let detail =
-            expressed.filter(usable).map_or_else(|| rule.default_message(), str::to_owned);
+        let detail = expressed.filter(usable).map_or_else(|| rule.default_message(), str::to_owned);
         self.refuse(rule, value, path, &detail);
     }
 
@@ -395,13 +402,23 @@ mod tests {
             assert_eq!(summary(&errors), expected, "{new}");
         };
         let rule = |rule: &str| json!({ "type": "integer", "x-kubernetes-validations": [{ "rule": rule }] });
-        check(rule("self >= oldSelf"), json!(5), json!(4), "f: Invalid value: 4: failed rule: self >= oldSelf");
+        check(
+            rule("self >= oldSelf"),
+            json!(5),
+            json!(4),
+            "f: Invalid value: 4: failed rule: self >= oldSelf",
+        );
         check(rule("self >= oldSelf"), json!(5), json!(6), "");
         // What is as it was is not refused.
         check(rule("self > 10"), json!(5), json!(5), "");
         check(rule("self > 10"), json!(5), json!(6), "f: Invalid value: 6: failed rule: self > 10");
         let once = json!({ "type": "string", "x-kubernetes-validations": [
             { "rule": "!oldSelf.hasValue() || self == oldSelf.value()", "optionalOldSelf": true }] });
-        check(once, json!("z"), json!("y"), "f: Invalid value: \"y\": failed rule: !oldSelf.hasValue() || self == oldSelf.value()");
+        check(
+            once,
+            json!("z"),
+            json!("y"),
+            "f: Invalid value: \"y\": failed rule: !oldSelf.hasValue() || self == oldSelf.value()",
+        );
     }
 }

@@ -9,9 +9,8 @@ use apiserver::registry::{DeleteOptions, Intent, ListOptions};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::{Resource, ResourceTable};
 use base::task::Tasks;
-use extensions::{Extensions, Post, definition};
+use decapod_extensions::{Extensions, Post, definition};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
-use machinery::Object;
 use machinery::status::Reason;
 use serde_json::{Value, json};
 
@@ -64,8 +63,8 @@ impl Server {
         .await
     }
 
-    fn context(&self, row: &Arc<Resource>, subresource: &str) -> RequestContext {
-        RequestContext::new(UserInfo::apiserver(), row.clone(), subresource)
+    fn context(&self, row: &Arc<Resource>) -> RequestContext {
+        RequestContext::new(UserInfo::apiserver(), row.clone(), "")
     }
 
     async fn create(&self, row: &Arc<Resource>, spec: Value) -> Result<Value, String> {
@@ -73,9 +72,9 @@ impl Server {
             "apiVersion": row.api_version(), "kind": "Tab", "metadata": { "name": "one" }, "spec": spec,
         });
         let object = row.codec.decode_value(tree).map_err(|error| error.to_string())?.object;
-        let key = Key::new("ns", "one");
-        let written = self.registry.write(&self.context(row, ""), &key, Intent::Create { object });
-        let written = written.await.map_err(|error| error.to_string())?;
+        let (ctx, key) = (self.context(row), Key::new("ns", "one"));
+        let written = self.registry.write(&ctx, &key, Intent::Create { object }).await;
+        let written = written.map_err(|error| error.to_string())?;
         Ok(serde_json::from_slice(&written.object.json()).expect("JSON"))
     }
 }
