@@ -1,27 +1,30 @@
-//! Match conditions: CEL expressions that narrow down what a webhook is called for.
-//!
-//! Deviation: expressions are not evaluated yet. A webhook that has some counts as one whose
-//! conditions cannot be evaluated, and its failure policy decides.
+//! Match conditions of webhooks: expressions that narrow down what they are called for.
+
+use std::sync::Arc;
 
 use apiserver::StatusError;
 use apiserver::admission::Attributes;
+use apiserver::authz::Authorizer;
 use apiserver::resource::Resource;
 
+use crate::policy::Environment;
 use crate::webhook::Hook;
 
+/// Conditions that cannot be evaluated are the failure policy's: the webhook is not called, or the
+/// request is refused.
 pub(crate) async fn hold(
     hook: &Hook,
     attributes: &Attributes<'_>,
-    _row: &Resource,
+    row: &Resource,
+    authorizer: Option<&Arc<dyn Authorizer>>,
 ) -> Result<bool, StatusError> {
     if hook.conditions.is_empty() {
         return Ok(true);
     }
-    if hook.fails_open {
-        return Ok(false);
+    let environment = Environment::new(attributes, row, authorizer, &[]).await?;
+    match hook.conditions.hold(&environment) {
+        Ok(holds) => Ok(holds),
+        Err(_) if hook.fails_open => Ok(false),
+        Err(why) => Err(attributes.forbidden(why)),
     }
-    Err(attributes.forbidden(format!(
-        "webhook {:?} has match conditions, which cannot be evaluated",
-        hook.name
-    )))
 }

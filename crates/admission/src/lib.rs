@@ -24,6 +24,7 @@ mod pod_node_selector;
 mod pod_resize;
 mod pod_security;
 mod pod_toleration_restriction;
+mod policy;
 mod priority;
 mod resource_quota;
 mod resources;
@@ -127,8 +128,18 @@ const PLUGINS: &[Entry] = &[
     ("DenyServiceExternalIPs", false, |_| Ok(Box::new(external_ips::DenyExternalIps))),
     ("PodTopologyLabels", true, |_| Ok(Box::new(topology_labels::TopologyLabels))),
     ("PodResizeValidator", true, |_| Ok(Box::new(pod_resize::PodResize))),
-    ("MutatingAdmissionWebhook", true, |_| Ok(Box::new(webhook::MutatingWebhooks::new()))),
-    ("ValidatingAdmissionWebhook", true, |_| Ok(Box::new(webhook::ValidatingWebhooks::new()))),
+    ("MutatingAdmissionPolicy", true, |options| {
+        Ok(Box::new(policy::MutatingPolicies::new(options.authorizer.clone())))
+    }),
+    ("MutatingAdmissionWebhook", true, |options| {
+        Ok(Box::new(webhook::MutatingWebhooks::new(options.authorizer.clone())))
+    }),
+    ("ValidatingAdmissionPolicy", true, |options| {
+        Ok(Box::new(policy::ValidatingPolicies::new(options.authorizer.clone())))
+    }),
+    ("ValidatingAdmissionWebhook", true, |options| {
+        Ok(Box::new(webhook::ValidatingWebhooks::new(options.authorizer.clone())))
+    }),
     ("ResourceQuota", true, |_| Ok(Box::new(resource_quota::ResourceQuota::new()))),
     ("AlwaysDeny", false, |_| Ok(Box::new(always::AlwaysDeny))),
 ];

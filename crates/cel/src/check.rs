@@ -174,6 +174,7 @@ impl Checker<'_> {
                     None => self.wrong(id, format!("undefined field '{name}'")),
                 }
             }
+            Type::Opaque(kind) if functions::is_external(kind) => Type::Opaque(kind),
             other => {
                 let message = format!("type '{other}' does not support field selection");
                 self.wrong(id, message)
@@ -215,7 +216,12 @@ impl Checker<'_> {
         if let Some(Type::Opaque(kind)) = target
             && functions::is_external(kind)
         {
-            return Type::Dyn;
+            // The authorizer's questions lead to questions, its decisions to these.
+            return match name {
+                "allowed" | "errored" => Type::Bool,
+                "reason" | "error" => Type::String,
+                _ => Type::Opaque(kind),
+            };
         }
         let Some(kind) = functions::result_of(name, target.is_some()) else {
             return self.undeclared(id, name);

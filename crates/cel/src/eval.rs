@@ -179,6 +179,12 @@ impl Machine<'_> {
                 Value::Optional(found.map(Arc::new))
             });
         }
+        // A host's field is a method that takes nothing.
+        if let Value::Host(host) = &operand
+            && let Some(answer) = host.call(&select.field, &[])
+        {
+            return answer.map_err(EvalError::Failed);
+        }
         if !matches!(operand, Value::Map(_)) {
             return failed(format!("no such key: {}", select.field));
         }

@@ -11,6 +11,7 @@ use machinery::{LabelSelector, Object};
 
 use super::call::{Address, Endpoint};
 use crate::matching::{Criteria, Rule, selector};
+use crate::policy::Conditions;
 
 const TIMEOUT_SECONDS: i32 = 10;
 const HTTPS_PORT: u16 = 443;
@@ -22,7 +23,7 @@ pub(crate) struct Hook {
     pub name: String,
     pub configuration: String,
     pub criteria: Criteria,
-    pub conditions: Vec<MatchCondition>,
+    pub conditions: Conditions,
     pub endpoint: Endpoint,
     pub review_versions: Vec<String>,
     pub side_effects: String,
@@ -123,7 +124,7 @@ fn compiled(configuration: &str, index: usize, parts: &Parts<'_>) -> Option<Hook
         name: parts.name.into(),
         configuration: configuration.into(),
         criteria,
-        conditions: parts.conditions.unwrap_or_default().to_vec(),
+        conditions: Conditions::new(parts.conditions),
         endpoint: endpoint(parts.client),
         review_versions: parts.versions.to_vec(),
         side_effects: parts.side_effects.into(),

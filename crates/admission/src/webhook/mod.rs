@@ -28,6 +28,7 @@ pub(crate) use validating::ValidatingWebhooks;
 use crate::matching::shown;
 use call::Clients;
 pub(crate) use hooks::Hook;
+pub(crate) use review::request_of;
 use review::{Review, Verdict};
 
 /// Why a webhook's word was not heard, or what it was.

@@ -4,9 +4,11 @@
 //! (`reinvocationPolicy: IfNeeded`) and ran before the change.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
+use apiserver::authz::Authorizer;
 use apiserver::registry::Compiled;
 use apiserver::resource::Resource;
 use async_trait::async_trait;
@@ -26,6 +28,8 @@ const FAILED_OPEN: &str = "failed-open.mutation.webhook.admission.k8s.io/";
 pub(crate) struct MutatingWebhooks {
     hooks: Compiled<MutatingWebhookConfiguration, Vec<Hook>>,
     clients: Clients,
+    /// For match conditions.
+    authorizer: Option<Arc<dyn Authorizer>>,
 }
 
 /// What the first round leaves for the second. Upstream: `webhookReinvokeContext`.
@@ -46,8 +50,8 @@ impl Memory {
 }
 
 impl MutatingWebhooks {
-    pub fn new() -> Self {
-        Self { hooks: Compiled::new(hooks::mutating), clients: Clients::default() }
+    pub fn new(authorizer: Option<Arc<dyn Authorizer>>) -> Self {
+        Self { hooks: Compiled::new(hooks::mutating), clients: Clients::default(), authorizer }
     }
 
     /// `true`: the object changed.
@@ -89,7 +93,7 @@ impl MutatingWebhooks {
     ) -> Result<(), StatusError> {
         for (index, hook) in hooks.iter().enumerate() {
             let Some(row) = hook.criteria.matched(attributes).await? else { continue };
-            if !crate::conditions::hold(hook, attributes, &row).await? {
+            if !crate::conditions::hold(hook, attributes, &row, self.authorizer.as_ref()).await? {
                 continue;
             }
             let is_again = attributes.reinvocation.is_again();

@@ -72,7 +72,9 @@ impl Review {
         let api_version =
             known.ok_or("webhook does not accept known AdmissionReview versions (v1, v1beta1)")?;
         let uid = base::rng::uuid();
-        let request = request_of(attributes, &uid, row, object, old);
+        let mut request = request_of(attributes, &uid, row);
+        request["object"] = object;
+        request["oldObject"] = old;
         let review =
             json!({"kind": "AdmissionReview", "apiVersion": api_version, "request": request});
         Ok(Self { uid, api_version, body: review.to_string().into() })
@@ -142,14 +144,8 @@ fn patch_mistake(is_mutating: bool, has_patch: bool, patch_type: Option<&str>) -
     Some(why.into())
 }
 
-/// `AdmissionRequest`.
-fn request_of(
-    attributes: &Attributes<'_>,
-    uid: &str,
-    row: &Resource,
-    object: Value,
-    old: Value,
-) -> Value {
+/// `AdmissionRequest`, without the objects.
+pub(crate) fn request_of(attributes: &Attributes<'_>, uid: &str, row: &Resource) -> Value {
     let ctx = attributes.ctx;
     let subresource = ctx.subresource.as_str();
     let kind = |row: &Resource| {
@@ -165,8 +161,6 @@ fn request_of(
         "requestResource": resource(&ctx.resource),
         "operation": attributes.operation.as_str(),
         "userInfo": user_of(attributes),
-        "object": object,
-        "oldObject": old,
         "dryRun": ctx.dry_run,
         "options": attributes.options,
     });

@@ -1,7 +1,10 @@
 //! ValidatingAdmissionWebhook: all webhooks at once; the first refusal counts.
 
+use std::sync::Arc;
+
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
+use apiserver::authz::Authorizer;
 use apiserver::registry::Compiled;
 use async_trait::async_trait;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
@@ -17,11 +20,13 @@ const FAILED_OPEN: &str = "failed-open.validating.webhook.admission.k8s.io/";
 pub(crate) struct ValidatingWebhooks {
     hooks: Compiled<ValidatingWebhookConfiguration, Vec<Hook>>,
     clients: Clients,
+    /// For match conditions.
+    authorizer: Option<Arc<dyn Authorizer>>,
 }
 
 impl ValidatingWebhooks {
-    pub fn new() -> Self {
-        Self { hooks: Compiled::new(hooks::validating), clients: Clients::default() }
+    pub fn new(authorizer: Option<Arc<dyn Authorizer>>) -> Self {
+        Self { hooks: Compiled::new(hooks::validating), clients: Clients::default(), authorizer }
     }
 }
 
@@ -43,7 +48,7 @@ impl Plugin for ValidatingWebhooks {
         let mut matched = vec![];
         for hook in hooks.iter() {
             let Some(row) = hook.criteria.matched(attributes).await? else { continue };
-            if crate::conditions::hold(hook, attributes, &row).await? {
+            if crate::conditions::hold(hook, attributes, &row, self.authorizer.as_ref()).await? {
                 matched.push((hook, row));
             }
         }

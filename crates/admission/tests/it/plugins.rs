@@ -27,6 +27,8 @@ fn rows() -> Vec<Resource> {
         row::<RuntimeClass>(),
         row::<ServiceAccount>(),
         row::<StorageClass>(),
+        row::<k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicy>(),
+        row::<k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy>(),
         row::<k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration>(),
         row::<k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration>(),
     ]

@@ -3,7 +3,8 @@
 use apiserver::StatusError;
 use apiserver::resource::Resource;
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+    MutatingAdmissionPolicy, MutatingWebhookConfiguration, ValidatingAdmissionPolicy,
+    ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -15,6 +16,8 @@ use crate::world::{Answer, Webhooks, World, row};
 
 fn rows() -> Vec<Resource> {
     vec![
+        row::<MutatingAdmissionPolicy>(),
+        row::<ValidatingAdmissionPolicy>(),
         row::<MutatingWebhookConfiguration>(),
         row::<ValidatingWebhookConfiguration>(),
         row::<ConfigMap>(),

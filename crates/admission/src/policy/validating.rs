@@ -1,0 +1,310 @@
+//! ValidatingAdmissionPolicy: all policies are asked; the first refusal is what the client hears.
+
+use std::sync::Arc;
+
+use apiserver::StatusError;
+use apiserver::admission::{Attributes, Operation, Plugin};
+use apiserver::authz::Authorizer;
+use apiserver::registry::Compiled;
+use async_trait::async_trait;
+use cel::{Budget, Value};
+use k8s_openapi::api::admissionregistration::v1::{
+    ParamKind, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use machinery::Object;
+use machinery::status::Reason;
+use serde_json::json;
+
+use super::environment::{Composed, Expression, POLICY_COST, composed};
+use super::{Binding, Conditions, Environment, params};
+use crate::matching::{Criteria, is_exempt};
+
+/// A message that an expression makes may be this long.
+const LONGEST_MESSAGE: usize = 5 << 10;
+const LONGEST_ANNOTATION: usize = 10 << 10;
+const AUDIT_KEY: &str = "validation.policy.admission.k8s.io/validation_failure";
+
+struct Policy {
+    name: String,
+    criteria: Result<Criteria, String>,
+    conditions: Conditions,
+    variables: Vec<Composed>,
+    validations: Vec<Validation>,
+    annotations: Vec<(String, Expression)>,
+    params: Option<ParamKind>,
+    fails_open: bool,
+}
+
+struct Validation {
+    expression: Expression,
+    message: String,
+    message_expression: Option<Expression>,
+    reason: Reason,
+}
+
+/// Something that speaks against the request.
+struct Refusal {
+    message: String,
+    reason: Reason,
+    /// Which of the policy's validations.
+    index: usize,
+}
+
+pub(crate) struct ValidatingPolicies {
+    policies: Compiled<ValidatingAdmissionPolicy, Vec<Policy>>,
+    bindings: Compiled<ValidatingAdmissionPolicyBinding, Vec<Binding>>,
+    authorizer: Option<Arc<dyn Authorizer>>,
+}
+
+impl ValidatingPolicies {
+    pub fn new(authorizer: Option<Arc<dyn Authorizer>>) -> Self {
+        let (policies, bindings) = (Compiled::new(compiled), Compiled::new(bound));
+        Self { policies, bindings, authorizer }
+    }
+
+    /// The refusals of one policy by way of its bindings.
+    async fn ask(
+        &self,
+        attributes: &Attributes<'_>,
+        policy: &Policy,
+        bindings: &[&Binding],
+    ) -> Result<(), StatusError> {
+        let criteria = match &policy.criteria {
+            Ok(criteria) => criteria.matched(attributes).await.map_err(|error| error.to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        let row = match criteria {
+            Ok(Some(row)) => row,
+            Ok(None) => return Ok(()),
+            Err(_) if policy.fails_open => return Ok(()),
+            Err(why) => {
+                let why = format!("failed to configure policy: {why}");
+                return Err(denied(attributes, policy, None, &why, Reason::Invalid));
+            }
+        };
+        let mut environment = None;
+        for &binding in bindings {
+            let found = match binding.matches(attributes).await {
+                Ok(false) => continue,
+                Ok(true) => params(attributes, policy.params.as_ref(), binding).await,
+                Err(why) => Err(why),
+            };
+            let found = match found {
+                Ok(found) => found,
+                Err(_) if policy.fails_open => continue,
+                Err(why) => {
+                    let why = format!("failed to configure binding: {why}");
+                    return Err(denied(attributes, policy, Some(binding), &why, Reason::Invalid));
+                }
+            };
+            if environment.is_none() {
+                let authorizer = self.authorizer.as_ref();
+                let made =
+                    Environment::new(attributes, &row, authorizer, &policy.variables).await?;
+                environment = Some(made);
+            }
+            let Some(environment) = &mut environment else { continue };
+            for one in found {
+                environment.set_params(one);
+                let refusals = judge(attributes, policy, environment);
+                act(attributes, policy, binding, refusals)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Plugin for ValidatingPolicies {
+    fn name(&self) -> &'static str {
+        "ValidatingAdmissionPolicy"
+    }
+
+    fn handles(&self, _: Operation) -> bool {
+        true
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        if is_exempt(attributes) {
+            return Ok(());
+        }
+        let policies = self.policies.get(attributes.registry).await?;
+        if policies.is_empty() {
+            return Ok(());
+        }
+        let bindings = self.bindings.get(attributes.registry).await?;
+        let mut first = Ok(());
+        for policy in policies.iter() {
+            let bound: Vec<&Binding> =
+                bindings.iter().filter(|binding| binding.policy == policy.name).collect();
+            if bound.is_empty() {
+                continue;
+            }
+            // Later ones still warn and leave notes.
+            first = first.and(self.ask(attributes, policy, &bound).await);
+        }
+        first
+    }
+}
+
+fn compiled(all: &[ValidatingAdmissionPolicy]) -> Vec<Policy> {
+    let policy = |policy: &ValidatingAdmissionPolicy| {
+        let spec = policy.spec.clone().unwrap_or_default();
+        let validation =
+            |one: &k8s_openapi::api::admissionregistration::v1::Validation| Validation {
+                expression: Expression::new(&one.expression),
+                message: one.message.clone().unwrap_or_default().trim().to_owned(),
+                message_expression: one.message_expression.as_deref().map(Expression::new),
+                reason: match one.reason.as_deref() {
+                    Some("Unauthorized") => Reason::Unauthorized,
+                    Some("Forbidden") => Reason::Forbidden,
+                    Some("RequestEntityTooLarge") => Reason::RequestEntityTooLarge,
+                    _ => Reason::Invalid,
+                },
+            };
+        let annotations = spec.audit_annotations.iter().flatten();
+        Policy {
+            name: policy.name().to_owned(),
+            criteria: Criteria::of_policy(spec.match_constraints.as_ref())
+                .map_err(|error| error.to_string()),
+            conditions: Conditions::new(spec.match_conditions.as_deref()),
+            variables: composed(spec.variables.as_deref()),
+            validations: spec.validations.iter().flatten().map(validation).collect(),
+            annotations: annotations
+                .map(|one| (one.key.clone(), Expression::new(&one.value_expression)))
+                .collect(),
+            params: spec.param_kind,
+            fails_open: spec.failure_policy.as_deref() == Some("Ignore"),
+        }
+    };
+    all.iter().map(policy).collect()
+}
+
+fn bound(all: &[ValidatingAdmissionPolicyBinding]) -> Vec<Binding> {
+    let binding = |one: &ValidatingAdmissionPolicyBinding| {
+        let spec = &one.spec;
+        Binding::new(
+            one.name(),
+            &spec.policy_name,
+            spec.match_resources.as_ref(),
+            spec.param_ref.as_ref(),
+            &spec.validation_actions,
+        )
+    };
+    all.iter().map(binding).collect()
+}
+
+/// What one policy with one parameter has against the request.
+fn judge(
+    attributes: &Attributes<'_>,
+    policy: &Policy,
+    environment: &Environment<'_>,
+) -> Vec<Refusal> {
+    let failed = |message: String, index: usize| {
+        (!policy.fails_open).then_some(Refusal { message, reason: Reason::Invalid, index })
+    };
+    match policy.conditions.hold(environment) {
+        Ok(true) => {}
+        Ok(false) => return vec![],
+        Err(why) => return failed(why, 0).into_iter().collect(),
+    }
+    let mut budget = Budget::new(POLICY_COST);
+    let mut refusals = vec![];
+    for (index, validation) in policy.validations.iter().enumerate() {
+        match environment.evaluate(&validation.expression, &mut budget) {
+            Ok(value) if value.as_bool() == Some(true) => {}
+            Ok(_) => {
+                let message = message(validation, environment, &mut budget);
+                refusals.push(Refusal { message, reason: validation.reason, index });
+            }
+            Err(why) => refusals.extend(failed(why, index)),
+        }
+    }
+    for (key, expression) in &policy.annotations {
+        match environment.evaluate(expression, &mut Budget::new(POLICY_COST)) {
+            Ok(Value::String(text)) if !text.trim().is_empty() => {
+                let text: String = text.trim().chars().take(LONGEST_ANNOTATION).collect();
+                attributes.ctx.annotate(format!("{}/{key}", policy.name), text);
+            }
+            Ok(Value::String(_) | Value::Null) => {}
+            Ok(other) => refusals.extend(failed(
+                format!(
+                    "valueExpression '{}' resulted in unsupported return type: {}. Return type must be either string or null.",
+                    expression.text,
+                    other.type_name()
+                ),
+                0,
+            )),
+            Err(why) => refusals.extend(failed(why, 0)),
+        }
+    }
+    refusals
+}
+
+/// What the policy says about a failed expression: by another expression, by a text, or itself.
+fn message(validation: &Validation, environment: &Environment<'_>, budget: &mut Budget) -> String {
+    let computed = validation.message_expression.as_ref().and_then(|expression| {
+        let value = environment.evaluate(expression, budget);
+        let text = value.ok()?.as_str()?.trim().to_owned();
+        let fine = !text.is_empty() && text.len() <= LONGEST_MESSAGE && !text.contains('\n');
+        fine.then_some(text)
+    });
+    let given = (!validation.message.is_empty()).then(|| validation.message.clone());
+    computed
+        .or(given)
+        .unwrap_or_else(|| format!("failed expression: {}", validation.expression.text))
+}
+
+/// Refuses, warns, notes: as the binding says.
+fn act(
+    attributes: &Attributes<'_>,
+    policy: &Policy,
+    binding: &Binding,
+    refusals: Vec<Refusal>,
+) -> Result<(), StatusError> {
+    let mut first = Ok(());
+    for refusal in refusals {
+        for action in &binding.actions {
+            match action.as_str() {
+                "Deny" => {
+                    first = first.and(Err(denied(
+                        attributes,
+                        policy,
+                        Some(binding),
+                        &refusal.message,
+                        refusal.reason,
+                    )));
+                }
+                "Warn" => attributes.ctx.warn(format!(
+                    "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
+                    policy.name, binding.name, refusal.message
+                )),
+                "Audit" => {
+                    let note = json!([{
+                        "message": refusal.message, "policy": policy.name, "binding": binding.name,
+                        "expressionIndex": refusal.index, "validationActions": binding.actions,
+                    }]);
+                    attributes.ctx.annotate(AUDIT_KEY, note.to_string());
+                }
+                _ => {}
+            }
+        }
+    }
+    first
+}
+
+fn denied(
+    attributes: &Attributes<'_>,
+    policy: &Policy,
+    binding: Option<&Binding>,
+    why: &str,
+    reason: Reason,
+) -> StatusError {
+    let by = binding.map_or(String::new(), |binding| format!(" with binding '{}'", binding.name));
+    let why = format!("ValidatingAdmissionPolicy '{}'{by} denied request: {why}", policy.name);
+    let row = &attributes.ctx.resource;
+    let text = attributes.forbidden(&why).message.clone();
+    StatusError::new(reason, text)
+        .about(&row.group, &row.plural, attributes.shown_name())
+        .cause("", "", why)
+}
