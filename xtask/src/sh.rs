@@ -4,7 +4,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 pub type Outcome<T = ()> = Result<T, String>;
 
@@ -77,14 +76,19 @@ pub fn cache_directory() -> Outcome<PathBuf> {
     }
 }
 
-/// An empty directory of this process under the system's own.
+/// A new, empty directory under the system's own. Process ids alone would not do: in a process namespace
+/// of its own another run may have ours.
 pub fn temporary_directory(purpose: &str) -> Outcome<PathBuf> {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = format!("decapod-{purpose}-{}-{number}", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    std::fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(path)
+    for number in 0..1000 {
+        let name = format!("decapod-{purpose}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        match std::fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => (),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        }
+    }
+    Err(format!("no free name for a directory ({purpose})"))
 }
 
 fn line(command: &Command) -> String {

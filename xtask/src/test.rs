@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::sh::{self, Outcome, step};
-use crate::{foreign, packages, tidy};
+use crate::{conformance, foreign, packages, tidy, wire};
 
 pub fn run() -> Outcome {
     timed("packages", packages)?;
@@ -24,6 +24,8 @@ pub fn run() -> Outcome {
     // Waited for whatever the verdict: a finished build serves the next run.
     let built = timed("kubectl", || finish(build));
     tested.and(built)?;
+    timed("wire", || wire::run(&[]))?;
+    timed("smoke", smoke)?;
     timed("end-to-end story", story)
 }
 
@@ -57,6 +59,16 @@ fn lints() -> Outcome {
 
 fn tests() -> Outcome {
     sh::run(sh::cargo().args(["test", "--workspace", "--locked"]))
+}
+
+/// The quick specs of upstream's suite, where an earlier `cargo xtask conformance` has built it: that
+/// takes longer than everything here together.
+fn smoke() -> Outcome {
+    if !foreign::has("e2e.test") {
+        println!("skipped: the suite is not in the cache (`cargo xtask conformance` builds it)");
+        return Ok(());
+    }
+    conformance::run(&["--list".to_owned(), "smoke".to_owned()])
 }
 
 /// The story runs last and alone: it measures time-outs against a quiet machine.

@@ -150,11 +150,18 @@ fn log_tail(path: &Path) -> Option<String> {
     let mut bytes = vec![];
     file.take(16 << 10).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
+    let entry = |line| {
+        let mut fields = str::splitn(line, 4, ' ').skip(2);
+        Some((fields.next()?, fields.next()?))
+    };
+    let lines: Vec<(&str, &str)> = text.lines().filter_map(entry).collect();
     let mut out = String::new();
-    for line in &lines[lines.len().saturating_sub(FALLBACK_LINES)..] {
+    for (tag, line) in &lines[lines.len().saturating_sub(FALLBACK_LINES)..] {
         out.push_str(line);
-        out.push('\n');
+        // A partial entry has no newline of its own.
+        if tag.split(':').next() != Some("P") {
+            out.push('\n');
+        }
     }
     let cut = out.len().saturating_sub(FALLBACK_BYTES as usize);
     let cut = (cut..out.len()).find(|at| out.is_char_boundary(*at)).unwrap_or(cut);
@@ -196,5 +203,7 @@ mod tests {
         check("", "FallbackToLogsOnError", 0, None);
         check("", "FallbackToLogsOnError", 1, Some("one\ntwo\n"));
         check("own", "FallbackToLogsOnError", 1, Some("own"));
+        std::fs::write(&log, "2026-01-01T00:00:00Z stdout P DONE\n").expect("written");
+        check("", "FallbackToLogsOnError", 1, Some("DONE"));
     }
 }

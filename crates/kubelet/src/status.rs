@@ -156,7 +156,7 @@ fn container_status(
             }
             status
         }
-        None => absent(container, before, has_init && role == Role::Main, facts),
+        None => absent(container, before, has_init, facts),
     };
     let init_done = role == Role::Init
         && !is_sidecar(container)
@@ -692,6 +692,11 @@ mod tests {
         assert_eq!(status.phase.as_deref(), Some("Pending"));
         let main = &status.container_statuses.as_ref().expect("statuses")[0];
         let waiting = main.state.as_ref().and_then(|s| s.waiting.as_ref()).expect("waiting");
+        assert_eq!(waiting.reason.as_deref(), Some("PodInitializing"));
+        // Upstream: every container of such a pod, the init containers too.
+        let first = status_of(spec.clone(), vec![], &PodStatus::default());
+        let init = &first.init_container_statuses.as_ref().expect("statuses")[0];
+        let waiting = init.state.as_ref().and_then(|s| s.waiting.as_ref()).expect("waiting");
         assert_eq!(waiting.reason.as_deref(), Some("PodInitializing"));
         assert_eq!(
             condition(&status, "Initialized").message.as_deref(),

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::cluster::Server;
 use crate::host::Host;
@@ -18,9 +18,6 @@ use crate::switch::Switch;
 /// Where the suite's images come from.
 const MIRRORED: &str = "registry.k8s.io";
 
-/// As many as a suite on one machine can use.
-const MOST: usize = 5;
-
 pub fn run(
     binary: &Path,
     nodes: usize,
@@ -28,38 +25,38 @@ pub fn run(
     program: &str,
     arguments: &[&str],
 ) -> Result<()> {
-    ensure!((1..=MOST).contains(&nodes), "a cluster has 1 to {MOST} nodes, not {nodes}");
+    ensure!(nodes > 0, "a cluster has at least one node");
+    let binary = std::path::absolute(binary)?;
     let mut switch = Switch::new()?;
     let host = Host::new("node1")?;
     let address = switch.connect(&host)?;
-    let mut server = Server::new(host, binary, &["--node-name", "node1", "--node-ip", &address])?;
-    let registry = Registry::start_at(server.host(), images)?;
-    mirror(&server.data_directory())?;
-    if let Err(error) = server.start() {
-        bail!("{error:#}\n{}", server.report());
-    }
-    let mut others = vec![];
+    let mut server = Server::new(host, &binary, &["--node-name", "node1", "--node-ip", &address])?;
+    let _registry = provide(server.host(), &server.data_directory(), images)?;
+    server.start().with_context(|| server.report())?;
+    let mut agents = Vec::new();
     for number in 2..=nodes {
-        let name = format!("node{number}");
-        let mut agent = Agent::new(&mut switch, &server, &name, binary, &[])?;
-        let registry = Registry::start_at(agent.host(), images)?;
-        mirror(&agent.data_directory())?;
+        let mut agent = Agent::new(&mut switch, &server, &format!("node{number}"), &binary, &[])?;
+        let registry = provide(agent.host(), &agent.data_directory(), images)?;
         agent.launch()?;
         agent.ready(&server)?;
-        others.push((registry, agent));
+        // In this order: a registry's process ends before its host.
+        agents.push((registry, agent));
     }
+    server
+        .kubectl(&["wait", "--for=condition=Ready", "node/node1", "--timeout=60s"])
+        .with_context(|| server.report())?;
     let mut command = server.host().command(program);
     command.args(arguments).env("KUBECONFIG", server.kubeconfig());
     let status = server.host().spawn(&mut command)?.wait()?;
-    drop((others, registry));
     ensure!(status.success(), "{program}: {status}");
     Ok(())
 }
 
-/// Makes a node pull the suite's images from its loopback.
-fn mirror(data_directory: &Path) -> Result<()> {
+/// A registry on a host's loopback, and a node that pulls the suite's images from there.
+fn provide(host: &Host, data_directory: &Path, images: &Path) -> Result<Registry> {
     fs::create_dir_all(data_directory)?;
     let text =
         format!("mirrors:\n  {MIRRORED}:\n    endpoint: [\"http://{}\"]\n", registry::ADDRESS);
-    Ok(fs::write(data_directory.join("registries.yaml"), text)?)
+    fs::write(data_directory.join("registries.yaml"), text)?;
+    Registry::start_at(host, images)
 }

@@ -197,7 +197,7 @@ impl Options {
 
     fn nodes(&self) -> usize {
         let alone = self.list.as_deref() == Some("control-plane");
-        self.nodes.unwrap_or(if alone { 0 } else { 1 })
+        self.nodes.unwrap_or(if alone { 0 } else { 2 })
     }
 
     fn select(&self, mut names: Vec<String>) -> Outcome<Vec<String>> {
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_smoke_list_names_sigs() {
-        assert!(SMOKE.lines().count() >= 20);
+        assert!(SMOKE.lines().count() >= 35);
         assert!(
             SMOKE.lines().all(|name| name.starts_with("[sig-") && name.contains("[Conformance]"))
         );

@@ -20,6 +20,9 @@ const BATCH: usize = 6;
 /// How long a batch may take before it is broken off; what it did not come to goes back to the queue.
 const LIMIT: &str = "12m";
 
+/// What the suite says of a spec that ran when that time was over.
+const TIMED_OUT: &str = "[TIMEDOUT] A suite timeout";
+
 pub struct Suite {
     pub program: PathBuf,
     pub kubectl: PathBuf,
@@ -124,9 +127,10 @@ impl Suite {
         let mut found: BTreeMap<String, Spec> =
             specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
         let _ = fs::remove_dir_all(place);
-        let (mut done, mut left) = (Vec::new(), Vec::new());
+        let (mut done, mut interrupted, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for name in names {
             match found.remove(name) {
+                Some(spec) if spec.message.starts_with(TIMED_OUT) => interrupted.push(spec),
                 // Without a reason it was left out, although it was asked for: the suite ended early.
                 Some(spec) if spec.outcome != Outcome::Skipped || !spec.message.is_empty() => {
                     done.push(spec);
@@ -134,8 +138,14 @@ impl Suite {
                 _ => left.push(name.clone()),
             }
         }
-        if !done.is_empty() {
-            return (done, left);
+        // Who was interrupted had less time than it may take, unless it was the first of the batch.
+        match (done.is_empty(), interrupted.is_empty()) {
+            (true, true) => (),
+            (true, false) => return (interrupted, left),
+            (false, _) => {
+                left.extend(interrupted.into_iter().map(|spec| spec.name));
+                return (done, left);
+            }
         }
         let message = around.first().map_or_else(
             || format!("the suite did not come to this spec ({ended})"),
