@@ -226,8 +226,9 @@ impl Registry {
         strategy.default(object);
         metadata::carry_over(object, old);
         strategy.prepare_update(ctx, object, old);
-        let main = ctx.subresource.is_empty() || ctx.subresource == "scale";
-        if main && strategy.bumps_generation(object, old) {
+        // A subresource that changes what is wanted counts, too: ephemeral containers, resize, scale.
+        let wish = !matches!(ctx.subresource.as_str(), "status" | "binding");
+        if wish && strategy.bumps_generation(object, old) {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
         }
         let mut errors = metadata::validate_update(object, old);

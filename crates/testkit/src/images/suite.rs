@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::registry::Registry;
 
 /// Goes up when a recipe changes.
-const RECIPES: u32 = 3;
+const RECIPES: u32 = 4;
 
 /// The registry that all of them name.
 const REGISTRY: &str = "registry.k8s.io/";
@@ -135,13 +135,14 @@ fn agnhost(sources: &Sources, name: &str) -> Result<Image> {
     Ok(network_tools(name)?.layer(own).entrypoint(&["/agnhost"]).command(&["pause"]))
 }
 
-/// A busybox with another shell: Debian's busybox drops variables that are no identifiers, which upstream's
-/// newer one hands on, and takes its own `nc` whatever the path says.
-fn shell(name: &str) -> Result<Image> {
+/// A busybox with bash beside it, under the name that `place` gives. Upstream's newer busybox hands on
+/// variables that are no identifiers, Debian's drops them; and Debian's takes its own `nc` whatever the
+/// path says.
+fn shell(name: &str, place: &str) -> Result<Image> {
     let packages = debian::unpack(&["bash-static"])?;
     let mut layer = Layer::new();
     layer.file("bin/bash", 0o755, &read(&packages.path().join("bin/bash-static"))?)?;
-    layer.symlink("bin/sh", "/bin/bash")?;
+    layer.symlink(place, "/bin/bash")?;
     Ok(Image::new(name).layer(busybox_layer()?).layer(layer))
 }
 
@@ -155,7 +156,7 @@ fn network_tools(name: &str) -> Result<Image> {
     ];
     let packages = ["curl", "bind9-dnsutils", "libc-bin", "netcat-openbsd"];
     let layer = programs_layer(&packages, &tools)?;
-    Ok(shell(name)?.layer(layer))
+    Ok(shell(name, "bin/sh")?.layer(layer))
 }
 
 /// Programs of packages and every library that one of them needs.
@@ -177,7 +178,8 @@ fn programs_layer(packages: &[&str], programs: &[(&str, &str)]) -> Result<Layer>
 }
 
 fn busybox(_: &Sources, name: &str) -> Result<Image> {
-    Ok(shell(name)?.command(&["sh"]))
+    // `sh` is found here first; specs that say `/bin/sh` compare busybox's own complaints.
+    Ok(shell(name, "usr/bin/sh")?.command(&["sh"]))
 }
 
 fn nginx(_: &Sources, name: &str) -> Result<Image> {
