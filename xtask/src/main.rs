@@ -8,6 +8,7 @@
 mod conformance;
 mod expected;
 mod facts;
+mod facts_internal;
 mod facts_protobuf;
 mod foreign;
 mod measure;
@@ -34,6 +35,7 @@ usage: cargo xtask COMMAND
                run upstream's end-to-end suite against a cluster of our own
   kubectl      build the foreign kubectl that the tests use, once, and print its path
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
+  facts-internal  rewrite the fields of internal types that errors show
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
   measure      print the figures of docs/performance.md";
 
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         "wire" => wire::run(&rest),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "facts" => facts::run(&rest),
+        "facts-internal" => facts_internal::run(&rest),
         "facts-protobuf" => facts_protobuf::run(&rest),
         "measure" => measure::run(&rest),
         _ => Err(USAGE.to_owned()),

@@ -13,20 +13,66 @@ use k8s_openapi::api::{
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
-use machinery::object::{Codec, Typed};
+use machinery::Object;
+use machinery::object::{Codec, DecodeError, Decoded, Typed};
+use machinery::protobuf::{MessageId, Unsettled};
+use serde_json::Value;
+
+use crate::protobuf;
 
 /// The codec of a built-in kind, as of `apps/v1` and `Deployment`.
 pub fn codec(api_version: &str, kind: &str) -> Option<Arc<dyn Codec>> {
     KINDS
         .iter()
         .find(|row| row.api_version == api_version && row.kind == kind)
-        .map(|row| (row.codec)())
+        .map(|row| (row.codec)(row))
+}
+
+/// A kind's codec with the habits of its Go struct: what comes in and what is stored look as
+/// upstream would have written them, and defaults and comparisons see nothing else.
+struct Settled {
+    kind: &'static Kind,
+    inner: Box<dyn Codec>,
+}
+
+impl Settled {
+    fn message(&self) -> Option<MessageId> {
+        protobuf::descriptors().kind(self.kind.api_version, self.kind.kind)
+    }
+}
+
+impl Codec for Settled {
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
+        let Some(message) = self.message() else { return self.inner.decode(json) };
+        match protobuf::descriptors().settle(message, json) {
+            Ok(settled) => self.inner.decode(&settled),
+            Err(Unsettled::Malformed) => self.inner.decode(json),
+            Err(Unsettled::Value(why)) => Err(DecodeError(why)),
+        }
+    }
+
+    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+        self.decode(&serde_json::to_vec(&value).map_err(DecodeError::from)?)
+    }
+
+    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
+        self.inner.decode_stored(json)
+    }
+
+    fn empty(&self) -> Box<dyn Object> {
+        self.inner.empty()
+    }
+
+    fn settle(&self, json: Vec<u8>) -> Vec<u8> {
+        let Some(message) = self.message() else { return json };
+        protobuf::descriptors().settle(message, &json).unwrap_or(json)
+    }
 }
 
 struct Kind {
     api_version: &'static str,
     kind: &'static str,
-    codec: fn() -> Arc<dyn Codec>,
+    codec: fn(&'static Kind) -> Arc<dyn Codec>,
 }
 
 macro_rules! kinds {
@@ -34,7 +80,10 @@ macro_rules! kinds {
         &[$($(Kind {
             api_version: <$group::$version::$kind as Resource>::API_VERSION,
             kind: <$group::$version::$kind as Resource>::KIND,
-            codec: || Arc::new(Typed::<$group::$version::$kind>::new()),
+            codec: |kind| {
+                let inner = Box::new(Typed::<$group::$version::$kind>::new());
+                Arc::new(Settled { kind, inner })
+            },
         },)*)*]
     };
 }

@@ -213,6 +213,17 @@ pub enum Grace {
     Seconds(i64),
 }
 
+/// Upstream's kinds differ in how they have their metadata checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetadataRules {
+    /// With the kind's own fields; finalizers without a domain must be standard ones.
+    Full,
+    /// With the kind's own fields; finalizers are any qualified names.
+    Plain,
+    /// Only when nothing else is wrong.
+    Last,
+}
+
 /// How a kind behaves where it differs from the rest. Every method has a default: most kinds need
 /// few. Objects are of the stored version's type.
 #[async_trait]
@@ -256,6 +267,11 @@ pub trait Strategy: Send + Sync {
     /// The name's syntax; see `machinery::names`.
     fn name_errors(&self, name: &str) -> Vec<String> {
         machinery::names::dns1123_subdomain(name)
+    }
+
+    /// Which rules the metadata follows.
+    fn metadata_rules(&self) -> MetadataRules {
+        MetadataRules::Full
     }
 
     /// Texts for `Warning:` headers.

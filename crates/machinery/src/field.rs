@@ -85,12 +85,47 @@ impl FieldErrors {
         self.push("FieldValueNotSupported", path, message);
     }
 
+    /// As [`not_supported`](Self::not_supported), of a value that is no string.
+    pub fn not_supported_value(
+        &mut self,
+        path: &Path,
+        value: impl serde::Serialize,
+        supported: &[&str],
+    ) {
+        let listed: Vec<String> = supported.iter().map(|value| format!("{value:?}")).collect();
+        let message =
+            format!("Unsupported value: {}: supported values: {}", shown(&value), listed.join(", "));
+        self.push("FieldValueNotSupported", path, message);
+    }
+
+    /// An invalid value that is not shown, or in a form of its own.
+    pub fn invalid_shown(&mut self, path: &Path, shown: Option<&str>, detail: &str) {
+        let head = shown.map_or("Invalid value".into(), |shown| format!("Invalid value: {shown}"));
+        self.push("FieldValueInvalid", path, with_detail(&head, detail));
+    }
+
     pub fn duplicate(&mut self, path: &Path, value: impl serde::Serialize) {
         self.push("FieldValueDuplicate", path, format!("Duplicate value: {}", shown(&value)));
     }
 
     pub fn not_found(&mut self, path: &Path, value: impl serde::Serialize) {
         self.push("FieldValueNotFound", path, format!("Not found: {}", shown(&value)));
+    }
+
+    pub fn not_found_because(
+        &mut self,
+        path: &Path,
+        value: impl serde::Serialize,
+        detail: &str,
+    ) {
+        let head = format!("Not found: {}", shown(&value));
+        self.push("FieldValueNotFound", path, with_detail(&head, detail));
+    }
+
+    /// A duplicate in a form of its own.
+    pub fn duplicate_shown(&mut self, path: &Path, shown: &str, detail: &str) {
+        let head = format!("Duplicate value: {shown}");
+        self.push("FieldValueDuplicate", path, with_detail(&head, detail));
     }
 
     pub fn forbidden(&mut self, path: &Path, detail: &str) {

@@ -17,7 +17,12 @@ fn label_shaped(text: &str) -> bool {
         && text.ends_with(lower_alnum)
 }
 
+/// Upstream has two words for it: `bytes` in what is about labels, `characters` in the rest.
 fn too_long(limit: usize) -> String {
+    format!("must be no more than {limit} characters")
+}
+
+fn too_many_bytes(limit: usize) -> String {
     format!("must be no more than {limit} bytes")
 }
 
@@ -90,7 +95,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
         None => (None, text),
         Some((_, rest)) if rest.contains('/') => {
             return vec![format!(
-                "a qualified name must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{QUALIFIED}') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{QUALIFIED}') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             )];
         }
         Some((prefix, name)) => (Some(prefix), name),
@@ -99,7 +104,9 @@ pub fn qualified_name(text: &str) -> Vec<String> {
         Some("") => wrong.push("prefix part must be non-empty".into()),
         Some(prefix) => {
             wrong.extend(
-                dns1123_subdomain(prefix).into_iter().map(|text| format!("prefix part {text}")),
+                dns1123_subdomain(prefix)
+                    .into_iter()
+                    .map(|text| format!("prefix part {}", if text == too_long(253) { too_many_bytes(253) } else { text })),
             );
         }
         None => {}
@@ -107,7 +114,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     if name.is_empty() {
         wrong.push("name part must be non-empty".into());
     } else if name.len() > 63 {
-        wrong.push(format!("name part {}", too_long(63)));
+        wrong.push(format!("name part {}", too_many_bytes(63)));
     }
     if !qualified_shaped(name) {
         wrong.push(format!("name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{QUALIFIED}')"));
@@ -119,12 +126,127 @@ pub fn qualified_name(text: &str) -> Vec<String> {
 pub fn label_value(text: &str) -> Vec<String> {
     let mut wrong = vec![];
     if text.len() > 63 {
-        wrong.push(too_long(63));
+        wrong.push(too_many_bytes(63));
     }
     if !text.is_empty() && !qualified_shaped(text) {
         wrong.push("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')".into());
     }
     wrong
+}
+
+/// What is wrong with a DNS-1123 subdomain whose labels may have underscores (DNS search paths).
+pub fn dns1123_subdomain_with_underscore(text: &str) -> Vec<String> {
+    let label = |label: &str| {
+        let rest = label.strip_prefix('_').unwrap_or(label);
+        !rest.is_empty()
+            && rest.chars().all(|c| lower_alnum(c) || c == '-' || c == '_')
+            && rest.starts_with(lower_alnum)
+            && rest.ends_with(lower_alnum)
+    };
+    let mut wrong = vec![];
+    if text.len() > 253 {
+        wrong.push(too_long(253));
+    }
+    if !text.split('.').all(label) {
+        wrong.push("a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*')".into());
+    }
+    wrong
+}
+
+/// What is wrong with `*.example.com`.
+pub fn wildcard_subdomain(text: &str) -> Vec<String> {
+    let mut wrong = vec![];
+    if text.len() > 253 {
+        wrong.push(too_long(253));
+    }
+    if !text.strip_prefix("*.").is_some_and(|rest| rest.split('.').all(label_shaped)) {
+        wrong.push(format!("a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character (e.g. '*.example.com', regex used for validation is '\\*\\.{DNS1123_SUBDOMAIN}')"));
+    }
+    wrong
+}
+
+/// What is wrong with the name of a port (`IANA_SVC_NAME`).
+pub fn port_name(text: &str) -> Vec<String> {
+    let mut wrong = vec![];
+    if text.len() > 15 {
+        wrong.push(too_long(15));
+    }
+    if text.is_empty() || !text.chars().all(|c| lower_alnum(c) || c == '-') {
+        wrong.push(
+            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".into(),
+        );
+    }
+    if !text.contains(|c: char| c.is_ascii_lowercase()) {
+        wrong.push("must contain at least one letter (a-z)".into());
+    }
+    if text.contains("--") {
+        wrong.push("must not contain consecutive hyphens".into());
+    }
+    if text.starts_with('-') || text.ends_with('-') {
+        wrong.push("must not begin or end with a hyphen".into());
+    }
+    wrong
+}
+
+/// What is wrong with a port's number.
+pub fn port_number(port: i64) -> Option<&'static str> {
+    (!(1..=65535).contains(&port)).then_some("must be between 1 and 65535, inclusive")
+}
+
+/// What is wrong with `50%`.
+pub fn percent(text: &str) -> Vec<String> {
+    let digits = text.strip_suffix('%').unwrap_or_default();
+    if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return vec![];
+    }
+    vec!["a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')".into()]
+}
+
+/// What is wrong with the name of an HTTP header.
+pub fn http_header_name(text: &str) -> Vec<String> {
+    if !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
+        return vec![];
+    }
+    vec!["a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name', regex used for validation is '[-A-Za-z0-9]+')".into()]
+}
+
+/// What is wrong with the name of an environment variable.
+pub fn env_var_name(text: &str) -> Vec<String> {
+    let mut wrong = vec![];
+    if text.is_empty() {
+        wrong.push("environment variable name must be non-empty".into());
+    }
+    if text.chars().any(|c| !(' '..='~').contains(&c) || c == '=') {
+        wrong.push("a valid environment variable name must consist only of printable ASCII characters other than '='".into());
+    }
+    wrong
+}
+
+/// What is wrong with a key of a ConfigMap or Secret.
+pub fn config_map_key(text: &str) -> Vec<String> {
+    let mut wrong = vec![];
+    if text.len() > 253 {
+        wrong.push(too_long(253));
+    }
+    if text.is_empty() || !text.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)) {
+        wrong.push("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')".into());
+    }
+    match text {
+        "." => wrong.push("must not be '.'".into()),
+        ".." => wrong.push("must not be '..'".into()),
+        _ if text.starts_with("..") => wrong.push("must not start with '..'".into()),
+        _ => {}
+    }
+    wrong
+}
+
+/// What is wrong with an identifier of C.
+pub fn c_identifier(text: &str) -> Vec<String> {
+    let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    if starts && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        return vec![];
+    }
+    vec!["a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is '[A-Za-z_][A-Za-z0-9_]*')".into()]
 }
 
 #[cfg(test)]

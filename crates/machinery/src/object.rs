@@ -289,6 +289,12 @@ pub trait Codec: Send + Sync {
     fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError>;
     /// A new, empty object of the kind.
     fn empty(&self) -> Box<dyn Object>;
+
+    /// Encoded JSON as it is stored and shown: with the habits of the kind's own struct, where it
+    /// has any.
+    fn settle(&self, json: Vec<u8>) -> Vec<u8> {
+        json
+    }
 }
 
 /// The codec of a built-in kind.

@@ -190,6 +190,41 @@ fn exponent(suffix: &str) -> Result<i32, ParseError> {
     digits.parse().ok().filter(|power: &i32| power.abs() <= 30).ok_or(ParseError)
 }
 
+/// The form in which upstream writes a quantity: `1000m` is `1`, `1024Mi` is `1Gi`, `0.5` is `500m`.
+/// What is beyond every range that anybody counts in stays as it is.
+pub fn canonical(text: &str) -> Result<String, ParseError> {
+    let Amount(value) = Amount::parse(text)?;
+    if value == 0 {
+        return Ok("0".into());
+    }
+    if value.unsigned_abs() > NANO.unsigned_abs() * 10u128.pow(27) {
+        return Ok(text.into());
+    }
+    const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    const SI: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+    let units = value / NANO;
+    if text.ends_with('i') && value % NANO == 0 && units.abs() >= 1024 {
+        let (mut number, mut power) = (units, 0);
+        while number % 1024 == 0 && power < BINARY.len() - 1 {
+            (number, power) = (number / 1024, power + 1);
+        }
+        return Ok(format!("{number}{}", BINARY[power]));
+    }
+    let (mut number, mut power) = (value, 0);
+    while number % 1000 == 0 && power < SI.len() - 1 {
+        (number, power) = (number / 1000, power + 1);
+    }
+    let exponent = 3 * power as i32 - 9;
+    let has_exponent = text.trim_end_matches(|c: char| c.is_ascii_digit() || "+-".contains(c));
+    let by_exponent = text.ends_with(|c: char| c.is_ascii_digit())
+        && has_exponent.ends_with(['e', 'E']);
+    Ok(match (by_exponent, exponent) {
+        (false, _) => format!("{number}{}", SI[power]),
+        (true, 0) => number.to_string(),
+        (true, exponent) => format!("{number}e{exponent}"),
+    })
+}
+
 /// In thousandths; what cannot be read counts nothing.
 pub fn milli(quantity: &Quantity) -> i64 {
     Amount::parse(&quantity.0).unwrap_or_default().milli()
@@ -246,6 +281,30 @@ mod tests {
         check(&["1e3", "500"], "1500");
         check(&["5e3"], "5e3");
         check(&["0"], "0");
+    }
+
+    #[test]
+    fn writes_the_canonical_form() {
+        for (text, expected) in [
+            ("1000m", "1"),
+            ("0.5", "500m"),
+            ("1024Mi", "1Gi"),
+            ("1.5Gi", "1536Mi"),
+            ("0.5Ki", "512"),
+            ("1536Mi", "1536Mi"),
+            ("5000", "5k"),
+            ("1e3", "1e3"),
+            ("2e4", "20e3"),
+            ("1E", "1E"),
+            ("-1", "-1"),
+            ("-1024Mi", "-1Gi"),
+            ("0.1n", "1n"),
+            ("0.0", "0"),
+            ("100Ki", "100Ki"),
+            ("1.0", "1"),
+        ] {
+            assert_eq!(canonical(text).as_deref(), Ok(expected), "{text}");
+        }
     }
 
     #[test]

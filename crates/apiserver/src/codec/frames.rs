@@ -88,11 +88,12 @@ impl Framer {
             meta.annotations = Some([(INITIAL_EVENTS_END.to_owned(), "true".to_owned())].into());
         }
         if table {
-            let stored = Stored::new(self.row.clone(), object.encode().into(), revision);
+            let value = self.row.stored_codec().settle(object.encode());
+            let stored = Stored::new(self.row.clone(), value.into(), revision);
             return self.object("BOOKMARK", &stored);
         }
         meta.resource_version = Some(revision.to_string());
-        let json = object.encode();
+        let json = self.row.codec.settle(object.encode());
         self.wrap("BOOKMARK", |out| match self.shown_as {
             As::PartialObjectMetadata(version) | As::PartialObjectMetadataList(version) => {
                 partial::write_object(out, version, &json);

@@ -121,7 +121,8 @@ impl Registry {
         row.strategy.deleted(self, &*object).await;
         let mut last = object;
         last.meta_mut().resource_version = None;
-        Ok(written(Stored::new(row.clone(), last.encode().into(), answer.revision)))
+        let value = row.stored_codec().settle(last.encode());
+        Ok(written(Stored::new(row.clone(), value.into(), answer.revision)))
     }
 
     /// Deletes what the options select; answers what was selected.

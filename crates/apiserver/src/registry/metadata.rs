@@ -8,7 +8,7 @@ use machinery::{Object, ObjectMeta, Time};
 
 use crate::StatusError;
 use crate::request::Key;
-use crate::resource::Resource;
+use crate::resource::{MetadataRules, Resource};
 
 /// All annotations of an object together. Upstream: 256 KiB.
 const ANNOTATIONS_LIMIT: usize = 256 << 10;
@@ -166,6 +166,11 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
     let meta = object.meta();
+    if let Some(prefix) = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
+        for why in row.strategy.name_errors(&masked(prefix)) {
+            errors.invalid(&path.child("generateName"), prefix, &why);
+        }
+    }
     match object.name() {
         "" => errors.required(&path.child("name"), "name or generateName is required"),
         name => {
@@ -177,13 +182,42 @@ pub(super) fn validate_new(row: &Resource, object: &dyn Object) -> FieldErrors {
     if row.namespaced && object.namespace().is_empty() {
         errors.required(&path.child("namespace"), "");
     }
-    validate_maps(meta, &path, &mut errors);
-    validate_owners(meta, &path, &mut errors);
+    validate_common(row, meta, &path, &mut errors);
     errors
 }
 
+/// A prefix is judged as if it were whole: what will follow a last dash is no dash.
+fn masked(prefix: &str) -> String {
+    match prefix.strip_suffix('-') {
+        Some(rest) if !rest.is_empty() => format!("{rest}a"),
+        _ => prefix.into(),
+    }
+}
+
+/// Standard finalizers need no domain.
+const STANDARD_FINALIZERS: &[&str] = &["kubernetes", "orphan", "foregroundDeletion"];
+
+fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
+    validate_maps(meta, path, errors);
+    validate_owners(meta, path, errors);
+    validate_finalizers(meta, path, errors);
+    if row.custom || row.strategy.metadata_rules() != MetadataRules::Full {
+        return;
+    }
+    for (index, name) in meta.finalizers.iter().flatten().enumerate() {
+        if !name.contains('/') && !STANDARD_FINALIZERS.contains(&name.as_str()) {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.invalid(&path.child("finalizers").index(index), name, detail);
+        }
+    }
+}
+
 /// What is wrong with the metadata after an update.
-pub(super) fn validate_update(object: &dyn Object, old: &dyn Object) -> FieldErrors {
+pub(super) fn validate_update(
+    row: &Resource,
+    object: &dyn Object,
+    old: &dyn Object,
+) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
     let (meta, before) = (object.meta(), old.meta());
@@ -206,8 +240,7 @@ pub(super) fn validate_update(object: &dyn Object, old: &dyn Object) -> FieldErr
             errors.invalid(&path.child(name), now, "field is immutable");
         }
     }
-    validate_maps(meta, &path, &mut errors);
-    validate_owners(meta, &path, &mut errors);
+    validate_common(row, meta, &path, &mut errors);
     errors
 }
 
@@ -237,6 +270,9 @@ fn validate_maps(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     if size > ANNOTATIONS_LIMIT {
         errors.too_long(&path.child("annotations"), ANNOTATIONS_LIMIT);
     }
+}
+
+fn validate_finalizers(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     for finalizer in meta.finalizers.iter().flatten() {
         for why in names::qualified_name(finalizer) {
             errors.invalid(&path.child("finalizers"), finalizer, &why);
@@ -253,9 +289,10 @@ fn validate_maps(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
 }
 
 fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
-    let mut controller: Option<&str> = None;
-    for (index, owner) in meta.owner_references.iter().flatten().enumerate() {
-        let at = path.child("ownerReferences").index(index);
+    let mut controller: Option<String> = None;
+    // Upstream's path has no index.
+    let at = path.child("ownerReferences");
+    for owner in meta.owner_references.iter().flatten() {
         if owner.api_version.is_empty() {
             errors.invalid(
                 &at.child("apiVersion"),
@@ -265,18 +302,27 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
         }
         for (name, value) in [("kind", &owner.kind), ("name", &owner.name), ("uid", &owner.uid)] {
             if value.is_empty() {
-                errors.invalid(&at.child(name), value, &format!("{name} must not be empty"));
+                errors.invalid(&at.child(name), value, "must not be empty");
             }
         }
+        if owner.api_version == "v1" && owner.kind == "Event" {
+            errors.invalid(
+                &at,
+                owner,
+                "/v1, Kind=Event is disallowed from being an owner",
+            );
+        }
         if owner.controller == Some(true) {
-            if let Some(first) = controller {
-                let detail = format!(
-                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {}",
-                    owner.name
-                );
-                errors.invalid(&path.child("ownerReferences"), &meta.owner_references, &detail);
+            let name = format!("{}/{}", owner.kind, owner.name);
+            match &controller {
+                None => controller = Some(name),
+                Some(first) => {
+                    let detail = format!(
+                        "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {name}"
+                    );
+                    errors.invalid(&at, &meta.owner_references, &detail);
+                }
             }
-            controller = Some(&owner.name);
         }
     }
 }

@@ -140,7 +140,7 @@ fn convert(row: &Resource, value: &[u8]) -> Result<Option<Vec<u8>>, StatusError>
     let Some(conversion) = &row.conversion else { return Ok(None) };
     let stored = conversion.stored_codec().decode_stored(value);
     let stored = stored.map_err(|DecodeError(why)| StatusError::internal(why))?;
-    Ok(Some(conversion.to_served(stored)?.encode()))
+    Ok(Some(row.codec.settle(conversion.to_served(stored)?.encode())))
 }
 
 fn splice_offset(value: &[u8]) -> usize {

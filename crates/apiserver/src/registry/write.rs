@@ -26,7 +26,7 @@ use crate::StatusError;
 use crate::admission::{Attributes, Operation};
 use crate::codec::gojson;
 use crate::request::{FieldValidation, Key, RequestContext};
-use crate::resource::Behaviour;
+use crate::resource::{Behaviour, MetadataRules};
 
 /// Runs on fresh state after a lost race. Upstream's patch gives up after 5; single-object updates
 /// by the server itself race with busy status writers, so a few more.
@@ -124,8 +124,15 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
-        let mut errors = metadata::validate_new(row, &*object);
-        errors.append(strategy.validate(&*object));
+        let mut errors = strategy.validate(&*object);
+        errors = match (strategy.metadata_rules(), errors.is_empty()) {
+            (MetadataRules::Last, false) => errors,
+            _ => {
+                let mut all = metadata::validate_new(row, &*object);
+                all.append(std::mem::take(&mut errors));
+                all
+            }
+        };
         if !errors.is_empty() {
             return Err(StatusError::invalid(&row.group, &row.kind, object.name(), errors));
         }
@@ -231,7 +238,7 @@ impl Registry {
         if wish && strategy.bumps_generation(object, old) {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
         }
-        let mut errors = metadata::validate_update(object, old);
+        let mut errors = metadata::validate_update(row, object, old);
         errors.append(strategy.validate_update(ctx, object, old));
         if !errors.is_empty() {
             return Err(StatusError::invalid(&row.group, &row.kind, old.name(), errors));
@@ -447,7 +454,11 @@ impl Registry {
     ) -> Result<Option<Stored>, StatusError> {
         let row = &ctx.resource;
         object.meta_mut().resource_version = None;
-        let shown = Bytes::from(object.encode());
+        let settled = |json| {
+            let codec = if row.custom { &*row.codec } else { row.stored_codec() };
+            Bytes::from(codec.settle(json))
+        };
+        let shown = settled(object.encode());
         let value = match &row.conversion {
             // Strategies saw it in the row's version; only now it becomes the stored one.
             Some(conversion) if row.custom => {

@@ -2,6 +2,7 @@
 
 use http::{Response, StatusCode};
 use machinery::StatusError;
+use machinery::object::Codec;
 use serde_json::json;
 
 use super::Call;
@@ -22,7 +23,7 @@ pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, Status
     call.place(&mut *object)?;
     if call.row.storage.is_none() {
         let answer = call.registry().review(&call.ctx, object).await?;
-        return Ok(created(&call, answer));
+        return Ok(created(&call, &*call.row.codec, answer));
     }
     let key = Key::new(call.namespace(), object.name());
     let written = call.registry().write(&call.ctx, &key, Intent::Create { object }).await?;
@@ -30,9 +31,9 @@ pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, Status
 }
 
 /// The answer to a POST that stores nothing of its own.
-pub fn created(call: &Call, answer: Created) -> Response<Body> {
+pub fn created(call: &Call, codec_of: &dyn Codec, answer: Created) -> Response<Body> {
     let json = match answer {
-        Created::Object(object) => object.encode(),
+        Created::Object(object) => codec_of.settle(object.encode()),
         Created::Success => {
             let status = json!({
                 "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201,

@@ -63,7 +63,8 @@ async fn serve_view(
         _ => answer(update_view(&mut call, subresource, view, body).await?),
     };
     let shown = view.view(&*stored.stored_object()?)?;
-    Ok(codec::json(&call.accept, code, shown.encode().into()))
+    let json = view.codec().settle(shown.encode());
+    Ok(codec::json(&call.accept, code, json.into()))
 }
 
 fn answer(written: Written) -> (StatusCode, Stored) {
@@ -101,5 +102,5 @@ async fn create(
     call.place(&mut *object)?;
     let answer =
         call.registry().create_subresource(&call.ctx, &call.key(), handler, object).await?;
-    Ok(created(&call, answer))
+    Ok(created(&call, handler.codec(), answer))
 }

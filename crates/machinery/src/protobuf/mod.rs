@@ -21,10 +21,12 @@ mod descriptors;
 mod encode;
 mod envelope;
 mod scalar;
+mod settle;
 mod wire;
 
 pub use descriptors::{Descriptors, MessageId};
 pub use encode::ListWriter;
+pub use settle::Unsettled;
 pub use envelope::{Envelope, MAGIC, watch_frame};
 
 /// Messages nest no deeper than this: about where `serde_json` stops too.

@@ -23,8 +23,13 @@ pub fn read_time(bytes: &[u8], is_micro: bool) -> Result<Value, Error> {
     let kept = if is_micro { nanos / 1000 * 1000 } else { 0 };
     let time = Timestamp::new(seconds, kept)
         .map_err(|error| Error::Value { field: "seconds", why: error.to_string() })?;
+    Ok(time_text(time, is_micro).into())
+}
+
+/// A time as Go's JSON has it.
+pub fn time_text(time: Timestamp, is_micro: bool) -> String {
     let format = if is_micro { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
-    Ok(time.strftime(format).to_string().into())
+    time.strftime(format).to_string()
 }
 
 pub fn write_time(out: &mut Vec<u8>, text: &str, is_micro: bool) -> Result<(), String> {

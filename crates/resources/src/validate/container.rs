@@ -1,0 +1,666 @@
+//! Containers of every kind: regular, init, ephemeral.
+//! Upstream: `validateContainerCommon` and what it calls.
+
+use machinery::names;
+use serde_json::Value;
+
+use super::at::At;
+use super::volumes::{descending, need, no_backsteps};
+use super::{pod, quantity};
+
+/// What containers refer to in their pod.
+pub(super) struct Scope<'a> {
+    pub(super) spec: At<'a>,
+    /// The sound volumes, by name.
+    pub(super) volumes: Vec<(&'a str, At<'a>)>,
+    /// Names of the pod's resource claims.
+    pub(super) claims: Vec<&'a str>,
+}
+
+impl Scope<'_> {
+    fn volume(&self, name: &str) -> Option<&At<'_>> {
+        self.volumes.iter().find(|(known, _)| *known == name).map(|(_, volume)| volume)
+    }
+
+    fn grace(&self) -> Option<i64> {
+        self.spec.get("terminationGracePeriodSeconds").number()
+    }
+
+    fn host_users(&self) -> bool {
+        self.spec.get("hostUsers").value != &Value::Bool(false)
+    }
+}
+
+/// The regular containers.
+pub(super) fn regular(scope: &Scope<'_>) {
+    let list = scope.spec.get("containers");
+    if list.is_empty() {
+        return list.required("");
+    }
+    let mut seen: Vec<&str> = vec![];
+    for at in list.items() {
+        common(&at, scope);
+        let name = at.get("name");
+        if seen.contains(&name.str()) {
+            name.duplicate_text();
+        }
+        seen.push(name.str());
+        lifecycle_and_probes(&at, scope);
+        restart_policy(&at);
+    }
+    host_port_conflicts(list.items());
+}
+
+pub(super) fn init(scope: &Scope<'_>) {
+    let list = scope.spec.get("initContainers");
+    let mut seen: Vec<&str> =
+        scope.spec.get("containers").items().map(|at| at.get("name").str()).collect();
+    for at in list.items() {
+        common(&at, scope);
+        let policy = at.get("restartPolicy");
+        if !policy.is_set() {
+            if !at.get("restartPolicyRules").is_empty() {
+                policy.required("must specify restartPolicy when restart rules are used");
+            }
+        } else {
+            restart_policy(&at);
+        }
+        let name = at.get("name");
+        if seen.contains(&name.str()) {
+            name.duplicate_text();
+        } else if !name.is_empty() {
+            seen.push(name.str());
+        }
+        // Upstream looks at each alone, as if it were the first.
+        host_port_conflicts(std::iter::once(at.called(list.path.index(0))));
+        let is_sidecar = policy.is("Always");
+        if is_sidecar {
+            lifecycle_and_probes(&at, scope);
+        } else {
+            for field in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
+                if at.has(field) {
+                    at.get(field).forbidden(
+                        "may not be set for init containers without restartPolicy=Always",
+                    );
+                }
+            }
+            for rule in at.get("resizePolicy").items() {
+                if rule.get("restartPolicy").is("RestartContainer") {
+                    rule.get("restartPolicy").invalid("must not be set to 'RestartContainer' for non-sidecar initContainers");
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn ephemeral(scope: &Scope<'_>) {
+    let of = |field: &str| -> Vec<&str> {
+        scope.spec.get(field).items().map(|at| at.get("name").str()).collect()
+    };
+    let others: Vec<&str> = [of("containers"), of("initContainers")].concat();
+    let mut seen = others.clone();
+    const UNSET: &str = "cannot be set for an Ephemeral Container";
+    for at in scope.spec.get("ephemeralContainers").items() {
+        common(&at, scope);
+        untrimmed_image(&at);
+        let name = at.get("name");
+        if seen.contains(&name.str()) {
+            name.duplicate_text();
+        }
+        seen.push(name.str());
+        let target = at.get("targetContainerName");
+        if !target.is_empty() && !others.contains(&target.str()) {
+            target.not_found();
+        }
+        for field in [
+            "ports",
+            "resources",
+            "resizePolicy",
+            "restartPolicy",
+            "restartPolicyRules",
+            "livenessProbe",
+            "readinessProbe",
+            "startupProbe",
+            "lifecycle",
+        ] {
+            if !at.get(field).is_empty() {
+                at.get(field).forbidden(UNSET);
+            }
+        }
+        for mount in at.get("volumeMounts").items() {
+            for field in ["subPath", "subPathExpr"] {
+                if !mount.get(field).is_empty() {
+                    mount.get(field).forbidden(UNSET);
+                }
+            }
+        }
+    }
+}
+
+/// Images are not trimmed for anybody: said of pods, not of templates.
+pub(super) fn untrimmed_image(at: &At<'_>) {
+    let image = at.get("image");
+    if image.str().trim() != image.str() {
+        image.invalid("must not have leading or trailing whitespace");
+    }
+}
+
+fn common(at: &At<'_>, scope: &Scope<'_>) {
+    at.get("name").need_name(names::dns1123_label);
+    at.get("image").need();
+    let policy = at.get("terminationMessagePolicy");
+    if policy.need() {
+        policy.one_of(&["File", "FallbackToLogsOnError"]);
+    }
+    ports(&at.get("ports"));
+    env(&at.get("env"));
+    env_from(&at.get("envFrom"));
+    mounts(at, scope);
+    devices(at, scope);
+    pull_policy(&at.get("imagePullPolicy"));
+    quantity::requirements(&at.get("resources"), &scope.claims);
+    resize_policy(&at.get("resizePolicy"), scope.spec.get("restartPolicy").str());
+    security_context(&at.get("securityContext"), scope.host_users());
+}
+
+pub(super) fn pull_policy(at: &At<'_>) {
+    if at.need() {
+        at.one_of(&["Always", "IfNotPresent", "Never"]);
+    }
+}
+
+const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+
+pub(super) fn protocol(at: &At<'_>) {
+    if at.need() {
+        at.one_of(PROTOCOLS);
+    }
+}
+
+fn ports(at: &At<'_>) {
+    let mut seen: Vec<&str> = vec![];
+    for port in at.items() {
+        let name = port.get("name");
+        if !name.is_empty() {
+            let wrong = names::port_name(name.str());
+            for why in &wrong {
+                name.invalid(why);
+            }
+            if wrong.is_empty() {
+                if seen.contains(&name.str()) {
+                    name.duplicate();
+                }
+                seen.push(name.str());
+            }
+        }
+        match port.get("containerPort").int() {
+            0 => port.get("containerPort").required(""),
+            _ => port.get("containerPort").port(),
+        }
+        if port.get("hostPort").int() != 0 {
+            port.get("hostPort").port();
+        }
+        protocol(&port.get("protocol"));
+    }
+}
+
+fn host_port_conflicts<'a>(containers: impl Iterator<Item = At<'a>>) {
+    let mut seen: Vec<String> = vec![];
+    for port in containers.flat_map(|at| at.get("ports").items()) {
+        let host_port = port.get("hostPort");
+        if host_port.int() == 0 {
+            continue;
+        }
+        let key = format!(
+            "{}/{}/{}",
+            port.get("protocol").str(),
+            port.get("hostIP").str(),
+            host_port.int()
+        );
+        if seen.contains(&key) {
+            host_port.errors().duplicate(&host_port.path, &key);
+        }
+        seen.push(key);
+    }
+}
+
+fn env(at: &At<'_>) {
+    for variable in at.items() {
+        variable.get("name").need_name(names::env_var_name);
+        let from = variable.get("valueFrom");
+        if from.is_set() {
+            value_from(&from, &variable);
+        }
+    }
+}
+
+const ENV_FIELDS: &[&str] = &[
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+
+fn value_from(at: &At<'_>, variable: &At<'_>) {
+    let mut sources = 0;
+    let mut each = |name: &str, check: &dyn Fn(&At<'_>)| {
+        if at.has(name) {
+            sources += 1;
+            check(&at.get(name));
+        }
+    };
+    each("fieldRef", &|at| field_ref(at, ENV_FIELDS));
+    each("resourceFieldRef", &|at| resource_field_ref(at, false));
+    each("configMapKeyRef", &key_ref);
+    each("secretKeyRef", &key_ref);
+    each("fileKeyRef", &|at| {
+        at.get("key").need_name(names::env_var_name);
+        at.get("volumeName").need_name(names::dns1123_label);
+        if at.get("path").need() {
+            no_backsteps(&at.get("path"));
+        }
+    });
+    if sources == 0 {
+        at.invalid_as("", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`");
+    } else if !variable.get("value").is_empty() {
+        at.invalid_as("", "may not be specified when `value` is not empty");
+    } else if sources > 1 {
+        at.invalid_as("", "may not have more than one field specified at a time");
+    }
+}
+
+fn key_ref(at: &At<'_>) {
+    at.get("name").name(names::dns1123_subdomain);
+    at.get("key").need_name(names::config_map_key);
+}
+
+/// A field of the pod: `metadata.labels['app']`.
+pub(super) fn field_ref(at: &At<'_>, supported: &[&str]) {
+    if !at.get("apiVersion").need() || !at.get("fieldPath").need() {
+        return;
+    }
+    let path = at.get("fieldPath");
+    if !at.get("apiVersion").is("v1") {
+        let why = format!(
+            "error converting fieldPath: unsupported pod version: {}",
+            at.get("apiVersion").str()
+        );
+        return path.invalid(&why);
+    }
+    if let Some((name, subscript)) = path.str().split_once("['") {
+        let Some(key) = subscript.strip_suffix("']") else { return path.unsupported(supported) };
+        let (key, is_known) = match name {
+            "metadata.annotations" => (key.to_lowercase(), true),
+            "metadata.labels" => (key.to_owned(), true),
+            _ => (String::new(), false),
+        };
+        if !is_known {
+            path.invalid(&format!("error converting fieldPath: field label does not support subscript: {}", path.str()));
+        }
+        for why in names::qualified_name(&key).iter().filter(|_| is_known) {
+            at.invalid_as(&key, why);
+        }
+        return;
+    }
+    const KNOWN: &[&str] = &[
+        "metadata.annotations",
+        "metadata.labels",
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.uid",
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.serviceAccountName",
+        "spec.schedulerName",
+        "status.phase",
+        "status.hostIP",
+        "status.hostIPs",
+        "status.podIP",
+        "status.podIPs",
+    ];
+    if !KNOWN.contains(&path.str()) && path.str() != "spec.host" {
+        let why =
+            format!("error converting fieldPath: field label not supported: {}", path.str());
+        return path.invalid(&why);
+    }
+    path.one_of(supported);
+}
+
+pub(super) fn resource_field_ref(at: &At<'_>, of_volume: bool) {
+    const FIELDS: &[&str] = &[
+        "limits.cpu",
+        "limits.ephemeral-storage",
+        "limits.memory",
+        "requests.cpu",
+        "requests.ephemeral-storage",
+        "requests.memory",
+    ];
+    let resource = at.get("resource");
+    let is_huge = ["requests.hugepages-", "limits.hugepages-"]
+        .iter()
+        .any(|prefix| resource.str().starts_with(prefix));
+    if of_volume && at.get("containerName").is_empty() {
+        at.get("containerName").required("");
+    } else if resource.is_empty() {
+        resource.required("");
+    } else if !is_huge {
+        resource.one_of(FIELDS);
+    }
+    let divisor = at.get("divisor");
+    if quantity::amount(&divisor) == Default::default() {
+        return;
+    }
+    const SIZES: &[&str] = &[
+        "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei",
+    ];
+    let (allowed, text, what): (&[&str], _, _) = match resource.str() {
+        name if name.ends_with(".cpu") => (&["1m", "1"], "1m and 1".to_owned(), "cpu"),
+        name if name.ends_with(".memory") => (SIZES, SIZES.join(", "), "memory"),
+        name if name.ends_with(".ephemeral-storage") => {
+            (SIZES, SIZES.join(", "), "local ephemeral storage")
+        }
+        _ if is_huge => (SIZES, SIZES.join(", "), "hugepages"),
+        _ => return,
+    };
+    if !allowed.contains(&divisor.str()) {
+        let detail = format!("only divisor's values {text} are supported with the {what} resource");
+        divisor.invalid_as(resource.str(), &detail);
+    }
+}
+
+fn env_from(at: &At<'_>) {
+    for source in at.items() {
+        source.get("prefix").any_name(names::env_var_name);
+        let present: Vec<At<'_>> = ["configMapRef", "secretRef"]
+            .into_iter()
+            .filter(|name| source.has(name))
+            .map(|name| source.get(name))
+            .collect();
+        for one in &present {
+            one.get("name").need_name(names::dns1123_subdomain);
+        }
+        match present.len() {
+            0 => at.invalid_as("", "must specify one of: `configMapRef` or `secretRef`"),
+            1 => {}
+            _ => at.invalid_as("", "may not have more than one field specified at a time"),
+        }
+    }
+}
+
+fn mounts(at: &At<'_>, scope: &Scope<'_>) {
+    let list = at.get("volumeMounts");
+    let devices = at.get("volumeDevices");
+    let device = |field: &str, value: &str| {
+        !value.is_empty() && devices.items().any(|one| one.get(field).is(value))
+    };
+    let mut seen: Vec<&str> = vec![];
+    for mount in list.items() {
+        let (name, path) = (mount.get("name"), mount.get("mountPath"));
+        name.need();
+        if scope.volume(name.str()).is_none() {
+            name.errors().not_found(&name.path, name.str());
+        }
+        path.need();
+        if seen.contains(&path.str()) {
+            path.invalid_text("must be unique");
+        }
+        seen.push(path.str());
+        if device("name", name.str()) {
+            name.invalid("must not already exist in volumeDevices");
+        }
+        if device("devicePath", path.str()) {
+            path.invalid("must not already exist as a path in volumeDevices");
+        }
+        // Upstream's paths of what follows have no index.
+        let field = |name: &str| mount.get(name).called(list.child_path(name));
+        if !mount.get("subPath").is_empty() {
+            descending(&field("subPath"));
+        }
+        if !mount.get("subPathExpr").is_empty() {
+            if !mount.get("subPath").is_empty() {
+                mount
+                    .get("subPathExpr")
+                    .invalid("subPathExpr and subPath are mutually exclusive");
+            }
+            descending(&field("subPathExpr"));
+        }
+        propagation(&field("mountPropagation"), at);
+        recursive_read_only(&mount, &field("recursiveReadOnly"));
+    }
+}
+
+fn propagation(at: &At<'_>, container: &At<'_>) {
+    at.any_of(&["Bidirectional", "HostToContainer", "None"]);
+    if at.is("Bidirectional") && !container.get("securityContext.privileged").bool() {
+        at.forbidden("Bidirectional mount propagation is available only to privileged containers");
+    }
+}
+
+fn recursive_read_only(mount: &At<'_>, at: &At<'_>) {
+    match at.str() {
+        "" if !at.is_set() => {}
+        "Disabled" => {}
+        "Enabled" | "IfPossible" => {
+            if !mount.get("readOnly").bool() {
+                at.forbidden("may only be specified when readOnly is true");
+            }
+            let propagation = mount.get("mountPropagation");
+            if propagation.is_set() && !propagation.is("None") {
+                at.forbidden(
+                    "may only be specified when mountPropagation is None or not specified",
+                );
+            }
+        }
+        _ => at.unsupported(&["Disabled", "Enabled", "IfPossible"]),
+    }
+}
+
+fn devices(at: &At<'_>, scope: &Scope<'_>) {
+    let mounts = at.get("volumeMounts");
+    let mount = |field: &str, value: &str| mounts.items().any(|one| one.get(field).is(value));
+    let (mut names, mut paths): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
+    for device in at.get("volumeDevices").items() {
+        let (name, path) = (device.get("name"), device.get("devicePath"));
+        name.need();
+        if names.contains(&name.str()) {
+            name.invalid("must be unique");
+        }
+        match scope.volume(name.str()) {
+            None => name.errors().not_found(&name.path, name.str()),
+            Some(volume) if volume.has("persistentVolumeClaim") || volume.has("ephemeral") => {}
+            Some(_) => name.invalid("can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"),
+        }
+        path.need();
+        if paths.contains(&path.str()) {
+            path.invalid_text("must be unique");
+        }
+        if path.str().split('/').any(|part| part == "..") {
+            path.invalid("can not contain backsteps ('..')");
+        } else {
+            paths.push(path.str());
+        }
+        if mount("name", name.str()) {
+            name.invalid("must not already exist in volumeMounts");
+        }
+        if mount("mountPath", path.str()) {
+            path.invalid("must not already exist as a path in volumeMounts");
+        }
+        names.push(name.str());
+    }
+}
+
+fn resize_policy(at: &At<'_>, pod_policy: &str) {
+    let mut seen: Vec<&str> = vec![];
+    for (index, rule) in at.items().enumerate() {
+        let (name, policy) = (rule.get("resourceName").str(), rule.get("restartPolicy").str());
+        if seen.contains(&name) {
+            at.errors().duplicate(&at.path.index(index), name);
+        }
+        seen.push(name);
+        for (value, known) in
+            [(name, ["cpu", "memory"]), (policy, ["NotRequired", "RestartContainer"])]
+        {
+            if value.is_empty() {
+                at.required("");
+            } else if !known.contains(&value) {
+                at.errors().not_supported(&at.path, value, &known);
+            }
+        }
+        if pod_policy == "Never" && policy != "NotRequired" {
+            at.invalid_as(
+                policy,
+                "must be 'NotRequired' when pod `restartPolicy` is 'Never'",
+            );
+        }
+    }
+}
+
+/// Upstream has rules for restarts of single containers behind a gate that is on by default.
+fn restart_policy(at: &At<'_>) {
+    let (policy, rules) = (at.get("restartPolicy"), at.get("restartPolicyRules"));
+    if !policy.is_set() {
+        if rules.is_empty() {
+            return;
+        }
+        policy.required("must specify restartPolicy when restart rules are used");
+    } else {
+        policy.one_of(&["Always", "Never", "OnFailure"]);
+    }
+    if rules.len() > 20 {
+        rules.too_many(20);
+    }
+    for rule in rules.items() {
+        rule.get("action").one_of(&["Restart", "RestartAllContainers"]);
+        let codes = rule.get("exitCodes");
+        if !codes.is_set() {
+            codes.required("must be specified");
+            continue;
+        }
+        codes.get("operator").one_of(&["In", "NotIn"]);
+        if codes.get("values").len() > 255 {
+            codes.get("values").too_many(255);
+        }
+    }
+}
+
+fn lifecycle_and_probes(at: &At<'_>, scope: &Scope<'_>) {
+    let lifecycle = at.get("lifecycle");
+    for hook in ["postStart", "preStop"] {
+        if lifecycle.has(hook) {
+            handler(&lifecycle.get(hook), scope.grace());
+        }
+    }
+    for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        let at = at.get(name);
+        if !at.is_set() {
+            continue;
+        }
+        probe(&at);
+        if name == "readinessProbe" {
+            let grace = at.get("terminationGracePeriodSeconds");
+            if grace.is_set() {
+                grace.invalid("must not be set for readinessProbes");
+            }
+        } else if at.get("successThreshold").int() != 1 {
+            at.get("successThreshold").invalid_as(at.get("successThreshold").int(), "must be 1");
+        }
+    }
+}
+
+fn probe(at: &At<'_>) {
+    handler(at, None);
+    for field in [
+        "initialDelaySeconds",
+        "timeoutSeconds",
+        "periodSeconds",
+        "successThreshold",
+        "failureThreshold",
+    ] {
+        at.get(field).not_negative();
+    }
+    let grace = at.get("terminationGracePeriodSeconds");
+    if grace.number().is_some_and(|seconds| seconds <= 0) {
+        grace.invalid("must be greater than 0");
+    }
+}
+
+fn handler(at: &At<'_>, grace: Option<i64>) {
+    let mut found = false;
+    for name in ["exec", "httpGet", "tcpSocket", "grpc", "sleep"] {
+        let place = at.get(name);
+        if !place.is_set() {
+            continue;
+        }
+        if std::mem::replace(&mut found, true) {
+            place.forbidden("may not specify more than 1 handler type");
+            continue;
+        }
+        match name {
+            "exec" => need(&place, &["command"]),
+            "httpGet" => http_get(&place),
+            "tcpSocket" => port_or_name(&place.get("port")),
+            "grpc" => place.get("port").port(),
+            _ => {
+                let seconds = place.get("seconds").int();
+                if let Some(grace) = grace.filter(|grace| !(0..=*grace).contains(&seconds)) {
+                    let detail = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
+                    place.invalid_as(seconds, &detail);
+                }
+            }
+        }
+    }
+    if !found {
+        at.required("must specify a handler type");
+    }
+}
+
+fn http_get(at: &At<'_>) {
+    at.get("path").need();
+    port_or_name(&at.get("port"));
+    at.get("scheme").one_of(&["HTTP", "HTTPS"]);
+    for header in at.get("httpHeaders").items() {
+        let name = header.get("name").called(at.child_path("httpHeaders"));
+        name.name(names::http_header_name);
+    }
+}
+
+/// A number, or the name of a port.
+pub(super) fn port_or_name(at: &At<'_>) {
+    match at.value {
+        Value::String(_) => at.name(names::port_name),
+        _ => at.port(),
+    }
+}
+
+/// Of one container.
+fn security_context(at: &At<'_>, host_users: bool) {
+    if !at.is_set() {
+        return;
+    }
+    pod::id(&at.get("runAsUser"));
+    pod::id(&at.get("runAsGroup"));
+    let mount = at.get("procMount");
+    if mount.is_set() {
+        mount.one_of(&["Default", "Unmasked"]);
+        if host_users && mount.is("Unmasked") {
+            mount.invalid("`hostUsers` must be false to use `Unmasked`");
+        }
+    }
+    pod::seccomp(&at.get("seccompProfile"));
+    if at.get("allowPrivilegeEscalation").value == &Value::Bool(false) {
+        let shown = super::internal::shown("SecurityContext", at.value);
+        if at.get("privileged").bool() {
+            at.errors().invalid_shown(&at.path, Some(&shown), "cannot set `allowPrivilegeEscalation` to false and `privileged` to true");
+        }
+        if at.get("capabilities.add").strings().contains(&"CAP_SYS_ADMIN") {
+            at.errors().invalid_shown(&at.path, Some(&shown), "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN");
+        }
+    }
+    pod::windows_options(&at.get("windowsOptions"));
+    pod::app_armor(&at.get("appArmorProfile"));
+}

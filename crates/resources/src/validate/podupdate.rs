@@ -1,0 +1,265 @@
+//! What a pod may become. Upstream: `ValidatePodUpdate`, `ValidatePodEphemeralContainersUpdate`,
+//! `ValidatePodResize`, `ValidatePodStatusUpdate`.
+
+use machinery::field::Path;
+use serde_json::Value;
+
+use super::at::At;
+use super::{internal, pod};
+
+const MUTABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+
+pub(super) fn update(at: &At<'_>, old: &At<'_>) {
+    pod::whole(at);
+    mirror_stays(at, old);
+    let (spec, before) = (at.get("spec"), old.get("spec"));
+    for list in ["containers", "initContainers"] {
+        let (new, was) = (spec.get(list), before.get(list));
+        if new.len() != was.len() {
+            return new.forbidden("pod updates may not add or remove containers");
+        }
+        for container in new.items() {
+            container.get("image").need();
+            super::container::untrimmed_image(&container);
+        }
+    }
+    if !deadline(&spec, &before) {
+        return;
+    }
+    tolerations(&spec, &before);
+    gates(&spec, &before);
+    if spec.value == before.value {
+        return;
+    }
+    let wanted = munged(&spec, &before);
+    if wanted != *before.value {
+        let diff = internal::diff("PodSpec", before.value, &wanted);
+        spec.forbidden(&format!("pod updates may not change fields other than {MUTABLE}\n{diff}"));
+    }
+}
+
+/// Says whether to go on.
+fn deadline(spec: &At<'_>, before: &At<'_>) -> bool {
+    let (new, was) = (spec.get("activeDeadlineSeconds"), before.get("activeDeadlineSeconds"));
+    match (new.number(), was.number()) {
+        (None, None) => {}
+        (None, Some(_)) => new.invalid("must not update from a positive integer to nil value"),
+        (Some(seconds), _) if !(0..=i64::from(i32::MAX)).contains(&seconds) => {
+            new.invalid("must be between 0 and 2147483647, inclusive");
+            return false;
+        }
+        (Some(seconds), Some(before)) if before < seconds => {
+            new.invalid("must be less than or equal to previous value");
+            return false;
+        }
+        _ => {}
+    }
+    true
+}
+
+fn tolerations(spec: &At<'_>, before: &At<'_>) {
+    let list = spec.get("tolerations");
+    let timeless = |at: &At<'_>| {
+        let mut tree = at.value.clone();
+        if let Value::Object(fields) = &mut tree {
+            fields.remove("tolerationSeconds");
+        }
+        tree
+    };
+    let new: Vec<Value> = list.items().map(|at| timeless(&at)).collect();
+    if before.get("tolerations").items().any(|old| !new.contains(&timeless(&old))) {
+        list.forbidden("existing toleration can not be modified except its tolerationSeconds");
+        return;
+    }
+    pod::tolerations(&list);
+}
+
+fn gates(spec: &At<'_>, before: &At<'_>) {
+    let had: Vec<&str> =
+        before.get("schedulingGates").items().map(|gate| gate.get("name").str()).collect();
+    for gate in spec.get("schedulingGates").items() {
+        let name = gate.get("name");
+        if !had.contains(&name.str()) {
+            let detail =
+                format!("only deletion is allowed, but found new scheduling gate '{}'", name.str());
+            name.forbidden(&detail);
+        }
+    }
+}
+
+/// The new spec with all that may change set back.
+fn munged(spec: &At<'_>, before: &At<'_>) -> Value {
+    let mut wanted = spec.value.clone();
+    let was = before.value;
+    for list in ["containers", "initContainers"] {
+        let (Some(Value::Array(mine)), Some(Value::Array(theirs))) =
+            (wanted.get_mut(list), was.get(list))
+        else {
+            continue;
+        };
+        for (mine, theirs) in mine.iter_mut().zip(theirs) {
+            set(mine, "image", theirs.get("image"));
+        }
+    }
+    for field in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
+        set(&mut wanted, field, was.get(field));
+    }
+    let grace = "terminationGracePeriodSeconds";
+    if before.get(grace).int() < 0 && spec.get(grace).int() == 1 {
+        set(&mut wanted, grace, was.get(grace));
+    }
+    if !before.get("schedulingGates").is_empty() {
+        gated(spec, before, &mut wanted);
+    }
+    wanted
+}
+
+/// Gated pods may narrow where they run.
+fn gated(spec: &At<'_>, before: &At<'_>, wanted: &mut Value) {
+    let (new, was) = (spec.get("nodeSelector"), before.get("nodeSelector"));
+    if new.value != was.value {
+        if was.entries().any(|(key, value)| new.key(key).value != value.value) {
+            new.invalid("only additions to spec.nodeSelector are allowed (no mutations or deletions)");
+        }
+        set(wanted, "nodeSelector", before.value.get("nodeSelector"));
+    }
+    const TERMS: &str = "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
+    let (new, was) = (spec.get("affinity.nodeAffinity"), before.get("affinity.nodeAffinity"));
+    if new.value == was.value {
+        return;
+    }
+    let (terms, had) = (new.get(TERMS), was.get(TERMS));
+    if had.len() > 0 && had.len() != terms.len() {
+        terms.invalid("no additions/deletions to non-empty NodeSelectorTerms list are allowed");
+    } else {
+        for (term, had) in terms.items().zip(had.items()) {
+            let keeps = ["matchExpressions", "matchFields"].iter().all(|list| {
+                let now: Vec<&Value> = term.get(list).items().map(|at| at.value).collect();
+                had.get(list).items().all(|one| now.contains(&one.value))
+            });
+            if !keeps {
+                term.invalid("only additions are allowed (no mutations or deletions)");
+            }
+        }
+    }
+    let mut affinity = spec.value.get("affinity").cloned().unwrap_or(Value::Null);
+    if affinity.is_null() && was.is_set() {
+        affinity = Value::Object(Default::default());
+    }
+    set(&mut affinity, "nodeAffinity", was.is_set().then_some(was.value));
+    let is_empty = affinity.as_object().is_none_or(|fields| fields.is_empty());
+    set(wanted, "affinity", Some(&affinity).filter(|_| !is_empty || before.has("affinity")));
+}
+
+fn set(tree: &mut Value, field: &str, value: Option<&Value>) {
+    let Value::Object(fields) = tree else { return };
+    match value {
+        Some(value) => fields.insert(field.to_owned(), value.clone()),
+        None => fields.remove(field),
+    };
+}
+
+fn mirror_stays(at: &At<'_>, old: &At<'_>) {
+    const MIRROR: &str = "kubernetes.io/config.mirror";
+    let path = "metadata.annotations";
+    let (new, was) = (at.get(path).key(MIRROR), old.get(path).key(MIRROR));
+    if new.value != was.value {
+        new.forbidden(match was.is_set() {
+            true => "may not remove or update mirror pod annotation",
+            false => "may not add mirror pod annotation",
+        });
+    }
+}
+
+pub(super) fn ephemeral(at: &At<'_>, old: &At<'_>) {
+    if old.get("metadata.annotations").key("kubernetes.io/config.mirror").is_set() {
+        return at
+            .called(Path::new(""))
+            .forbidden("static pods do not support ephemeral containers");
+    }
+    pod::whole(at);
+    let list = at.get("spec.ephemeralContainers");
+    for was in old.get("spec.ephemeralContainers").items() {
+        let name = was.get("name").str();
+        let Some(now) = list.items().find(|one| one.get("name").is(name)) else {
+            list.forbidden(&format!("existing ephemeral containers {name:?} may not be removed\n"));
+            continue;
+        };
+        if now.value != was.value {
+            let diff = internal::diff("EphemeralContainer", was.value, now.value);
+            list.forbidden(&format!(
+                "existing ephemeral containers {name:?} may not be changed\n{diff}"
+            ));
+        }
+    }
+}
+
+pub(super) fn resize(at: &At<'_>, old: &At<'_>) {
+    pod::whole(at);
+    let (spec, before) = (at.get("spec"), old.get("spec"));
+    let qos = |at: &At<'_>| {
+        let spec = serde_json::from_value(at.get("spec").value.clone()).ok();
+        crate::core::pod::qos_class(spec.as_ref())
+    };
+    if qos(at) != qos(old) {
+        let class = at.get("status.qosClass").str();
+        spec.invalid_as(class, "Pod QOS Class may not change as a result of resizing");
+    }
+    for list in ["initContainers", "containers"] {
+        for (new, was) in spec.get(list).items().zip(before.get(list).items()) {
+            for part in ["limits", "requests"] {
+                let (new, was) = (new.get("resources"), was.get("resources"));
+                let removed = was
+                    .get(part)
+                    .entries()
+                    .any(|(name, _)| !new.get(part).key(name).is_set());
+                if removed {
+                    new.get(part).forbidden(&format!("resource {part} cannot be removed"));
+                }
+            }
+        }
+    }
+    if without_compute(spec.value) != without_compute(before.value) {
+        spec.forbidden("only cpu and memory resources are mutable");
+    }
+}
+
+/// The spec without what a resize is about.
+fn without_compute(spec: &Value) -> Value {
+    let mut spec = spec.clone();
+    for list in ["initContainers", "containers"] {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            for part in ["limits", "requests"] {
+                let place = container.get_mut("resources").and_then(|all| all.get_mut(part));
+                if let Some(Value::Object(fields)) = place {
+                    fields.retain(|name, _| name != "cpu" && name != "memory");
+                }
+            }
+            if let Some(Value::Object(fields)) = container.get_mut("resources") {
+                fields.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
+            }
+        }
+    }
+    spec
+}
+
+pub(super) fn status(at: &At<'_>, old: &At<'_>) {
+    mirror_stays(at, old);
+    let status = at.get("status");
+    let class = status.get("qosClass");
+    let was = old.get("status.qosClass");
+    if class.value != was.value {
+        class.invalid_as(class.str(), "field is immutable");
+    }
+    let nominated = status.get("nominatedNodeName");
+    if !nominated.is_empty() && nominated.value != old.get("status.nominatedNodeName").value {
+        nominated.name(machinery::names::dns1123_subdomain);
+    }
+    let ips = status.get("podIPs");
+    for ip in ips.items() {
+        let known = old.get("status.podIPs").items().any(|was| was.value == ip.value);
+        if !known {
+            super::ip::legacy(&ip.get("ip").called(ip.path.clone()));
+        }
+    }
+}
