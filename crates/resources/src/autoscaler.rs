@@ -38,7 +38,7 @@ fn default(autoscaler: &mut v2::HorizontalPodAutoscaler) {
     let Some(behavior) = &mut spec.behavior else { return };
     let rule =
         |kind: &str, value| v2::HPAScalingPolicy { type_: kind.into(), value, period_seconds: 15 };
-    if behavior.scale_up.is_some() || behavior.scale_down.is_some() {
+    {
         let up = behavior.scale_up.get_or_insert_default();
         up.stabilization_window_seconds.get_or_insert(0);
         up.select_policy.get_or_insert_with(|| "Max".into());

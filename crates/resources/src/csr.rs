@@ -8,7 +8,6 @@ use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestStatus,
 };
 use machinery::Object;
-use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
 
 use crate::print::{age, human_duration, or_none};
@@ -16,11 +15,10 @@ use crate::print::{age, human_duration, or_none};
 pub(crate) struct CsrStrategy;
 
 impl Strategy for CsrStrategy {
+    crate::validate::checked!(CertificateSigningRequest);
+
     fn default(&self, object: &mut dyn Object) {
         let csr = object.expect_mut::<CertificateSigningRequest>();
-        csr.spec
-            .usages
-            .get_or_insert_with(|| vec!["digital signature".into(), "key encipherment".into()]);
         csr.status.get_or_insert_default();
     }
 
@@ -53,23 +51,6 @@ impl Strategy for CsrStrategy {
             }
             _ => csr.status = old.status.clone(),
         }
-    }
-
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        let csr = object.expect::<CertificateSigningRequest>();
-        let mut errors = FieldErrors::default();
-        let path = Path::new("spec");
-        if csr.spec.signer_name.is_empty() {
-            errors.required(&path.child("signerName"), "");
-        }
-        if csr.spec.request.0.is_empty() {
-            errors.invalid(
-                &path.child("request"),
-                "",
-                "PEM block type must be CERTIFICATE REQUEST",
-            );
-        }
-        errors
     }
 
     fn selectable_names(&self) -> &'static [&'static str] {

@@ -22,12 +22,10 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
 struct EventStrategy;
 
 impl Strategy for EventStrategy {
+    crate::validate::checked!(core::Event);
+
     fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
         Some(TTL_SECONDS)
-    }
-
-    fn create_on_update(&self) -> bool {
-        true
     }
 
     fn selectable_names(&self) -> &'static [&'static str] {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
-use machinery::field::{FieldErrors, Path};
 use machinery::{LabelSelector, Object};
 use serde_json::Value;
 
-use crate::core::{pod, podspec};
+use crate::core::podspec;
+use crate::defaults::fill;
 use crate::parts::{Parts, parts};
 use crate::print::{age, containers, human_duration, selector};
 
@@ -18,6 +18,8 @@ const PARTS: Parts<Job> = parts!(Job);
 pub(crate) struct JobStrategy;
 
 impl Strategy for JobStrategy {
+    crate::validate::checked!(Job);
+
     fn default(&self, object: &mut dyn Object) {
         let job = object.expect_mut::<Job>();
         let spec = job.spec.get_or_insert_default();
@@ -36,7 +38,15 @@ impl Strategy for JobStrategy {
         let replace =
             if spec.pod_failure_policy.is_some() { "Failed" } else { "TerminatingOrFailed" };
         spec.pod_replacement_policy.get_or_insert_with(|| replace.into());
+        let policy = spec.pod_failure_policy.iter_mut().flat_map(|policy| &mut policy.rules);
+        for pattern in policy.flat_map(|rule| rule.on_pod_conditions.iter_mut().flatten()) {
+            fill(&mut pattern.status, "True");
+        }
         podspec::default_template(&mut spec.template);
+        let of_template = spec.template.metadata.as_ref().and_then(|meta| meta.labels.as_ref());
+        if job.metadata.labels.as_ref().is_none_or(|own| own.is_empty()) {
+            job.metadata.labels = of_template.filter(|labels| !labels.is_empty()).cloned();
+        }
         job.status.get_or_insert_default();
     }
 
@@ -48,7 +58,7 @@ impl Strategy for JobStrategy {
         if spec.manual_selector != Some(true) {
             select_own_pods(spec, &name, &uid);
         }
-        job.status.get_or_insert_default();
+        self.default(object);
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
@@ -61,22 +71,6 @@ impl Strategy for JobStrategy {
 
     fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
         PARTS.spec_differs(object, old)
-    }
-
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let path = Path::new("spec").child("template").child("spec");
-        let spec = object.expect::<Job>().spec.as_ref();
-        let Some(inner) = spec.and_then(|spec| spec.template.spec.as_ref()) else {
-            errors.required(&path.child("containers"), "");
-            return errors;
-        };
-        pod::validate_spec(inner, &path, &mut errors);
-        if inner.restart_policy.as_deref() == Some("Always") {
-            let at = path.child("restartPolicy");
-            errors.required(&at, "valid values: \"OnFailure\", \"Never\"");
-        }
-        errors
     }
 
     fn orphans_by_default(&self) -> bool {

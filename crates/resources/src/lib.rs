@@ -11,6 +11,7 @@ mod columns;
 mod component_status;
 mod core;
 mod csr;
+mod defaults;
 mod events;
 mod job;
 mod kubelets;
@@ -23,6 +24,7 @@ mod row;
 mod rows;
 mod scale;
 pub mod schemas;
+mod validate;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -1,27 +1,26 @@
 //! The strategies that most kinds share: nothing special, or a spec and a status that are written
 //! apart.
 
+use std::marker::PhantomData;
+
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use machinery::Object;
 use serde_json::Value;
 
+use crate::validate::checked;
+
 /// A kind without status, defaults or generation.
-pub(crate) struct Plain;
+pub(crate) struct Plain<T>(PhantomData<fn() -> T>);
 
-impl Strategy for Plain {}
-
-/// A kind whose names are path segments: RBAC's.
-pub(crate) struct PathNamed;
-
-impl Strategy for PathNamed {
-    fn create_on_update(&self) -> bool {
-        true
+impl<T> Plain<T> {
+    pub(crate) fn new() -> Self {
+        Self(PhantomData)
     }
+}
 
-    fn name_errors(&self, name: &str) -> Vec<String> {
-        machinery::names::path_segment(name)
-    }
+impl<T: Object + k8s_openapi::Resource> Strategy for Plain<T> {
+    checked!(T);
 }
 
 /// Kinds whose deletes answer with the object. Upstream: `ReturnDeletedObject` of their stores.
@@ -41,39 +40,6 @@ const RETURNED_WHEN_DELETED: &[&str] = &[
     "VolumeAttachment",
     "VolumeAttributesClass",
 ];
-
-/// Kinds that a PUT creates. Upstream: `AllowCreateOnUpdate`.
-const CREATED_BY_PUT: &[&str] = &[
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "Endpoints",
-    "Lease",
-    "LimitRange",
-    "Role",
-    "RoleBinding",
-    "RuntimeClass",
-];
-
-/// Kinds whose PUTs say what they replace. Upstream: `AllowUnconditionalUpdate` is false.
-const WITH_VERSION_ONLY: &[&str] = &[
-    "CSIDriver",
-    "CSINode",
-    "CSIStorageCapacity",
-    "Lease",
-    "MutatingAdmissionPolicy",
-    "MutatingAdmissionPolicyBinding",
-    "MutatingWebhookConfiguration",
-    "PodDisruptionBudget",
-    "RuntimeClass",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-    "ValidatingWebhookConfiguration",
-    "VolumeAttachment",
-];
-
-/// Kinds that are on their way out.
-const DEPRECATED: &[(&str, &str)] =
-    &[("Endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")];
 
 /// How to reach into a typed kind's two halves.
 pub(crate) struct Parts<T> {
@@ -172,6 +138,8 @@ impl<T: Object> SpecStatus<T> {
 }
 
 impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
+    checked!(T);
+
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
     }
@@ -196,18 +164,6 @@ impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
 
     fn returns_deleted_object(&self) -> bool {
         RETURNED_WHEN_DELETED.contains(&T::KIND)
-    }
-
-    fn create_on_update(&self) -> bool {
-        CREATED_BY_PUT.contains(&T::KIND)
-    }
-
-    fn unconditional_update(&self) -> bool {
-        !WITH_VERSION_ONLY.contains(&T::KIND)
-    }
-
-    fn deprecation(&self) -> Option<&'static str> {
-        DEPRECATED.iter().find(|(kind, _)| *kind == T::KIND).map(|(_, text)| *text)
     }
 
     fn selectable_names(&self) -> &'static [&'static str] {
@@ -274,6 +230,8 @@ impl<T: Object> Simple<T> {
 }
 
 impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
+    checked!(T);
+
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
     }
@@ -296,18 +254,6 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
 
     fn returns_deleted_object(&self) -> bool {
         RETURNED_WHEN_DELETED.contains(&T::KIND)
-    }
-
-    fn create_on_update(&self) -> bool {
-        CREATED_BY_PUT.contains(&T::KIND)
-    }
-
-    fn unconditional_update(&self) -> bool {
-        !WITH_VERSION_ONLY.contains(&T::KIND)
-    }
-
-    fn deprecation(&self) -> Option<&'static str> {
-        DEPRECATED.iter().find(|(kind, _)| *kind == T::KIND).map(|(_, text)| *text)
     }
 
     fn columns(&self) -> Vec<Column> {

@@ -5,6 +5,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use crate::Row;
+use crate::defaults;
 use crate::parts::{Simple, SpecStatus, parts};
 use crate::print::name_and_age_cells;
 use crate::printers;
@@ -15,11 +16,12 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
         Row::new::<DeviceClass>(strategy.generation(|new, old| new.spec != old.spec))
     },
     || {
-        let strategy = SpecStatus::new(parts!(ResourceClaim)).cells(printers::resource_claim);
+        let strategy = SpecStatus::new(parts!(ResourceClaim)).cells(printers::resource_claim).default(defaults::resource_claim);
         Row::new::<ResourceClaim>(strategy).status()
     },
     || {
-        let strategy = Simple::<ResourceClaimTemplate>::new(|claim| name_and_age_cells(claim));
+        let strategy = Simple::<ResourceClaimTemplate>::new(|claim| name_and_age_cells(claim))
+            .default(defaults::claim_template);
         Row::new::<ResourceClaimTemplate>(strategy)
     },
     || {

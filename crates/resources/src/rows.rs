@@ -1,6 +1,5 @@
 //! The rows of kinds that need no file of their own yet: nothing but a name, a status, columns.
 
-use apiserver::resource::Column;
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, batch::v1 as batch, certificates::v1 as certificates,
     coordination::v1 as coordination, discovery::v1 as discovery, flowcontrol::v1 as flowcontrol,
@@ -12,27 +11,28 @@ use serde_json::Value;
 
 use crate::Row;
 use crate::core::podspec;
-use crate::parts::{PathNamed, Plain, Simple, SpecStatus, parts};
+use crate::defaults::{self, fill};
+use crate::parts::{Plain, Simple, SpecStatus, parts};
 use crate::print::{age, or_none};
 use crate::printers;
 
 pub(crate) const ROWS: &[fn() -> Row] = &[
     || {
-        let strategy = Simple::new(printers::mutating_policy);
+        let strategy = Simple::new(printers::mutating_policy).default(defaults::mutating_policy);
         Row::new::<admission::MutatingAdmissionPolicy>(
             strategy.generation(|new, old| new.spec != old.spec),
         )
         .categories(API_EXTENSIONS)
     },
     || {
-        let strategy = Simple::new(printers::mutating_binding);
+        let strategy = Simple::new(printers::mutating_binding).default(defaults::mutating_binding);
         Row::new::<admission::MutatingAdmissionPolicyBinding>(
             strategy.generation(|new, old| new.spec != old.spec),
         )
         .categories(API_EXTENSIONS)
     },
     || {
-        let strategy = Simple::new(printers::mutating_webhooks);
+        let strategy = Simple::new(printers::mutating_webhooks).default(defaults::mutating_webhooks);
         Row::new::<admission::MutatingWebhookConfiguration>(
             strategy.generation(|new, old| new.webhooks != old.webhooks),
         )
@@ -41,20 +41,20 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     || {
         let strategy = SpecStatus::new(parts!(admission::ValidatingAdmissionPolicy)).generation();
         Row::new::<admission::ValidatingAdmissionPolicy>(
-            strategy.cells(printers::validating_policy),
+            strategy.cells(printers::validating_policy).default(defaults::validating_policy),
         )
         .categories(API_EXTENSIONS)
         .status()
     },
     || {
-        let strategy = Simple::new(printers::validating_binding);
+        let strategy = Simple::new(printers::validating_binding).default(defaults::validating_binding);
         Row::new::<admission::ValidatingAdmissionPolicyBinding>(
             strategy.generation(|new, old| new.spec != old.spec),
         )
         .categories(API_EXTENSIONS)
     },
     || {
-        let strategy = Simple::new(printers::validating_webhooks);
+        let strategy = Simple::new(printers::validating_webhooks).default(defaults::validating_webhooks);
         Row::new::<admission::ValidatingWebhookConfiguration>(
             strategy.generation(|new, old| new.webhooks != old.webhooks),
         )
@@ -67,13 +67,13 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     endpoint_slice,
     || {
         let strategy = SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation();
-        Row::new::<flowcontrol::FlowSchema>(strategy.cells(printers::flow_schema)).status()
+        Row::new::<flowcontrol::FlowSchema>(strategy.cells(printers::flow_schema).default(defaults::flow_schema)).status()
     },
     || {
         let strategy =
             SpecStatus::new(parts!(flowcontrol::PriorityLevelConfiguration)).generation();
         Row::new::<flowcontrol::PriorityLevelConfiguration>(
-            strategy.cells(printers::priority_level),
+            strategy.cells(printers::priority_level).default(defaults::priority_level),
         )
         .status()
     },
@@ -91,12 +91,12 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     },
     || {
         Row::new::<networking::IngressClass>(
-            Simple::new(printers::ingress_class).generation(|new, old| new.spec != old.spec),
+            Simple::new(printers::ingress_class).default(defaults::ingress_class).generation(|new, old| new.spec != old.spec),
         )
     },
     || {
         Row::new::<networking::NetworkPolicy>(
-            Simple::new(printers::network_policy).generation(|new, old| new.spec != old.spec),
+            Simple::new(printers::network_policy).default(defaults::network_policy).generation(|new, old| new.spec != old.spec),
         )
         .short(&["netpol"])
     },
@@ -111,14 +111,14 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
             .short(&["pdb"])
             .status()
     },
-    || Row::new::<rbac::ClusterRole>(PathNamed),
+    || Row::new::<rbac::ClusterRole>(Plain::<rbac::ClusterRole>::new()),
     cluster_role_binding,
-    || Row::new::<rbac::Role>(PathNamed),
+    || Row::new::<rbac::Role>(Plain::<rbac::Role>::new()),
     role_binding,
     priority_class,
-    || Row::new::<storage::CSIDriver>(Simple::new(printers::csi_driver)),
+    || Row::new::<storage::CSIDriver>(Simple::new(printers::csi_driver).default(defaults::csi_driver)),
     || Row::new::<storage::CSINode>(Simple::new(printers::csi_node)),
-    || Row::new::<storage::CSIStorageCapacity>(Plain),
+    || Row::new::<storage::CSIStorageCapacity>(Plain::<storage::CSIStorageCapacity>::new()),
     storage_class,
     || {
         let strategy = SpecStatus::new(parts!(storage::VolumeAttachment));
@@ -137,7 +137,7 @@ const API_EXTENSIONS: &[&str] = &["api-extensions"];
 fn cron_job() -> Row {
     fn default(job: &mut batch::CronJob) {
         let spec = &mut job.spec;
-        spec.concurrency_policy.get_or_insert_with(|| "Allow".into());
+        fill(&mut spec.concurrency_policy, "Allow");
         spec.suspend.get_or_insert(false);
         spec.successful_jobs_history_limit.get_or_insert(3);
         spec.failed_jobs_history_limit.get_or_insert(1);
@@ -192,7 +192,13 @@ fn lease() -> Row {
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
         vec![lease.name().into(), holder.unwrap_or_default().into(), age(lease)]
     }
-    Row::new::<coordination::Lease>(Simple::new(cells))
+    // Upstream's gate `CoordinatedLeaderElection` is closed.
+    fn default(lease: &mut coordination::Lease) {
+        if let Some(spec) = &mut lease.spec {
+            (spec.strategy, spec.preferred_holder) = (None, None);
+        }
+    }
+    Row::new::<coordination::Lease>(Simple::new(cells).default(default))
 }
 
 fn endpoint_slice() -> Row {
@@ -215,7 +221,7 @@ fn endpoint_slice() -> Row {
     }
     fn default(slice: &mut discovery::EndpointSlice) {
         for port in slice.ports.iter_mut().flatten() {
-            port.protocol.get_or_insert_with(|| "TCP".into());
+            fill(&mut port.protocol, "TCP");
             port.name.get_or_insert_default();
         }
     }
@@ -247,7 +253,7 @@ fn cluster_role_binding() -> Row {
     fn default(binding: &mut rbac::ClusterRoleBinding) {
         default_binding(&mut binding.role_ref, &mut binding.subjects);
     }
-    Row::new::<rbac::ClusterRoleBinding>(Named(Simple::new(cells).default(default)))
+    Row::new::<rbac::ClusterRoleBinding>(Simple::new(cells).default(default))
 }
 
 fn role_binding() -> Row {
@@ -263,15 +269,15 @@ fn role_binding() -> Row {
     fn default(binding: &mut rbac::RoleBinding) {
         default_binding(&mut binding.role_ref, &mut binding.subjects);
     }
-    Row::new::<rbac::RoleBinding>(Named(Simple::new(cells).default(default)))
+    Row::new::<rbac::RoleBinding>(Simple::new(cells).default(default))
 }
 
 fn default_binding(role: &mut rbac::RoleRef, subjects: &mut Option<Vec<rbac::Subject>>) {
     const GROUP: &str = "rbac.authorization.k8s.io";
-    role.api_group.get_or_insert_with(|| GROUP.into());
+    fill(&mut role.api_group, GROUP);
     for subject in subjects.iter_mut().flatten() {
         if matches!(subject.kind.as_str(), "User" | "Group") {
-            subject.api_group.get_or_insert_with(|| GROUP.into());
+            fill(&mut subject.api_group, GROUP);
         }
     }
     subjects.take_if(|subjects| subjects.is_empty());
@@ -291,31 +297,6 @@ fn subjects(subjects: Option<&[rbac::Subject]>) -> Vec<Value> {
         Value::from(names.join(", "))
     };
     vec![of("User"), of("Group"), of("ServiceAccount")]
-}
-
-/// A strategy whose objects are named as path segments.
-struct Named<S>(S);
-
-impl<S: apiserver::resource::Strategy> apiserver::resource::Strategy for Named<S> {
-    fn default(&self, object: &mut dyn Object) {
-        self.0.default(object);
-    }
-
-    fn name_errors(&self, name: &str) -> Vec<String> {
-        machinery::names::path_segment(name)
-    }
-
-    fn create_on_update(&self) -> bool {
-        self.0.create_on_update()
-    }
-
-    fn columns(&self) -> Vec<Column> {
-        self.0.columns()
-    }
-
-    fn cells(&self, object: &dyn Object) -> Vec<Value> {
-        self.0.cells(object)
-    }
 }
 
 fn priority_class() -> Row {

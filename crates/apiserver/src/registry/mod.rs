@@ -254,7 +254,8 @@ impl Registry {
         if !errors.is_empty() {
             return Err(StatusError::invalid(
                 &ctx.resource.group,
-                &ctx.resource.kind,
+                // Upstream leaves the kind of reviews out.
+                "",
                 &key.name,
                 errors,
             ));

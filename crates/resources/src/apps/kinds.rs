@@ -1,41 +1,38 @@
 //! Rows, defaults and columns of the workloads.
 
-use std::collections::BTreeMap;
-
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::apps::v1::{
     ControllerRevision, DaemonSet, DaemonSetStatus, Deployment, DeploymentStatus,
     DeploymentStrategy, ReplicaSet, ReplicaSetStatus, RollingUpdateDaemonSet,
-    RollingUpdateDeployment, RollingUpdateStatefulSetStrategy, StatefulSet, StatefulSetStatus,
+    RollingUpdateDeployment, StatefulSet, StatefulSetStatus,
 };
-use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use machinery::field::{FieldErrors, Path};
-use machinery::{LabelSelector, Object};
+use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
-use crate::core::{pod, podspec};
+use crate::defaults::fill;
+use crate::core::podspec;
 use crate::parts::{Parts, Simple, parts};
 use crate::print::{age, containers, labels, selector};
 
 const SCALE: Option<(&str, &str, &str)> = Some(("autoscaling", "v1", "Scale"));
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 const FACE_VERBS: &[&str] = &["get", "patch", "update"];
 
-/// What the workloads share: spec and status apart, a generation, an immutable selector that must
-/// match the template, a pod template.
+/// What the workloads share: spec and status apart, and a generation.
 struct Workload<T: 'static> {
     parts: Parts<T>,
     default: fn(&mut T),
-    selector: fn(&T) -> Option<&LabelSelector>,
-    template: fn(&T) -> Option<&PodTemplateSpec>,
     cells: fn(&T) -> Vec<Value>,
     /// Upstream keeps the labels on status updates of Deployments, not of the others.
     status_keeps_labels: bool,
 }
 
 impl<T: Object + k8s_openapi::Resource> Strategy for Workload<T> {
+    crate::validate::checked!(T);
+
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
     }
@@ -61,73 +58,12 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Workload<T> {
             || object.meta().annotations != old.meta().annotations && self.status_keeps_labels
     }
 
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let object = object.expect::<T>();
-        let path = Path::new("spec");
-        let select = (self.selector)(object);
-        let template = (self.template)(object);
-        let of_template = template
-            .and_then(|template| template.metadata.as_ref())
-            .and_then(|meta| meta.labels.as_ref());
-        validate_selector(select, of_template, &path, &mut errors);
-        let template_path = path.child("template");
-        match template.and_then(|template| template.spec.as_ref()) {
-            None => errors.required(&template_path.child("spec").child("containers"), ""),
-            Some(spec) => pod::validate_spec(spec, &template_path.child("spec"), &mut errors),
-        }
-        errors
-    }
-
-    fn validate_update(
-        &self,
-        ctx: &RequestContext,
-        object: &dyn Object,
-        old: &dyn Object,
-    ) -> FieldErrors {
-        if ctx.subresource == "status" {
-            return FieldErrors::default();
-        }
-        let mut errors = self.validate(object);
-        let (new, old) = ((self.selector)(object.expect()), (self.selector)(old.expect()));
-        if new != old {
-            errors.invalid(&Path::new("spec").child("selector"), new, "field is immutable");
-        }
-        errors
-    }
-
     fn columns(&self) -> Vec<Column> {
         crate::columns::of::<T>()
     }
 
     fn cells(&self, object: &dyn Object) -> Vec<Value> {
         (self.cells)(object.expect())
-    }
-}
-
-fn validate_selector(
-    selector: Option<&LabelSelector>,
-    labels: Option<&BTreeMap<String, String>>,
-    path: &Path,
-    errors: &mut FieldErrors,
-) {
-    let at = path.child("selector");
-    let empty = LabelSelector::default();
-    let selector = selector.unwrap_or(&empty);
-    if selector.match_labels.as_ref().is_none_or(|map| map.is_empty())
-        && selector.match_expressions.as_ref().is_none_or(|list| list.is_empty())
-    {
-        errors.required(&at, "");
-        errors.invalid(&at, selector, "empty selector is invalid for deployment");
-        return;
-    }
-    match machinery::selector::Selector::from_api(Some(selector)) {
-        Err(error) => errors.invalid(&at, selector, &error.to_string()),
-        Ok(parsed) if !parsed.matches(labels) => {
-            let at = path.child("template").child("metadata").child("labels");
-            errors.invalid(&at, labels, "`selector` does not match template `labels`");
-        }
-        Ok(_) => {}
     }
 }
 
@@ -156,8 +92,8 @@ fn default_deployment(deployment: &mut Deployment) {
     spec.min_ready_seconds.take_if(|seconds| *seconds == 0);
     spec.paused.take_if(|paused| !*paused);
     let strategy: &mut DeploymentStrategy = spec.strategy.get_or_insert_default();
-    let kind = strategy.type_.get_or_insert_with(|| "RollingUpdate".into());
-    if kind == "RollingUpdate" {
+    fill(&mut strategy.type_, "RollingUpdate");
+    if strategy.type_.as_deref() == Some("RollingUpdate") {
         let rolling: &mut RollingUpdateDeployment = strategy.rolling_update.get_or_insert_default();
         rolling.max_surge.get_or_insert_with(|| IntOrString::String("25%".into()));
         rolling.max_unavailable.get_or_insert_with(|| IntOrString::String("25%".into()));
@@ -208,8 +144,6 @@ pub(super) fn deployment() -> Row {
     let strategy = Workload {
         parts: parts!(Deployment),
         default: default_deployment,
-        selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
-        template: |it| it.spec.as_ref().map(|spec| &spec.template),
         cells,
         status_keeps_labels: true,
     };
@@ -257,8 +191,6 @@ pub(super) fn replica_set() -> Row {
     let strategy = Workload {
         parts: parts!(ReplicaSet),
         default: default_replica_set,
-        selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
-        template: |it| it.spec.as_ref().and_then(|spec| spec.template.as_ref()),
         cells,
         status_keeps_labels: false,
     };
@@ -274,12 +206,16 @@ fn default_daemon_set(set: &mut DaemonSet) {
     let spec = set.spec.get_or_insert_default();
     spec.revision_history_limit.get_or_insert(10);
     let strategy = spec.update_strategy.get_or_insert_default();
-    if strategy.type_.get_or_insert_with(|| "RollingUpdate".into()) == "RollingUpdate" {
+    fill(&mut strategy.type_, "RollingUpdate");
+    if strategy.type_.as_deref() == Some("RollingUpdate") {
         let rolling: &mut RollingUpdateDaemonSet = strategy.rolling_update.get_or_insert_default();
         rolling.max_unavailable.get_or_insert(IntOrString::Int(1));
         rolling.max_surge.get_or_insert(IntOrString::Int(0));
     }
     podspec::default_template(&mut spec.template);
+    // Upstream keeps here how often the template changed.
+    let notes = set.metadata.annotations.get_or_insert_default();
+    notes.entry(TEMPLATE_GENERATION.into()).or_insert_with(|| "1".into());
     let status: &mut DaemonSetStatus = set.status.get_or_insert_default();
     tidy_counts([
         &mut status.number_available,
@@ -311,8 +247,6 @@ pub(super) fn daemon_set() -> Row {
     let strategy = Workload {
         parts: parts!(DaemonSet),
         default: default_daemon_set,
-        selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
-        template: |it| it.spec.as_ref().map(|spec| &spec.template),
         cells,
         status_keeps_labels: false,
     };
@@ -323,20 +257,26 @@ fn default_stateful_set(set: &mut StatefulSet) {
     let spec = set.spec.get_or_insert_default();
     spec.replicas.get_or_insert(1);
     spec.revision_history_limit.get_or_insert(10);
-    spec.pod_management_policy.get_or_insert_with(|| "OrderedReady".into());
+    fill(&mut spec.pod_management_policy, "OrderedReady");
     let strategy = spec.update_strategy.get_or_insert_default();
-    if strategy.type_.get_or_insert_with(|| "RollingUpdate".into()) == "RollingUpdate" {
-        let rolling: &mut RollingUpdateStatefulSetStrategy =
-            strategy.rolling_update.get_or_insert_default();
-        rolling.partition.get_or_insert(0);
+    if strategy.type_.as_deref().is_none_or(str::is_empty) {
+        fill(&mut strategy.type_, "RollingUpdate");
+        strategy.rolling_update.get_or_insert_default();
+    }
+    if let Some(rolling) = &mut strategy.rolling_update {
+        // Upstream's gate `MaxUnavailableStatefulSet` is closed.
+        rolling.max_unavailable = None;
+        if strategy.type_.as_deref() == Some("RollingUpdate") {
+            rolling.partition.get_or_insert(0);
+        }
     }
     let policy = spec.persistent_volume_claim_retention_policy.get_or_insert_default();
-    policy.when_deleted.get_or_insert_with(|| "Retain".into());
-    policy.when_scaled.get_or_insert_with(|| "Retain".into());
+    fill(&mut policy.when_deleted, "Retain");
+    fill(&mut policy.when_scaled, "Retain");
     podspec::default_template(&mut spec.template);
     for claim in spec.volume_claim_templates.iter_mut().flatten() {
         claim.spec.get_or_insert_default().volume_mode.get_or_insert_with(|| "Filesystem".into());
-        claim.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
+        fill(&mut claim.status.get_or_insert_default().phase, "Pending");
     }
     let status: &mut StatefulSetStatus = set.status.get_or_insert_default();
     tidy_counts([
@@ -363,8 +303,6 @@ pub(super) fn stateful_set() -> Row {
     let strategy = Workload {
         parts: parts!(StatefulSet),
         default: default_stateful_set,
-        selector: |it| it.spec.as_ref().map(|spec| &spec.selector),
-        template: |it| it.spec.as_ref().map(|spec| &spec.template),
         cells,
         status_keeps_labels: false,
     };

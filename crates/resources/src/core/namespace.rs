@@ -28,6 +28,8 @@ pub(crate) fn row() -> Row {
 struct NamespaceStrategy;
 
 impl Strategy for NamespaceStrategy {
+    crate::validate::checked!(Namespace);
+
     fn default(&self, object: &mut dyn Object) {
         let name = object.name().to_owned();
         if !name.is_empty() {
@@ -37,7 +39,12 @@ impl Strategy for NamespaceStrategy {
 
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         let namespace = object.expect_mut::<Namespace>();
-        namespace.spec = Some(NamespaceSpec { finalizers: Some(vec![FINALIZER.into()]) });
+        let given = namespace.spec.take().and_then(|spec| spec.finalizers);
+        let mut finalizers = given.unwrap_or_default();
+        if !finalizers.iter().any(|one| one == FINALIZER) {
+            finalizers.push(FINALIZER.into());
+        }
+        namespace.spec = Some(NamespaceSpec { finalizers: Some(finalizers) });
         namespace.status =
             Some(NamespaceStatus { phase: Some("Active".into()), ..NamespaceStatus::default() });
         let name = object.name().to_owned();
@@ -52,10 +59,6 @@ impl Strategy for NamespaceStrategy {
         if ctx.subresource != "finalize" {
             namespace.spec = old.spec.clone();
         }
-    }
-
-    fn name_errors(&self, name: &str) -> Vec<String> {
-        machinery::names::dns1123_label(name)
     }
 
     fn starts_deleting(&self, object: &mut dyn Object) {

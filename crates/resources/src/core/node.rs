@@ -30,10 +30,18 @@ pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
 struct NodeStrategy;
 
 impl Strategy for NodeStrategy {
+    crate::validate::checked!(Node);
+
     fn default(&self, object: &mut dyn Object) {
         let node = object.expect_mut::<Node>();
         let spec: &mut NodeSpec = node.spec.get_or_insert_default();
         spec.unschedulable.take_if(|unschedulable| !*unschedulable);
+        // The old name of the first range.
+        match (&spec.pod_cidr, &spec.pod_cidrs) {
+            (Some(one), None) if !one.is_empty() => spec.pod_cidrs = Some(vec![one.clone()]),
+            (None, Some(all)) => spec.pod_cidr = all.first().cloned(),
+            _ => {}
+        }
         let status = node.status.get_or_insert_default();
         // What is not said to be taken may be given out.
         if status.allocatable.is_none() {

@@ -6,7 +6,6 @@ use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Grace, Strategy};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use machinery::Object;
-use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
 
 use super::{pod_actions, pod_print, podspec};
@@ -40,11 +39,13 @@ pub(crate) fn row(kubelets: &Arc<Kubelets>) -> Row {
 struct PodStrategy;
 
 impl Strategy for PodStrategy {
+    crate::validate::checked!(Pod);
+
     fn default(&self, object: &mut dyn Object) {
         let pod = object.expect_mut::<Pod>();
         let spec = pod.spec.get_or_insert_default();
         podspec::default_spec(spec);
-        spec.enable_service_links.get_or_insert(true);
+        podspec::default_pod(spec);
         spec.preemption_policy.take_if(|policy| policy.is_empty());
     }
 
@@ -72,8 +73,6 @@ impl Strategy for PodStrategy {
             status.conditions = Some(vec![condition]);
         }
         pod.status = Some(status);
-        let spec = pod.spec.get_or_insert_default();
-        spec.ephemeral_containers = None;
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
@@ -109,30 +108,6 @@ impl Strategy for PodStrategy {
 
     fn bumps_generation(&self, object: &dyn Object, old: &dyn Object) -> bool {
         object.expect::<Pod>().spec != old.expect::<Pod>().spec
-    }
-
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let spec = object.expect::<Pod>().spec.as_ref();
-        validate_spec(spec.unwrap_or(&PodSpec::default()), &Path::new("spec"), &mut errors);
-        errors
-    }
-
-    fn validate_update(
-        &self,
-        ctx: &RequestContext,
-        object: &dyn Object,
-        old: &dyn Object,
-    ) -> FieldErrors {
-        if ctx.subresource == "status" {
-            return FieldErrors::default();
-        }
-        let mut errors = self.validate(object);
-        if ctx.subresource.is_empty() {
-            let (new, old) = (object.expect::<Pod>(), old.expect::<Pod>());
-            validate_immutable(new.spec.as_ref(), old.spec.as_ref(), &mut errors);
-        }
-        errors
     }
 
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace {
@@ -239,126 +214,6 @@ fn take_resources(spec: &mut PodSpec, wanted: PodSpec) {
     }
 }
 
-/// What every pod spec must have; templates are checked by the same.
-pub(crate) fn validate_spec(spec: &PodSpec, path: &Path, errors: &mut FieldErrors) {
-    let containers = path.child("containers");
-    if spec.containers.is_empty() {
-        errors.required(&containers, "");
-    }
-    let volumes: Vec<&str> =
-        spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
-    for (index, name) in volumes.iter().enumerate() {
-        let at = path.child("volumes").index(index).child("name");
-        for why in machinery::names::dns1123_label(name) {
-            errors.invalid(&at, name, &why);
-        }
-        if volumes[..index].contains(name) {
-            errors.duplicate(&at, name);
-        }
-    }
-    let mut names: Vec<&str> = vec![];
-    let init = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .enumerate()
-        .map(|(i, c)| (path.child("initContainers").index(i), c));
-    let main = spec.containers.iter().enumerate().map(|(i, c)| (containers.index(i), c));
-    for (at, container) in init.chain(main) {
-        if container.name.is_empty() {
-            errors.required(&at.child("name"), "");
-        } else {
-            for why in machinery::names::dns1123_label(&container.name) {
-                errors.invalid(&at.child("name"), &container.name, &why);
-            }
-        }
-        if names.contains(&container.name.as_str()) {
-            errors.duplicate(&at.child("name"), &container.name);
-        }
-        names.push(&container.name);
-        if container.image.as_deref().unwrap_or_default().is_empty() {
-            errors.required(&at.child("image"), "");
-        }
-        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            let at = at.child("volumeMounts").index(index);
-            if mount.name.is_empty() {
-                errors.required(&at.child("name"), "");
-            } else if !volumes.contains(&mount.name.as_str()) {
-                errors.not_found(&at.child("name"), &mount.name);
-            }
-            if mount.mount_path.is_empty() {
-                errors.required(&at.child("mountPath"), "");
-            }
-        }
-        validate_ports(container, &at, errors);
-    }
-    validate_choices(spec, path, errors);
-}
-
-fn validate_ports(
-    container: &k8s_openapi::api::core::v1::Container,
-    path: &Path,
-    errors: &mut FieldErrors,
-) {
-    for (index, port) in container.ports.iter().flatten().enumerate() {
-        let at = path.child("ports").index(index);
-        for (name, value) in
-            [("containerPort", Some(port.container_port)), ("hostPort", port.host_port)]
-        {
-            if let Some(value) = value.filter(|value| !(1..=65535).contains(value)) {
-                errors.invalid(&at.child(name), value, "must be between 1 and 65535, inclusive");
-            }
-        }
-        let protocol = port.protocol.as_deref().unwrap_or("TCP");
-        if !["SCTP", "TCP", "UDP"].contains(&protocol) {
-            errors.not_supported(&at.child("protocol"), protocol, &["SCTP", "TCP", "UDP"]);
-        }
-    }
-}
-
-fn validate_choices(spec: &PodSpec, path: &Path, errors: &mut FieldErrors) {
-    let choices: [(&str, Option<&str>, &[&str]); 2] = [
-        ("restartPolicy", spec.restart_policy.as_deref(), &["Always", "Never", "OnFailure"]),
-        (
-            "dnsPolicy",
-            spec.dns_policy.as_deref(),
-            &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
-        ),
-    ];
-    for (name, value, supported) in choices {
-        if let Some(value) = value.filter(|value| !supported.contains(value)) {
-            errors.not_supported(&path.child(name), value, supported);
-        }
-    }
-}
-
-/// Of a pod's spec only images, deadlines, tolerations to add and scheduling gates to drop may
-/// change.
-fn validate_immutable(new: Option<&PodSpec>, old: Option<&PodSpec>, errors: &mut FieldErrors) {
-    let (Some(new), Some(old)) = (new, old) else { return };
-    let mut same = new.clone();
-    for (mine, theirs) in [
-        (Some(&mut same.containers), Some(&old.containers)),
-        (same.init_containers.as_mut(), old.init_containers.as_ref()),
-    ] {
-        let (Some(mine), Some(theirs)) = (mine, theirs) else { continue };
-        for (mine, theirs) in mine.iter_mut().zip(theirs) {
-            mine.image = theirs.image.clone();
-        }
-    }
-    same.active_deadline_seconds = old.active_deadline_seconds;
-    same.tolerations = old.tolerations.clone();
-    same.scheduling_gates = old.scheduling_gates.clone();
-    same.termination_grace_period_seconds = old.termination_grace_period_seconds;
-    if old.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
-        same.node_selector = old.node_selector.clone();
-        same.affinity = old.affinity.clone();
-    }
-    if same != *old {
-        errors.forbidden(&Path::new("spec"), "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -384,13 +239,5 @@ mod tests {
             );
             assert_eq!(qos_class(Some(&spec.expect("a spec"))), expected);
         }
-    }
-
-    #[test]
-    fn missing_images_are_named() {
-        let mut errors = FieldErrors::default();
-        let spec = serde_json::from_value(json!({"containers": [{"name": "c"}]})).expect("a spec");
-        validate_spec(&spec, &Path::new("spec"), &mut errors);
-        assert_eq!(errors.summary(), "spec.containers[0].image: Required value");
     }
 }

@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::defaults::fill;
+
 /// Files in volumes are readable by all, unless said otherwise: 0644.
 const DEFAULT_MODE: i32 = 0o644;
 /// Of a projected service account token, in seconds.
@@ -21,9 +23,9 @@ pub(crate) fn default_template(template: &mut PodTemplateSpec) {
 }
 
 pub(crate) fn default_spec(spec: &mut PodSpec) {
-    spec.restart_policy.get_or_insert_with(|| "Always".into());
-    spec.dns_policy.get_or_insert_with(|| "ClusterFirst".into());
-    spec.scheduler_name.get_or_insert_with(|| "default-scheduler".into());
+    fill(&mut spec.restart_policy, "Always");
+    fill(&mut spec.dns_policy, "ClusterFirst");
+    fill(&mut spec.scheduler_name, "default-scheduler");
     spec.termination_grace_period_seconds.get_or_insert(30);
     spec.security_context.get_or_insert_default();
     for switch in [&mut spec.host_network, &mut spec.host_pid, &mut spec.host_ipc] {
@@ -35,16 +37,13 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
         (_, Some(name)) if !name.is_empty() => spec.service_account_name = Some(name.clone()),
         _ => {}
     }
-    let host_network = spec.host_network == Some(true);
     for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
-        default_container(container, host_network);
+        default_container(container);
     }
     for ephemeral in spec.ephemeral_containers.iter_mut().flatten() {
-        ephemeral
-            .image_pull_policy
-            .get_or_insert_with(|| pull_policy(ephemeral.image.as_deref()).into());
-        ephemeral.termination_message_path.get_or_insert_with(|| "/dev/termination-log".into());
-        ephemeral.termination_message_policy.get_or_insert_with(|| "File".into());
+        fill(&mut ephemeral.image_pull_policy, pull_policy(ephemeral.image.as_deref()));
+        fill(&mut ephemeral.termination_message_path, "/dev/termination-log");
+        fill(&mut ephemeral.termination_message_policy, "File");
         ephemeral.resources.get_or_insert_default();
         default_env(ephemeral.env.iter_mut().flatten());
     }
@@ -60,23 +59,33 @@ pub(crate) fn default_spec(spec: &mut PodSpec) {
     spec.host_aliases.take_if(|list| list.is_empty());
 }
 
-fn default_container(container: &mut Container, host_network: bool) {
-    container
-        .image_pull_policy
-        .get_or_insert_with(|| pull_policy(container.image.as_deref()).into());
-    container.termination_message_path.get_or_insert_with(|| "/dev/termination-log".into());
-    container.termination_message_policy.get_or_insert_with(|| "File".into());
-    let resources = container.resources.get_or_insert_default();
-    // What is limited and not requested is requested.
-    if let Some(limits) = &resources.limits {
-        let requests = resources.requests.get_or_insert_default();
-        for (name, limit) in limits {
-            requests.entry(name.clone()).or_insert_with(|| limit.clone());
+/// What pods have by default besides what templates have too.
+pub(crate) fn default_pod(spec: &mut PodSpec) {
+    spec.enable_service_links.get_or_insert(true);
+    let host_network = spec.host_network == Some(true);
+    for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        let resources = container.resources.get_or_insert_default();
+        // What is limited and not requested is requested.
+        if let Some(limits) = &resources.limits {
+            let requests = resources.requests.get_or_insert_default();
+            for (name, limit) in limits {
+                requests.entry(name.clone()).or_insert_with(|| limit.clone());
+            }
+        }
+        resources.requests.take_if(|requests: &mut BTreeMap<String, Quantity>| requests.is_empty());
+        for port in container.ports.iter_mut().flatten().filter(|_| host_network) {
+            port.host_port.get_or_insert(port.container_port);
         }
     }
-    resources.requests.take_if(|requests: &mut BTreeMap<String, Quantity>| requests.is_empty());
+}
+
+fn default_container(container: &mut Container) {
+    fill(&mut container.image_pull_policy, pull_policy(container.image.as_deref()));
+    fill(&mut container.termination_message_path, "/dev/termination-log");
+    fill(&mut container.termination_message_policy, "File");
+    container.resources.get_or_insert_default();
     for port in container.ports.iter_mut().flatten() {
-        default_port(port, host_network);
+        default_port(port);
     }
     default_env(container.env.iter_mut().flatten());
     for probe in [
@@ -95,19 +104,16 @@ fn default_container(container: &mut Container, host_network: bool) {
     container.volume_mounts.take_if(|list| list.is_empty());
 }
 
-fn default_port(port: &mut ContainerPort, host_network: bool) {
-    port.protocol.get_or_insert_with(|| "TCP".into());
+fn default_port(port: &mut ContainerPort) {
+    fill(&mut port.protocol, "TCP");
     port.host_port.take_if(|port| *port == 0);
-    if host_network && port.host_port.is_none() {
-        port.host_port = Some(port.container_port);
-    }
 }
 
 fn default_env<'a>(env: impl Iterator<Item = &'a mut EnvVar>) {
     for variable in env {
         variable.value.take_if(|value| value.is_empty());
         if let Some(field) = variable.value_from.as_mut().and_then(|from| from.field_ref.as_mut()) {
-            field.api_version.get_or_insert_with(|| "v1".into());
+            fill(&mut field.api_version, "v1");
         }
         if let Some(resource) =
             variable.value_from.as_mut().and_then(|from| from.resource_field_ref.as_mut())
@@ -138,11 +144,8 @@ fn default_probe(probe: &mut Probe) {
 }
 
 fn default_http(action: &mut HTTPGetAction) {
-    let path = action.path.get_or_insert_with(|| "/".into());
-    if path.is_empty() {
-        *path = "/".into();
-    }
-    action.scheme.get_or_insert_with(|| "HTTP".into());
+    fill(&mut action.path, "/");
+    fill(&mut action.scheme, "HTTP");
 }
 
 fn tidy_exec(exec: &mut ExecAction) {
@@ -156,6 +159,36 @@ fn default_lifecycle(lifecycle: &mut Lifecycle) {
     }
 }
 
+/// Sources that pods and PersistentVolumes share; some are types of their own in each, with the same
+/// fields.
+macro_rules! default_source {
+    ($source:expr) => {{
+        let source = &mut *$source;
+        if let Some(path) = &mut source.host_path {
+            path.type_.get_or_insert_default();
+        }
+        if let Some(iscsi) = &mut source.iscsi {
+            $crate::defaults::fill(&mut iscsi.iscsi_interface, "default");
+        }
+        if let Some(rbd) = &mut source.rbd {
+            $crate::defaults::fill(&mut rbd.pool, "rbd");
+            $crate::defaults::fill(&mut rbd.user, "admin");
+            $crate::defaults::fill(&mut rbd.keyring, "/etc/ceph/keyring");
+        }
+        if let Some(disk) = &mut source.azure_disk {
+            $crate::defaults::fill(&mut disk.caching_mode, "ReadWrite");
+            $crate::defaults::fill(&mut disk.fs_type, "ext4");
+            $crate::defaults::fill(&mut disk.kind, "Shared");
+            disk.read_only.get_or_insert(false);
+        }
+        if let Some(io) = &mut source.scale_io {
+            $crate::defaults::fill(&mut io.storage_mode, "ThinProvisioned");
+            $crate::defaults::fill(&mut io.fs_type, "xfs");
+        }
+    }};
+}
+pub(crate) use default_source;
+
 fn default_volume(volume: &mut Volume) {
     if let Some(source) = &mut volume.secret {
         source.default_mode.get_or_insert(DEFAULT_MODE);
@@ -164,14 +197,15 @@ fn default_volume(volume: &mut Volume) {
         source.default_mode.get_or_insert(DEFAULT_MODE);
         source.name = std::mem::take(&mut source.name);
     }
-    if let Some(source) = &mut volume.host_path {
-        source.type_.get_or_insert_default();
+    default_source!(volume);
+    if let Some(image) = &mut volume.image {
+        fill(&mut image.pull_policy, pull_policy(image.reference.as_deref()));
     }
     if let Some(source) = &mut volume.downward_api {
         source.default_mode.get_or_insert(DEFAULT_MODE);
         for item in source.items.iter_mut().flatten() {
             if let Some(field) = &mut item.field_ref {
-                field.api_version.get_or_insert_with(|| "v1".into());
+                fill(&mut field.api_version, "v1");
             }
         }
     }
@@ -183,7 +217,7 @@ fn default_volume(volume: &mut Volume) {
             }
             for item in one.downward_api.iter_mut().flat_map(|api| api.items.iter_mut().flatten()) {
                 if let Some(field) = &mut item.field_ref {
-                    field.api_version.get_or_insert_with(|| "v1".into());
+                    fill(&mut field.api_version, "v1");
                 }
             }
         }
@@ -236,8 +270,10 @@ mod tests {
         }))
         .expect("a pod spec");
         default_spec(&mut spec);
+        default_pod(&mut spec);
         let once = spec.clone();
         default_spec(&mut spec);
+        default_pod(&mut spec);
         assert_eq!(spec, once);
         assert_eq!(
             spec.containers[0].resources.as_ref().and_then(|r| r.requests.clone()).map(|r| r.len()),

@@ -27,6 +27,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 
 use crate::Row;
+use crate::defaults::fill;
 use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
 use crate::print::{age, labels, or_none};
@@ -61,6 +62,8 @@ struct ServiceStrategy {
 
 #[async_trait]
 impl Strategy for ServiceStrategy {
+    crate::validate::checked!(Service);
+
     fn default(&self, object: &mut dyn Object) {
         let service = object.expect_mut::<Service>();
         service.status.get_or_insert_default().load_balancer.get_or_insert_default();
@@ -77,44 +80,6 @@ impl Strategy for ServiceStrategy {
         let (spec, old) =
             (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
         carry_allocations(spec, old.spec.as_ref());
-    }
-
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let spec = object.expect::<Service>().spec.clone().unwrap_or_default();
-        validate_spec(&spec, &Path::new("spec"), &mut errors);
-        errors
-    }
-
-    fn validate_update(
-        &self,
-        _ctx: &RequestContext,
-        object: &dyn Object,
-        old: &dyn Object,
-    ) -> FieldErrors {
-        let mut errors = self.validate(object);
-        let ip = |object: &dyn Object| {
-            object.expect::<Service>().spec.clone().unwrap_or_default().cluster_ip
-        };
-        let (new, old_ip) = (ip(object), ip(old));
-        let external = |object: &dyn Object| kind(object.expect::<Service>()) == "ExternalName";
-        if !external(object)
-            && !external(old)
-            && old_ip.as_deref().is_some_and(|ip| !ip.is_empty())
-            && new != old_ip
-        {
-            let detail = "may not change once set";
-            errors.invalid(
-                &Path::new("spec").child("clusterIPs").index(0),
-                new.unwrap_or_default(),
-                detail,
-            );
-        }
-        errors
-    }
-
-    fn name_errors(&self, name: &str) -> Vec<String> {
-        machinery::names::dns1035_label(name)
     }
 
     fn returns_deleted_object(&self) -> bool {
@@ -149,10 +114,6 @@ impl Strategy for ServiceStrategy {
                 taken.remove(&port);
             });
         }
-    }
-
-    fn create_on_update(&self) -> bool {
-        true
     }
 
     fn columns(&self) -> Vec<Column> {
@@ -193,18 +154,19 @@ fn has_node_ports(kind: &str) -> bool {
 }
 
 fn default_spec(spec: &mut ServiceSpec) {
-    let kind = spec.type_.get_or_insert_with(|| "ClusterIP".into()).clone();
-    let affinity = spec.session_affinity.get_or_insert_with(|| "None".into());
-    if affinity == "None" {
+    fill(&mut spec.type_, "ClusterIP");
+    fill(&mut spec.session_affinity, "None");
+    let kind = spec.type_.clone().unwrap_or_default();
+    if spec.session_affinity.as_deref() == Some("None") {
         spec.session_affinity_config = None;
-    } else {
+    } else if spec.session_affinity.as_deref() == Some("ClientIP") {
         let config: &mut SessionAffinityConfig =
             spec.session_affinity_config.get_or_insert_default();
         let config: &mut ClientIPConfig = config.client_ip.get_or_insert_default();
         config.timeout_seconds.get_or_insert(AFFINITY_SECONDS);
     }
     for port in spec.ports.iter_mut().flatten() {
-        port.protocol.get_or_insert_with(|| "TCP".into());
+        fill(&mut port.protocol, "TCP");
         let unset = |target: &mut IntOrString| match target {
             IntOrString::Int(number) => *number == 0,
             IntOrString::String(name) => name.is_empty(),
@@ -219,8 +181,9 @@ fn default_spec(spec: &mut ServiceSpec) {
     if kind != "ExternalName" {
         spec.internal_traffic_policy.get_or_insert_with(|| "Cluster".into());
     }
-    if has_node_ports(&kind) {
-        spec.external_traffic_policy.get_or_insert_with(|| "Cluster".into());
+    let is_external = spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
+    if has_node_ports(&kind) || kind == "ClusterIP" && is_external {
+        fill(&mut spec.external_traffic_policy, "Cluster");
     }
     if kind == "LoadBalancer" {
         spec.allocate_load_balancer_node_ports.get_or_insert(true);
@@ -265,59 +228,6 @@ fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
             let same = |old: &&ServicePort| old.port == port.port && old.protocol == port.protocol;
             port.node_port = old.ports.iter().flatten().find(same).and_then(|old| old.node_port);
         }
-    }
-}
-
-fn validate_spec(spec: &ServiceSpec, path: &Path, errors: &mut FieldErrors) {
-    let kind = spec.type_.as_deref().unwrap_or_default();
-    const KINDS: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-    if !KINDS.contains(&kind) {
-        errors.not_supported(&path.child("type"), kind, KINDS);
-    }
-    let ports = spec.ports.as_deref().unwrap_or_default();
-    let headless = spec.cluster_ip.as_deref() == Some("None");
-    if ports.is_empty() && !headless && kind != "ExternalName" {
-        errors.required(&path.child("ports"), "");
-    }
-    if kind == "ExternalName" && spec.external_name.as_deref().unwrap_or_default().is_empty() {
-        errors.required(&path.child("externalName"), "");
-    }
-    if headless && has_node_ports(kind) {
-        errors.invalid(
-            &path.child("clusterIPs").index(0),
-            "None",
-            "may not be set to 'None' for LoadBalancer services",
-        );
-    }
-    let mut names: Vec<&str> = vec![];
-    for (index, port) in ports.iter().enumerate() {
-        let at = path.child("ports").index(index);
-        let name = port.name.as_deref().unwrap_or_default();
-        if name.is_empty() && ports.len() > 1 {
-            errors.required(&at.child("name"), "");
-        }
-        for why in Some(name)
-            .filter(|name| !name.is_empty())
-            .into_iter()
-            .flat_map(machinery::names::dns1123_label)
-        {
-            errors.invalid(&at.child("name"), name, &why);
-        }
-        if !name.is_empty() && names.contains(&name) {
-            errors.duplicate(&at.child("name"), name);
-        }
-        names.push(name);
-        if !(1..=65535).contains(&port.port) {
-            errors.invalid(&at.child("port"), port.port, "must be between 1 and 65535, inclusive");
-        }
-        let protocol = port.protocol.as_deref().unwrap_or("TCP");
-        if !["SCTP", "TCP", "UDP"].contains(&protocol) {
-            errors.not_supported(&at.child("protocol"), protocol, &["SCTP", "TCP", "UDP"]);
-        }
-    }
-    let affinity = spec.session_affinity.as_deref().unwrap_or_default();
-    if !["ClientIP", "None"].contains(&affinity) {
-        errors.not_supported(&path.child("sessionAffinity"), affinity, &["ClientIP", "None"]);
     }
 }
 
@@ -492,9 +402,8 @@ async fn take_address(
             .ok()
             .is_none_or(|ip| !ranges.iter().any(|range| range.contains(&ip)));
         let problem = if outside {
-            let range = ranges.first().map(IpNet::to_string).unwrap_or_default();
             Some(format!(
-                "failed to allocate IP {asked}: the provided IP ({asked}) is not in the valid range. The range of valid IPs is {range}"
+                "failed to allocate IP {asked}: the provided network does not match the current range"
             ))
         } else if ctx.dry_run || reserve(registry, asked, parent).await? {
             None

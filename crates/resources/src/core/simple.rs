@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::podspec;
 use crate::Row;
+use crate::defaults::fill;
 use crate::parts::{Simple, SpecStatus, parts};
 use crate::print::{age, containers, labels, or_none};
 
@@ -38,7 +39,7 @@ pub(super) fn endpoints() -> Row {
             .flatten()
             .flat_map(|subset| subset.ports.iter_mut().flatten())
         {
-            port.protocol.get_or_insert_with(|| "TCP".into());
+            fill(&mut port.protocol, "TCP");
         }
         endpoints.subsets.take_if(|subsets| subsets.is_empty());
     }
@@ -72,7 +73,7 @@ pub(super) fn limit_range() -> Row {
         let created = range.metadata.creation_timestamp.as_ref().map(|time| time.0.to_string());
         vec![range.name().into(), created.into()]
     }
-    Row::new::<LimitRange>(Simple::new(cells)).short(&["limits"])
+    Row::new::<LimitRange>(Simple::new(cells).default(crate::defaults::limit_range)).short(&["limits"])
 }
 
 pub(super) fn pod_template() -> Row {
@@ -169,9 +170,11 @@ pub(super) fn secret() -> Row {
 struct SecretStrategy;
 
 impl apiserver::resource::Strategy for SecretStrategy {
+    crate::validate::checked!(Secret);
+
     fn default(&self, object: &mut dyn Object) {
         let secret = object.expect_mut::<Secret>();
-        secret.type_.get_or_insert_with(|| "Opaque".into());
+        fill(&mut secret.type_, "Opaque");
         // What comes as text is kept as bytes.
         if let Some(text) = secret.string_data.take() {
             let data = secret.data.get_or_insert_default();
@@ -247,7 +250,7 @@ pub(super) fn persistent_volume_claim() -> Row {
     fn default(claim: &mut PersistentVolumeClaim) {
         claim.spec.get_or_insert_default().volume_mode.get_or_insert_with(|| "Filesystem".into());
         let status: &mut PersistentVolumeClaimStatus = claim.status.get_or_insert_default();
-        status.phase.get_or_insert_with(|| "Pending".into());
+        fill(&mut status.phase, "Pending");
     }
     Row::new::<PersistentVolumeClaim>(
         SpecStatus::new(parts!(PersistentVolumeClaim)).default(default).cells(cells),
@@ -285,13 +288,11 @@ pub(super) fn persistent_volume() -> Row {
     }
     fn default(volume: &mut PersistentVolume) {
         let spec = volume.spec.get_or_insert_default();
-        spec.persistent_volume_reclaim_policy.get_or_insert_with(|| "Retain".into());
+        fill(&mut spec.persistent_volume_reclaim_policy, "Retain");
         spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
-        if let Some(path) = &mut spec.host_path {
-            path.type_.get_or_insert_default();
-        }
+        podspec::default_source!(spec);
         let status: &mut PersistentVolumeStatus = volume.status.get_or_insert_default();
-        status.phase.get_or_insert_with(|| "Pending".into());
+        fill(&mut status.phase, "Pending");
     }
     Row::new::<PersistentVolume>(
         SpecStatus::new(parts!(PersistentVolume)).default(default).cells(cells),

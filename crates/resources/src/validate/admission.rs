@@ -17,14 +17,6 @@ pub(super) fn mutating_webhooks(at: &At<'_>) {
     webhooks(at, true);
 }
 
-pub(super) fn validating_webhooks_update(at: &At<'_>, _old: &At<'_>) {
-    webhooks(at, false);
-}
-
-pub(super) fn mutating_webhooks_update(at: &At<'_>, _old: &At<'_>) {
-    webhooks(at, true);
-}
-
 fn webhooks(at: &At<'_>, is_mutating: bool) {
     let mut seen: Vec<&str> = vec![];
     for hook in at.get("webhooks").items() {
@@ -34,7 +26,7 @@ fn webhooks(at: &At<'_>, is_mutating: bool) {
         hook.get("failurePolicy").any_of(FAILURE);
         hook.get("matchPolicy").any_of(MATCH);
         let effects = hook.get("sideEffects");
-        if effects.is_set() {
+        if !effects.is_empty() {
             effects.one_of(&["None", "NoneOnDryRun"]);
         } else {
             effects.required("must specify one of None, NoneOnDryRun");
@@ -94,8 +86,12 @@ fn client_config(at: &At<'_>) {
         (true, false) => webhook_url(&at.get("url")),
         (false, true) => {
             let service = at.get("service");
-            service.get("name").need();
-            service.get("namespace").need();
+            // Upstream asks for each under the other's name.
+            for (field, blamed) in [("namespace", "name"), ("name", "namespace")] {
+                if service.get(field).is_empty() {
+                    service.get(blamed).required("");
+                }
+            }
             let (port, path) = (service.get("port"), service.get("path"));
             if port.is_set() && names::port_number(port.int()).is_some() {
                 port.invalid("port is not valid: must be between 1 and 65535, inclusive");
@@ -296,7 +292,7 @@ fn match_resources(at: &At<'_>) {
 }
 
 /// What policies of both kinds begin with.
-fn policy_head(spec: &At<'_>) {
+fn policy_head(spec: &At<'_>, is_mutating: bool) {
     let failure = spec.get("failurePolicy");
     if failure.is_set() {
         failure.one_of(FAILURE);
@@ -310,6 +306,9 @@ fn policy_head(spec: &At<'_>) {
     } else {
         match_resources(&constraints);
         constraints.get("resourceRules").need();
+        if is_mutating {
+            mutable_operations(&constraints);
+        }
     }
     match_conditions(&spec.get("matchConditions"));
     for variable in spec.get("variables").items() {
@@ -336,7 +335,7 @@ fn is_cel_identifier(text: &str) -> bool {
 
 pub(super) fn validating_policy(at: &At<'_>) {
     let spec = at.get("spec");
-    policy_head(&spec);
+    policy_head(&spec, false);
     let (rules, notes) = (spec.get("validations"), spec.get("auditAnnotations"));
     if rules.is_empty() && notes.is_empty() {
         for place in [&rules, &notes] {
@@ -386,16 +385,12 @@ fn validation(at: &At<'_>) {
     } else if message.str().trim().contains(['\n', '\r']) {
         message.invalid("must not contain line breaks");
     }
-    at.get("reason").any_of(&["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"]);
-}
-
-pub(super) fn validating_policy_update(at: &At<'_>, _old: &At<'_>) {
-    validating_policy(at);
+    at.get("reason").any_of(&["Forbidden", "Invalid", "RequestEntityTooLarge"]);
 }
 
 pub(super) fn mutating_policy(at: &At<'_>) {
     let spec = at.get("spec");
-    policy_head(&spec);
+    policy_head(&spec, true);
     let mutations = spec.get("mutations");
     if mutations.is_empty() {
         mutations.required("mutations must contain at least one item");
@@ -405,12 +400,8 @@ pub(super) fn mutating_policy(at: &At<'_>) {
         let (config, patch) = (mutation.get("applyConfiguration"), mutation.get("jsonPatch"));
         match kind.str() {
             "" => kind.required(""),
-            "ApplyConfiguration" => {
-                one_patch(&config, &patch, "applyConfiguration must be specified when patchType is ApplyConfiguration");
-            }
-            "JSONPatch" => {
-                one_patch(&patch, &config, "must be specified when patchType is JSONPatch");
-            }
+            "ApplyConfiguration" => one_patch(kind.str(), &config, &patch, "{jsonPatch}"),
+            "JSONPatch" => one_patch(kind.str(), &patch, &config, "{applyConfiguration}"),
             _ => kind.unsupported(&["ApplyConfiguration", "JSONPatch"]),
         }
     }
@@ -422,19 +413,28 @@ pub(super) fn mutating_policy(at: &At<'_>) {
     }
 }
 
-fn one_patch(wanted: &At<'_>, other: &At<'_>, detail: &str) {
+/// The patch that the type asks for, and not the other.
+fn one_patch(kind: &str, wanted: &At<'_>, other: &At<'_>, shown: &str) {
     if !wanted.is_set() {
-        wanted.required(detail);
+        wanted.required(&format!("must be specified when patchType is {kind}"));
     } else if wanted.get("expression").str().trim().is_empty() {
-        wanted.get("expression").required("expression is not specified");
+        wanted.get("expression").required("");
     }
     if other.is_set() {
-        other.invalid("must not be specified with another patch type");
+        other.invalid_as(shown, &format!("must not be specified when patchType is {kind}"));
     }
 }
 
-pub(super) fn mutating_policy_update(at: &At<'_>, _old: &At<'_>) {
-    mutating_policy(at);
+/// Only what writes can be mutated.
+fn mutable_operations(resources: &At<'_>) {
+    let rules = resources.get("resourceRules");
+    for rule in rules.items() {
+        for operation in rule.get("operations").items() {
+            operation
+                .called(rules.child_path("operations"))
+                .one_of(&["*", "CONNECT", "CREATE", "UPDATE"]);
+        }
+    }
 }
 
 fn binding(at: &At<'_>) {
@@ -485,14 +485,8 @@ pub(super) fn validating_binding(at: &At<'_>) {
     }
 }
 
-pub(super) fn validating_binding_update(at: &At<'_>, _old: &At<'_>) {
-    validating_binding(at);
-}
-
 pub(super) fn mutating_binding(at: &At<'_>) {
     binding(at);
+    mutable_operations(&at.get("spec.matchResources"));
 }
 
-pub(super) fn mutating_binding_update(at: &At<'_>, _old: &At<'_>) {
-    binding(at);
-}

@@ -307,7 +307,12 @@ pub(super) fn job_update(at: &At<'_>, old: &At<'_>) {
     let (spec, before) = (at.get("spec"), old.get("spec"));
     job_rules(&spec);
     let completions = spec.get("completions");
-    if !spec.get("completionMode").is("Indexed") {
+    let is_indexed = spec.get("completionMode").is("Indexed");
+    if is_indexed && !completions.is_set() {
+        // Upstream says so twice.
+        completions.required("when completion mode is Indexed");
+    }
+    if !is_indexed {
         completions.unchanged(&before.get("completions"));
     } else if completions.value != before.get("completions").value
         && completions.is_set()
@@ -370,7 +375,7 @@ fn template_stays(spec: &At<'_>, before: &At<'_>, old: &At<'_>) {
 fn copy(to: &mut Value, from: &Value, path: &[&str]) {
     let (Some((last, way)), Value::Object(_)) = (path.split_last(), &*to) else { return };
     let mut source = Some(from);
-    let mut target = to;
+    let mut target = &mut *to;
     for name in way {
         source = source.and_then(|value| value.get(*name));
         let Value::Object(fields) = target else { return };
@@ -478,7 +483,7 @@ fn time_zone(at: &At<'_>) {
     if zone.eq_ignore_ascii_case("Local") {
         return at.invalid("timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones");
     }
-    if jiff::tz::TimeZone::get(zone).is_err() {
+    if machinery::cron::time_zone(zone).is_none() {
         unknown();
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn check(text: &str) -> Result<(), String> {
     if text.starts_with("TZ=") || text.starts_with("CRON_TZ=") {
         let (zone, rest) = text.split_once(' ').unwrap_or((text, ""));
         let zone = zone.split_once('=').map_or("", |(_, zone)| zone);
-        if jiff::tz::TimeZone::get(zone).is_err() {
+        if machinery::cron::time_zone(zone).is_none() {
             return Err(format!("provided bad location {zone}: unknown time zone {zone}"));
         }
         text = rest.trim();

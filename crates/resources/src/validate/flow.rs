@@ -69,10 +69,6 @@ pub(super) fn schema(at: &At<'_>) {
     }
 }
 
-pub(super) fn schema_update(at: &At<'_>, _old: &At<'_>) {
-    schema(at);
-}
-
 fn schema_rule(at: &At<'_>) {
     let subjects = at.get("subjects");
     if subjects.is_empty() {
@@ -237,10 +233,6 @@ fn mandatory_level(spec: &At<'_>, name: &str) {
         "exempt" => show("spec of 'exempt' except the 'spec.exempt' field must equal the fixed value"),
         _ => show(&format!("spec of '{name}' must equal the fixed value")),
     }
-}
-
-pub(super) fn level_update(at: &At<'_>, _old: &At<'_>) {
-    level(at);
 }
 
 fn percent(at: &At<'_>) {

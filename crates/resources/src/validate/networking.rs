@@ -249,7 +249,7 @@ pub(super) fn ingress_class_update(at: &At<'_>, old: &At<'_>) {
 
 pub(super) fn ip_address(at: &At<'_>) {
     let parent = at.get("spec.parentRef");
-    if !parent.is_set() {
+    if ["group", "resource", "name", "namespace"].iter().all(|field| parent.get(field).is_empty()) {
         return parent.required("");
     }
     parent.get("group").any_name(names::dns1123_subdomain);

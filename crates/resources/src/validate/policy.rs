@@ -372,6 +372,3 @@ pub(super) fn lease(at: &At<'_>) {
     spec.get("leaseTransitions").not_negative();
 }
 
-pub(super) fn lease_update(at: &At<'_>, _old: &At<'_>) {
-    lease(at);
-}

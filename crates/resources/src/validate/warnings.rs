@@ -1,0 +1,442 @@
+//! What upstream warns of although it is allowed. Upstream: `pkg/api/*/warnings.go`, and the
+//! `WarningsOnCreate` of the strategies.
+
+use machinery::{Object, names};
+use serde_json::Value;
+
+use super::at::{At, judge};
+use super::pod::each_container;
+
+type Warn = fn(&At<'_>, &mut Vec<String>);
+
+const KINDS: &[(&str, &str, Warn)] = &[
+    ("", "PersistentVolume", |at, out| volume(at, out)),
+    ("", "PersistentVolumeClaim", |at, out| claim(&at.get("spec"), out)),
+    ("", "Pod", |at, out| template(at, out)),
+    ("", "PodTemplate", |at, out| template(&at.get("template"), out)),
+    ("", "ReplicationController", |at, out| template(&at.get("spec.template"), out)),
+    ("", "Secret", |at, out| secret(at, out)),
+    ("", "Service", |at, out| service(at, out)),
+    ("apps", "DaemonSet", |at, out| template(&at.get("spec.template"), out)),
+    ("apps", "Deployment", |at, out| hostname(at, "spec.template", out)),
+    ("apps", "ReplicaSet", |at, out| hostname(at, "spec.template", out)),
+    ("apps", "StatefulSet", |at, out| stateful_set(at, out)),
+    ("batch", "CronJob", |at, out| hostname(at, "spec.jobTemplate.spec.template", out)),
+    ("batch", "Job", |at, out| hostname(at, "spec.template", out)),
+    ("networking.k8s.io", "Ingress", |at, out| ingress(at, out)),
+    ("storage.k8s.io", "CSIDriver", |at, out| csi_driver(at, out)),
+];
+
+/// The parts of objects that warnings are about: what leaves them as they are is not warned of again.
+const BODIES: &[&str] = &["data", "spec", "template", "type"];
+
+pub(super) fn of(
+    group: &str,
+    kind: &str,
+    object: &dyn Object,
+    old: Option<&dyn Object>,
+) -> Vec<String> {
+    let row = KINDS.iter().find(|(of, name, _)| *of == group && *name == kind);
+    let Some((_, _, warn)) = row else { return vec![] };
+    let tree = object.to_value();
+    if let Some(old) = old.map(Object::to_value)
+        && BODIES.iter().all(|body| old.get(body) == tree.get(body))
+    {
+        return vec![];
+    }
+    texts(&tree, *warn)
+}
+
+fn texts(tree: &Value, warn: Warn) -> Vec<String> {
+    let mut all = vec![];
+    judge(tree, |at| warn(at, &mut all));
+    all
+}
+
+fn say(at: &At<'_>, text: &str, out: &mut Vec<String>) {
+    out.push(format!("{}: {text}", at.path));
+}
+
+/// Of workloads whose name becomes a part of host names.
+fn hostname(at: &At<'_>, place: &str, out: &mut Vec<String>) {
+    let wrong = names::dns1123_label(at.get("metadata.name").str());
+    if !wrong.is_empty() {
+        out.push(format!("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
+    }
+    template(&at.get(place), out);
+}
+
+fn stateful_set(at: &At<'_>, out: &mut Vec<String>) {
+    template(&at.get("spec.template"), out);
+    for one in at.get("spec.volumeClaimTemplates").items() {
+        claim(&one.get("spec"), out);
+    }
+    if at.get("spec.revisionHistoryLimit").int() < 0 {
+        say(
+            &at.get("spec.revisionHistoryLimit"),
+            "a negative value retains all historical revisions; a value >= 0 is recommended",
+            out,
+        );
+    }
+}
+
+fn ingress(at: &At<'_>, out: &mut Vec<String>) {
+    const CLASS: &str = "kubernetes.io/ingress.class";
+    if at.get("metadata.annotations").has(CLASS) {
+        out.push(format!(
+            "annotation {CLASS:?} is deprecated, please use 'spec.ingressClassName' instead"
+        ));
+    }
+}
+
+fn csi_driver(at: &At<'_>, out: &mut Vec<String>) {
+    let spec = at.get("spec");
+    if !spec.get("tokenRequests").is_empty() && !spec.has("serviceAccountTokenInSecrets") {
+        out.push("spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes".into());
+    }
+}
+
+fn secret(at: &At<'_>, out: &mut Vec<String>) {
+    use base64::Engine as _;
+    if !at.get("type").is("kubernetes.io/tls") {
+        return;
+    }
+    let text = |key: &str| {
+        let bytes = base64::engine::general_purpose::STANDARD
+            .decode(at.get("data").key(key).str())
+            .unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let (certificate, key) = (text("tls.crt"), text("tls.key"));
+    let problem = match (certificate.contains("-----BEGIN "), key.contains("-----BEGIN ")) {
+        (false, _) => "tls: failed to find any PEM data in certificate input",
+        (true, false) => "tls: failed to find any PEM data in key input",
+        (true, true) => return,
+    };
+    out.push(problem.into());
+}
+
+fn service(at: &At<'_>, out: &mut Vec<String>) {
+    const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+    let spec = at.get("spec");
+    let is_external_name = spec.get("type").is("ExternalName");
+    let is_headless = spec.get("type").is("ClusterIP") && spec.get("clusterIP").is("None");
+    let has = |field: &str| !spec.get(field).is_empty();
+    if at.get("metadata.annotations").has(HINTS) {
+        out.push(format!("annotation {HINTS} is deprecated, please use service.kubernetes.io/topology-mode instead"));
+    }
+    for (applies, text) in [
+        (
+            is_headless && has("loadBalancerIP"),
+            "spec.loadBalancerIP is ignored for headless services",
+        ),
+        (is_headless && has("externalIPs"), "spec.externalIPs is ignored for headless services"),
+        (
+            is_headless && !spec.get("sessionAffinity").is("None"),
+            "spec.SessionAffinity is ignored for headless services",
+        ),
+        (
+            has("externalIPs") && !is_headless && !is_external_name,
+            "spec.externalIPs is deprecated and may no longer be implemented in some clusters",
+        ),
+        (
+            is_external_name && has("externalIPs"),
+            "spec.externalIPs is ignored when spec.type is \"ExternalName\"",
+        ),
+        (
+            !is_external_name && has("externalName"),
+            "spec.externalName is ignored when spec.type is not \"ExternalName\"",
+        ),
+        (
+            spec.get("trafficDistribution").is("PreferClose"),
+            "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"",
+        ),
+    ] {
+        if applies {
+            out.push(text.into());
+        }
+    }
+}
+
+fn claim(spec: &At<'_>, out: &mut Vec<String>) {
+    for field in ["requests", "limits"] {
+        fraction(&spec.get("resources").get(field).key("storage"), out);
+    }
+}
+
+/// Canonical quantities end with `m` where they are no whole numbers.
+fn fraction(at: &At<'_>, out: &mut Vec<String>) {
+    if at.str().ends_with('m') {
+        let text = format!("fractional byte value {:?} is invalid, must be an integer", at.str());
+        say(at, &text, out);
+    }
+}
+
+/// Volume sources that do nothing any more, and since when.
+const SOURCES: &[(&str, &str)] = &[
+    ("photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"),
+    ("gitRepo", "deprecated in v1.11, and disabled by default in v1.33+"),
+    ("scaleIO", "deprecated in v1.16, non-functional in v1.22+"),
+    ("flocker", "deprecated in v1.22, non-functional in v1.25+"),
+    ("storageos", "deprecated in v1.22, non-functional in v1.25+"),
+    ("quobyte", "deprecated in v1.22, non-functional in v1.25+"),
+    ("glusterfs", "deprecated in v1.25, non-functional in v1.26+"),
+    ("cephfs", "deprecated in v1.28, non-functional in v1.31+"),
+    ("rbd", "deprecated in v1.28, non-functional in v1.31+"),
+];
+
+fn volume(at: &At<'_>, out: &mut Vec<String>) {
+    let spec = at.get("spec");
+    if spec.get("persistentVolumeReclaimPolicy").is("Recycle") {
+        say(&spec.get("persistentVolumeReclaimPolicy"), "The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.", out);
+    }
+    sources(&spec, out);
+}
+
+fn sources(at: &At<'_>, out: &mut Vec<String>) {
+    for (source, text) in SOURCES {
+        if at.has(source) {
+            // Upstream names this one by its field in Go.
+            let shown = if *source == "storageos" { "storageOS" } else { *source };
+            say(&at.called(at.child_path(shown)), text, out);
+        }
+    }
+}
+
+/// Labels of nodes that have other names now.
+const NODE_LABELS: &[(&str, &str)] = &[
+    ("beta.kubernetes.io/arch", "deprecated since v1.14; use \"kubernetes.io/arch\" instead"),
+    ("beta.kubernetes.io/os", "deprecated since v1.14; use \"kubernetes.io/os\" instead"),
+    (
+        "beta.kubernetes.io/instance-type",
+        "deprecated since v1.17; use \"node.kubernetes.io/instance-type\" instead",
+    ),
+    (
+        "failure-domain.beta.kubernetes.io/region",
+        "deprecated since v1.17; use \"topology.kubernetes.io/region\" instead",
+    ),
+    (
+        "failure-domain.beta.kubernetes.io/zone",
+        "deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
+    ),
+];
+
+fn old_label(label: &str) -> Option<&'static str> {
+    NODE_LABELS.iter().find(|(old, _)| *old == label).map(|(_, text)| *text)
+}
+
+const ANNOTATIONS: &[(&str, &str)] = &[
+    (
+        "scheduler.alpha.kubernetes.io/critical-pod",
+        "non-functional in v1.16+; use the \"priorityClassName\" field instead",
+    ),
+    (
+        "security.alpha.kubernetes.io/sysctls",
+        "non-functional in v1.11+; use the \"sysctls\" field instead",
+    ),
+    (
+        "security.alpha.kubernetes.io/unsafe-sysctls",
+        "non-functional in v1.11+; use the \"sysctls\" field instead",
+    ),
+];
+
+/// Pods and templates of pods.
+fn template(at: &At<'_>, out: &mut Vec<String>) {
+    const GONE: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
+    let (notes, spec) = (at.get("metadata.annotations"), at.get("spec"));
+    placement(&spec, out);
+    for (key, text) in ANNOTATIONS {
+        if notes.has(key) {
+            say(&notes.key(key), text, out);
+        }
+    }
+    for volume in spec.get("volumes").items() {
+        sources(&volume, out);
+        claim(&volume.get("ephemeral.volumeClaimTemplate.spec"), out);
+    }
+    repeated(&spec.get("hostAliases"), "ip", "ip", out);
+    repeated(&spec.get("imagePullSecrets"), "name", "name", out);
+    for secret in spec.get("imagePullSecrets").items() {
+        if secret.get("name").is_empty() {
+            say(&secret.get("name"), "invalid empty name \"\"", out);
+        }
+    }
+    byte_counts(&spec.get("overhead"), out);
+    let pod_key = "seccomp.security.alpha.kubernetes.io/pod";
+    if notes.has(pod_key) && !spec.get("securityContext").has("seccompProfile") {
+        say(&notes.key(pod_key), GONE, out);
+    }
+    for container in each_container(&spec) {
+        let key = format!(
+            "container.seccomp.security.alpha.kubernetes.io/{}",
+            container.get("name").str()
+        );
+        if notes.has(&key) && !container.get("securityContext").has("seccompProfile") {
+            say(&notes.key(&key), GONE, out);
+        }
+        byte_counts(&container.get("resources.limits"), out);
+        byte_counts(&container.get("resources.requests"), out);
+        hidden_variables(&container.get("env"), out);
+    }
+    ports(&spec, out);
+    if spec.get("terminationGracePeriodSeconds").int() < 0 {
+        say(
+            &spec.get("terminationGracePeriodSeconds"),
+            "must be >= 0; negative values are invalid and will be treated as 1",
+            out,
+        );
+    }
+    affinities(&spec.get("affinity"), out);
+}
+
+fn byte_counts(amounts: &At<'_>, out: &mut Vec<String>) {
+    for name in ["memory", "ephemeral-storage"] {
+        fraction(&amounts.key(name), out);
+    }
+}
+
+fn repeated(list: &At<'_>, field: &str, what: &str, out: &mut Vec<String>) {
+    let mut seen: Vec<&str> = vec![];
+    for item in list.items() {
+        let place = item.get(field);
+        if seen.contains(&place.str()) {
+            say(&place, &format!("duplicate {what} {:?}", place.str()), out);
+        }
+        seen.push(place.str());
+    }
+}
+
+const NO_SELECTOR: &str = "a null labelSelector results in matching no pod";
+
+fn placement(spec: &At<'_>, out: &mut Vec<String>) {
+    for (key, place) in spec.get("nodeSelector").entries() {
+        if let Some(text) = old_label(key) {
+            say(&place, text, out);
+        }
+    }
+    let node = spec.get("affinity.nodeAffinity");
+    let required = node.get("requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms");
+    let preferred = node.get("preferredDuringSchedulingIgnoredDuringExecution");
+    let terms = required.items().chain(preferred.items().map(|term| term.get("preference")));
+    for expression in terms.flat_map(|term| term.get("matchExpressions").items()) {
+        let key = expression.get("key");
+        if let Some(text) = old_label(key.str()) {
+            say(&key, &format!("{} is {text}", key.str()), out);
+        }
+    }
+    for constraint in spec.get("topologySpreadConstraints").items() {
+        let key = constraint.get("topologyKey");
+        if let Some(text) = old_label(key.str()) {
+            say(&key, &format!("{} is {text}", key.str()), out);
+        }
+        if !constraint.has("labelSelector") {
+            say(&constraint.get("labelSelector"), NO_SELECTOR, out);
+        }
+    }
+}
+
+fn affinities(at: &At<'_>, out: &mut Vec<String>) {
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        let required = at.get(kind).get("requiredDuringSchedulingIgnoredDuringExecution");
+        let preferred = at.get(kind).get("preferredDuringSchedulingIgnoredDuringExecution");
+        let weighted = preferred.items().map(|term| term.get("podAffinityTerm"));
+        for term in required.items().chain(weighted) {
+            if !term.has("labelSelector") {
+                say(&term.get("labelSelector"), NO_SELECTOR, out);
+            }
+        }
+    }
+}
+
+fn hidden_variables(list: &At<'_>, out: &mut Vec<String>) {
+    let mut seen: Vec<&str> = vec![];
+    for variable in list.items() {
+        let (name, value) = (variable.get("name").str(), variable.get("value").str());
+        let reference = format!("$({name})");
+        let builds_on_it =
+            !variable.has("valueFrom") && value != reference && value.contains(&reference);
+        if seen.contains(&name) && !builds_on_it {
+            let text = format!(
+                "hides previous definition of {name:?}, which may be dropped when using apply"
+            );
+            say(&variable, &text, out);
+        }
+        seen.push(name);
+    }
+}
+
+fn ports(spec: &At<'_>, out: &mut Vec<String>) {
+    let all: Vec<At<'_>> =
+        each_container(spec).flat_map(|container| container.get("ports").items()).collect();
+    for (index, port) in all.iter().enumerate() {
+        let (host, host_ip) = (port.get("hostPort").int(), port.get("hostIP").str());
+        for other in &all[..index] {
+            let same = |field: &str| port.get(field).value == other.get(field).value;
+            if !same("containerPort") || !same("protocol") {
+                continue;
+            }
+            let other_host = other.get("hostPort").int();
+            let other_ip = other.get("hostIP").str();
+            let what = if host == other_host && host_ip == other_ip {
+                "duplicate"
+            } else if host == 0 || other_host == 0 {
+                "overlapping"
+            } else if host == other_host && host_ip.is_empty() != other_ip.is_empty() {
+                "dangerously ambiguous"
+            } else {
+                continue;
+            };
+            say(port, &format!("{what} port definition with {}", other.path), out);
+        }
+    }
+    let mut names: Vec<(&str, &At<'_>)> = vec![];
+    for port in &all {
+        let name = port.get("name").str();
+        match names.iter().find(|(known, _)| *known == name) {
+            _ if name.is_empty() => {}
+            Some((_, other)) => {
+                let other = &other.path;
+                let text = format!("duplicate port name {name:?} with {other}, services and probes that select ports by name will use {other}");
+                say(port, &text, out);
+            }
+            None => names.push((name, port)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_allowed_and_unwise_is_told() {
+        let port = |host: i64| json!({"containerPort": 1, "protocol": "TCP", "hostPort": host});
+        let container = json!({"name": "c", "ports": [port(1), port(1)],
+            "env": [{"name": "A"}, {"name": "A", "value": "$(A)x"}, {"name": "A", "value": "x"}]});
+        for (tree, warn, expected) in [
+            (
+                json!({"spec": {"containers": [container], "imagePullSecrets": [{}]}}),
+                template as Warn,
+                vec![
+                    "spec.imagePullSecrets[0].name: invalid empty name \"\"",
+                    "spec.containers[0].env[2]: hides previous definition of \"A\", which may be dropped when using apply",
+                    "spec.containers[0].ports[1]: duplicate port definition with spec.containers[0].ports[0]",
+                ],
+            ),
+            (
+                json!({"spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}}),
+                template as Warn,
+                vec!["spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \"kubernetes.io/os\" instead"],
+            ),
+            (
+                json!({"spec": {"type": "ClusterIP", "trafficDistribution": "PreferClose"}}),
+                service as Warn,
+                vec!["spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\""],
+            ),
+        ] {
+            assert_eq!(texts(&tree, warn), expected);
+        }
+    }
+}
