@@ -93,8 +93,11 @@ impl FieldErrors {
         supported: &[&str],
     ) {
         let listed: Vec<String> = supported.iter().map(|value| format!("{value:?}")).collect();
-        let message =
-            format!("Unsupported value: {}: supported values: {}", shown(&value), listed.join(", "));
+        let message = format!(
+            "Unsupported value: {}: supported values: {}",
+            shown(&value),
+            listed.join(", ")
+        );
         self.push("FieldValueNotSupported", path, message);
     }
 
@@ -112,12 +115,7 @@ impl FieldErrors {
         self.push("FieldValueNotFound", path, format!("Not found: {}", shown(&value)));
     }
 
-    pub fn not_found_because(
-        &mut self,
-        path: &Path,
-        value: impl serde::Serialize,
-        detail: &str,
-    ) {
+    pub fn not_found_because(&mut self, path: &Path, value: impl serde::Serialize, detail: &str) {
         let head = format!("Not found: {}", shown(&value));
         self.push("FieldValueNotFound", path, with_detail(&head, detail));
     }

@@ -103,11 +103,12 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     match prefix {
         Some("") => wrong.push("prefix part must be non-empty".into()),
         Some(prefix) => {
-            wrong.extend(
-                dns1123_subdomain(prefix)
-                    .into_iter()
-                    .map(|text| format!("prefix part {}", if text == too_long(253) { too_many_bytes(253) } else { text })),
-            );
+            wrong.extend(dns1123_subdomain(prefix).into_iter().map(|text| {
+                format!(
+                    "prefix part {}",
+                    if text == too_long(253) { too_many_bytes(253) } else { text }
+                )
+            }));
         }
         None => {}
     }
@@ -172,9 +173,7 @@ pub fn port_name(text: &str) -> Vec<String> {
         wrong.push(too_long(15));
     }
     if text.is_empty() || !text.chars().all(|c| lower_alnum(c) || c == '-') {
-        wrong.push(
-            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".into(),
-        );
+        wrong.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".into());
     }
     if !text.contains(|c: char| c.is_ascii_lowercase()) {
         wrong.push("must contain at least one letter (a-z)".into());

@@ -216,8 +216,8 @@ pub fn canonical(text: &str) -> Result<String, ParseError> {
     }
     let exponent = 3 * power as i32 - 9;
     let has_exponent = text.trim_end_matches(|c: char| c.is_ascii_digit() || "+-".contains(c));
-    let by_exponent = text.ends_with(|c: char| c.is_ascii_digit())
-        && has_exponent.ends_with(['e', 'E']);
+    let by_exponent =
+        text.ends_with(|c: char| c.is_ascii_digit()) && has_exponent.ends_with(['e', 'E']);
     Ok(match (by_exponent, exponent) {
         (false, _) => format!("{number}{}", SI[power]),
         (true, 0) => number.to_string(),

@@ -232,11 +232,7 @@ mod tests {
         }}});
         for (found, pointer, expected) in [
             (defaulted(network_policy, policy.clone()), "/spec/egress", rule),
-            (
-                defaulted(network_policy, policy),
-                "/spec/policyTypes",
-                json!(["Ingress", "Egress"]),
-            ),
+            (defaulted(network_policy, policy), "/spec/policyTypes", json!(["Ingress", "Egress"])),
             (
                 defaulted(limit_range, range),
                 "/spec/limits/0/defaultRequest",

@@ -16,7 +16,9 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
         Row::new::<DeviceClass>(strategy.generation(|new, old| new.spec != old.spec))
     },
     || {
-        let strategy = SpecStatus::new(parts!(ResourceClaim)).cells(printers::resource_claim).default(defaults::resource_claim);
+        let strategy = SpecStatus::new(parts!(ResourceClaim))
+            .cells(printers::resource_claim)
+            .default(defaults::resource_claim);
         Row::new::<ResourceClaim>(strategy).status()
     },
     || {

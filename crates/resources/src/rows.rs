@@ -32,7 +32,8 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
         .categories(API_EXTENSIONS)
     },
     || {
-        let strategy = Simple::new(printers::mutating_webhooks).default(defaults::mutating_webhooks);
+        let strategy =
+            Simple::new(printers::mutating_webhooks).default(defaults::mutating_webhooks);
         Row::new::<admission::MutatingWebhookConfiguration>(
             strategy.generation(|new, old| new.webhooks != old.webhooks),
         )
@@ -47,14 +48,16 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
         .status()
     },
     || {
-        let strategy = Simple::new(printers::validating_binding).default(defaults::validating_binding);
+        let strategy =
+            Simple::new(printers::validating_binding).default(defaults::validating_binding);
         Row::new::<admission::ValidatingAdmissionPolicyBinding>(
             strategy.generation(|new, old| new.spec != old.spec),
         )
         .categories(API_EXTENSIONS)
     },
     || {
-        let strategy = Simple::new(printers::validating_webhooks).default(defaults::validating_webhooks);
+        let strategy =
+            Simple::new(printers::validating_webhooks).default(defaults::validating_webhooks);
         Row::new::<admission::ValidatingWebhookConfiguration>(
             strategy.generation(|new, old| new.webhooks != old.webhooks),
         )
@@ -67,7 +70,10 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     endpoint_slice,
     || {
         let strategy = SpecStatus::new(parts!(flowcontrol::FlowSchema)).generation();
-        Row::new::<flowcontrol::FlowSchema>(strategy.cells(printers::flow_schema).default(defaults::flow_schema)).status()
+        Row::new::<flowcontrol::FlowSchema>(
+            strategy.cells(printers::flow_schema).default(defaults::flow_schema),
+        )
+        .status()
     },
     || {
         let strategy =
@@ -91,12 +97,16 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     },
     || {
         Row::new::<networking::IngressClass>(
-            Simple::new(printers::ingress_class).default(defaults::ingress_class).generation(|new, old| new.spec != old.spec),
+            Simple::new(printers::ingress_class)
+                .default(defaults::ingress_class)
+                .generation(|new, old| new.spec != old.spec),
         )
     },
     || {
         Row::new::<networking::NetworkPolicy>(
-            Simple::new(printers::network_policy).default(defaults::network_policy).generation(|new, old| new.spec != old.spec),
+            Simple::new(printers::network_policy)
+                .default(defaults::network_policy)
+                .generation(|new, old| new.spec != old.spec),
         )
         .short(&["netpol"])
     },
@@ -116,7 +126,11 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     || Row::new::<rbac::Role>(Plain::<rbac::Role>::new()),
     role_binding,
     priority_class,
-    || Row::new::<storage::CSIDriver>(Simple::new(printers::csi_driver).default(defaults::csi_driver)),
+    || {
+        Row::new::<storage::CSIDriver>(
+            Simple::new(printers::csi_driver).default(defaults::csi_driver),
+        )
+    },
     || Row::new::<storage::CSINode>(Simple::new(printers::csi_node)),
     || Row::new::<storage::CSIStorageCapacity>(Plain::<storage::CSIStorageCapacity>::new()),
     storage_class,

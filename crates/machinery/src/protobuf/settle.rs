@@ -352,8 +352,8 @@ fn canonical_quantity(raw: &[u8]) -> Result<Vec<u8>, Unsettled> {
         return Ok(raw.to_vec());
     }
     let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
-    let canonical = quantity::canonical(text.trim())
-        .map_err(|error| Unsettled::Value(error.to_string()))?;
+    let canonical =
+        quantity::canonical(text.trim()).map_err(|error| Unsettled::Value(error.to_string()))?;
     Ok(format!("\"{canonical}\"").into_bytes())
 }
 

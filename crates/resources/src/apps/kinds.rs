@@ -12,8 +12,8 @@ use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
-use crate::defaults::fill;
 use crate::core::podspec;
+use crate::defaults::fill;
 use crate::parts::{Parts, Simple, parts};
 use crate::print::{age, containers, labels, selector};
 

@@ -73,7 +73,8 @@ pub(super) fn limit_range() -> Row {
         let created = range.metadata.creation_timestamp.as_ref().map(|time| time.0.to_string());
         vec![range.name().into(), created.into()]
     }
-    Row::new::<LimitRange>(Simple::new(cells).default(crate::defaults::limit_range)).short(&["limits"])
+    Row::new::<LimitRange>(Simple::new(cells).default(crate::defaults::limit_range))
+        .short(&["limits"])
 }
 
 pub(super) fn pod_template() -> Row {

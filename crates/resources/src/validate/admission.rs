@@ -326,9 +326,27 @@ fn policy_head(spec: &At<'_>, is_mutating: bool) {
 
 fn is_cel_identifier(text: &str) -> bool {
     const RESERVED: &[&str] = &[
-        "true", "false", "null", "in", "as", "break", "const", "continue", "else", "for",
-        "function", "if", "import", "let", "loop", "package", "namespace", "return", "var",
-        "void", "while",
+        "true",
+        "false",
+        "null",
+        "in",
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "for",
+        "function",
+        "if",
+        "import",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "return",
+        "var",
+        "void",
+        "while",
     ];
     names::c_identifier(text).is_empty() && !RESERVED.contains(&text)
 }
@@ -489,4 +507,3 @@ pub(super) fn mutating_binding(at: &At<'_>) {
     binding(at);
     mutable_operations(&at.get("spec.matchResources"));
 }
-

@@ -77,8 +77,7 @@ fn job_spec(spec: &At<'_>) {
         "" | "Always" => restart.required("valid values: \"OnFailure\", \"Never\""),
         "OnFailure" | "Never" => {
             if spec.has("podFailurePolicy") && !restart.is("Never") {
-                restart
-                    .invalid("only \"Never\" is supported when podFailurePolicy is specified");
+                restart.invalid("only \"Never\" is supported when podFailurePolicy is specified");
             }
         }
         _ => restart.unsupported(&["OnFailure", "Never"]),
@@ -183,9 +182,7 @@ fn exit_codes(at: &At<'_>, containers: &[&str]) {
     }
     let name = at.get("containerName");
     if name.is_set() && !containers.contains(&name.str()) {
-        name.invalid(
-            "must be one of the container or initContainer names in the pod template",
-        );
+        name.invalid("must be one of the container or initContainer names in the pod template");
     }
     let values = at.get("values");
     if values.is_empty() {
@@ -239,7 +236,9 @@ fn success_policy(at: &At<'_>, completions: i64) {
         }
         count.not_negative();
         if count.int() > completions {
-            count.invalid(&format!("must be less than or equal to {completions} (the number of specified completions)"));
+            count.invalid(&format!(
+                "must be less than or equal to {completions} (the number of specified completions)"
+            ));
         }
         if indexes.is_set() && count.int() > total {
             count.invalid(&format!("must be less than or equal to {total} (the number of indexes in the specified succeededIndexes field)"));
@@ -261,7 +260,9 @@ fn index_count(text: &str, completions: i64) -> Result<i64, String> {
     for interval in text.split(',') {
         let limits: Vec<&str> = interval.split('-').collect();
         if limits.len() > 2 {
-            return Err(format!("the fragment {interval:?} violates the requirement that an index interval can have at most two parts separated by '-'"));
+            return Err(format!(
+                "the fragment {interval:?} violates the requirement that an index interval can have at most two parts separated by '-'"
+            ));
         }
         let first = number(limits[0])?;
         let end = match limits.get(1) {
@@ -299,7 +300,10 @@ pub(super) fn domain_prefixed_path(at: &At<'_>) {
     }
     let allowed = |c: char| c.is_ascii_alphanumeric() || r"/-._~%!$&'()*+,;=:".contains(c);
     if !path.chars().all(allowed) {
-        at.invalid_as(path, r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')");
+        at.invalid_as(
+            path,
+            r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')",
+        );
     }
 }
 
@@ -435,12 +439,12 @@ fn cron_spec(at: &At<'_>, old: Option<&At<'_>>) {
         let had_zone = old.is_some_and(|old| old.get("spec.schedule").str().contains("TZ"));
         if schedule.str().contains("TZ") {
             match had_zone {
-                true if zone.is_set() => schedule
-                    .invalid("cannot use both timeZone field and TZ or CRON_TZ in schedule"),
+                true if zone.is_set() => {
+                    schedule.invalid("cannot use both timeZone field and TZ or CRON_TZ in schedule")
+                }
                 true => {}
-                false => schedule.invalid(
-                    "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
-                ),
+                false => schedule
+                    .invalid("cannot use TZ or CRON_TZ in schedule, use timeZone field instead"),
             }
         }
     }
@@ -481,7 +485,9 @@ fn time_zone(at: &At<'_>) {
         return unknown();
     }
     if zone.eq_ignore_ascii_case("Local") {
-        return at.invalid("timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones");
+        return at.invalid(
+            "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones",
+        );
     }
     if machinery::cron::time_zone(zone).is_none() {
         unknown();

@@ -137,7 +137,9 @@ fn signer_name(at: &At<'_>) {
         );
     };
     let bad_label = |text: &str, check: fn(&str) -> Vec<String>| {
-        text.split('.').map(|label| (label.to_owned(), check(label))).find(|(_, bad)| !bad.is_empty())
+        text.split('.')
+            .map(|label| (label.to_owned(), check(label)))
+            .find(|(_, bad)| !bad.is_empty())
     };
     if domain.len() > 253 {
         at.too_long(253);

@@ -86,7 +86,9 @@ pub(super) fn init(scope: &Scope<'_>) {
             }
             for rule in at.get("resizePolicy").items() {
                 if rule.get("restartPolicy").is("RestartContainer") {
-                    rule.get("restartPolicy").invalid("must not be set to 'RestartContainer' for non-sidecar initContainers");
+                    rule.get("restartPolicy").invalid(
+                        "must not be set to 'RestartContainer' for non-sidecar initContainers",
+                    );
                 }
             }
         }
@@ -300,7 +302,10 @@ pub(super) fn field_ref(at: &At<'_>, supported: &[&str]) {
             _ => (String::new(), false),
         };
         if !is_known {
-            path.invalid(&format!("error converting fieldPath: field label does not support subscript: {}", path.str()));
+            path.invalid(&format!(
+                "error converting fieldPath: field label does not support subscript: {}",
+                path.str()
+            ));
         }
         for why in names::qualified_name(&key).iter().filter(|_| is_known) {
             at.invalid_as(&key, why);
@@ -324,8 +329,7 @@ pub(super) fn field_ref(at: &At<'_>, supported: &[&str]) {
         "status.podIPs",
     ];
     if !KNOWN.contains(&path.str()) && path.str() != "spec.host" {
-        let why =
-            format!("error converting fieldPath: field label not supported: {}", path.str());
+        let why = format!("error converting fieldPath: field label not supported: {}", path.str());
         return path.invalid(&why);
     }
     path.one_of(supported);
@@ -355,9 +359,8 @@ pub(super) fn resource_field_ref(at: &At<'_>, of_volume: bool) {
     if quantity::amount(&divisor) == Default::default() {
         return;
     }
-    const SIZES: &[&str] = &[
-        "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei",
-    ];
+    const SIZES: &[&str] =
+        &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
     let (allowed, text, what): (&[&str], _, _) = match resource.str() {
         name if name.ends_with(".cpu") => (&["1m", "1"], "1m and 1".to_owned(), "cpu"),
         name if name.ends_with(".memory") => (SIZES, SIZES.join(", "), "memory"),
@@ -423,9 +426,7 @@ fn mounts(at: &At<'_>, scope: &Scope<'_>) {
         }
         if !mount.get("subPathExpr").is_empty() {
             if !mount.get("subPath").is_empty() {
-                mount
-                    .get("subPathExpr")
-                    .invalid("subPathExpr and subPath are mutually exclusive");
+                mount.get("subPathExpr").invalid("subPathExpr and subPath are mutually exclusive");
             }
             descending(&field("subPathExpr"));
         }
@@ -512,10 +513,7 @@ fn resize_policy(at: &At<'_>, pod_policy: &str) {
             }
         }
         if pod_policy == "Never" && policy != "NotRequired" {
-            at.invalid_as(
-                policy,
-                "must be 'NotRequired' when pod `restartPolicy` is 'Never'",
-            );
+            at.invalid_as(policy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'");
         }
     }
 }
@@ -608,7 +606,9 @@ fn handler(at: &At<'_>, grace: Option<i64>) {
             _ => {
                 let seconds = place.get("seconds").int();
                 if let Some(grace) = grace.filter(|grace| !(0..=*grace).contains(&seconds)) {
-                    let detail = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
+                    let detail = format!(
+                        "must be non-negative and less than terminationGracePeriodSeconds ({grace})"
+                    );
                     place.invalid_as(seconds, &detail);
                 }
             }
@@ -655,7 +655,11 @@ fn security_context(at: &At<'_>, host_users: bool) {
     if at.get("allowPrivilegeEscalation").value == &Value::Bool(false) {
         let shown = super::internal::shown("SecurityContext", at.value);
         if at.get("privileged").bool() {
-            at.errors().invalid_shown(&at.path, Some(&shown), "cannot set `allowPrivilegeEscalation` to false and `privileged` to true");
+            at.errors().invalid_shown(
+                &at.path,
+                Some(&shown),
+                "cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+            );
         }
         if at.get("capabilities.add").strings().contains(&"CAP_SYS_ADMIN") {
             at.errors().invalid_shown(&at.path, Some(&shown), "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN");

@@ -152,7 +152,9 @@ pub(super) fn limit_range(at: &At<'_>) {
         limit_names(&limit);
         let has_size = ["min", "max"].iter().any(|field| limit.get(field).has("storage"));
         if kind.is("PersistentVolumeClaim") && !has_size {
-            limit.get("limits").required("either minimum or maximum storage value is required, but neither was provided");
+            limit.get("limits").required(
+                "either minimum or maximum storage value is required, but neither was provided",
+            );
         }
         limit_values(&limit);
     }
@@ -199,7 +201,11 @@ fn limit_values(limit: &At<'_>) {
         let (min, max, ratio) = (of("min"), of("max"), of("maxLimitRequestRatio"));
         let (request, default) = (of("defaultRequest"), of("default"));
         if exceeds(&min, &max) {
-            min.invalid(&format!("min value {} is greater than max value {}", min.str(), max.str()));
+            min.invalid(&format!(
+                "min value {} is greater than max value {}",
+                min.str(),
+                max.str()
+            ));
         }
         for (low, high, shown, words) in [
             (&min, &request, &request, ("min value", "default request value")),
@@ -217,11 +223,13 @@ fn limit_values(limit: &At<'_>) {
             }
         }
         if !is_pod && exceeds(&min, &default) {
-            let detail = format!("min value {} is greater than default value {}", min.str(), default.str());
+            let detail =
+                format!("min value {} is greater than default value {}", min.str(), default.str());
             default.invalid_as(min.str(), &detail);
         }
         if !is_pod && exceeds(&default, &max) {
-            let detail = format!("default value {} is greater than max value {}", default.str(), max.str());
+            let detail =
+                format!("default value {} is greater than max value {}", default.str(), max.str());
             default.invalid_as(max.str(), &detail);
         }
         limit_ratio(&ratio, &min, &max);
@@ -302,9 +310,7 @@ fn fits_scope(scope: &str, name: &str) -> bool {
             .any(|part| matches!(name.strip_prefix(part), Some("cpu" | "memory")));
     match scope {
         "BestEffort" => name == "pods",
-        "VolumeAttributesClass" => {
-            name == "persistentvolumeclaims" || name == "requests.storage"
-        }
+        "VolumeAttributesClass" => name == "persistentvolumeclaims" || name == "requests.storage",
         _ if SCOPES.contains(&scope) => name == "pods" || compute,
         _ => true,
     }

@@ -78,7 +78,8 @@ fn is_duration(text: &str) -> bool {
             return false;
         }
         let units = ["ns", "us", "µs", "ms", "s", "m", "h"];
-        let Some(unit) = units.iter().filter(|unit| number.starts_with(**unit)).max_by_key(|u| u.len())
+        let Some(unit) =
+            units.iter().filter(|unit| number.starts_with(**unit)).max_by_key(|u| u.len())
         else {
             return false;
         };
@@ -152,7 +153,9 @@ mod tests {
 
     #[test]
     fn schedules_are_judged_as_upstream_does() {
-        for good in ["* * * * *", "*/5 0-6 1,15 JAN mon-FRI", "@daily", "@every 1h30m", "0 0 30 2 ?"] {
+        for good in
+            ["* * * * *", "*/5 0-6 1,15 JAN mon-FRI", "@daily", "@every 1h30m", "0 0 30 2 ?"]
+        {
             assert_eq!(check(good), Ok(()), "{good}");
         }
         for (bad, why) in [
@@ -162,7 +165,10 @@ mod tests {
             ("5-2 * * * *", "beginning of range (5) beyond end of range (2): 5-2"),
             ("*/0 * * * *", "step of range should be a positive number: */0"),
             ("1-2-3 * * * *", "too many hyphens: 1-2-3"),
-            ("a * * * *", "failed to parse int from a: strconv.Atoi: parsing \"a\": invalid syntax"),
+            (
+                "a * * * *",
+                "failed to parse int from a: strconv.Atoi: parsing \"a\": invalid syntax",
+            ),
             ("@sometimes", "unrecognized descriptor: @sometimes"),
         ] {
             assert_eq!(check(bad), Err(why.to_owned()), "{bad}");

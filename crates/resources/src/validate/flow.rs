@@ -6,9 +6,8 @@ use serde_json::{Value, json};
 use super::at::At;
 use super::internal;
 
-const VERBS: &[&str] = &[
-    "create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch",
-];
+const VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"];
 
 /// Specs of the objects that must exist as they are.
 fn mandatory_schema(name: &str) -> Option<Value> {
@@ -81,10 +80,9 @@ fn schema_rule(at: &At<'_>) {
     }
     for rule in resources.items() {
         verbs(&rule.get("verbs"));
-        for (field, one, what) in [
-            ("apiGroups", "api group", "api groups"),
-            ("resources", "resource", "resources"),
-        ] {
+        for (field, one, what) in
+            [("apiGroups", "api group", "api groups"), ("resources", "resource", "resources")]
+        {
             let list = rule.get(field);
             if list.is_empty() {
                 list.required(&format!("resource rules must supply at least one {one}"));
@@ -108,11 +106,15 @@ fn schema_rule(at: &At<'_>) {
 fn schema_namespaces(rule: &At<'_>) {
     let list = rule.get("namespaces");
     if list.is_empty() && !rule.get("clusterScope").bool() {
-        list.required("resource rules that are not cluster scoped must supply at least one namespace");
+        list.required(
+            "resource rules that are not cluster scoped must supply at least one namespace",
+        );
     } else if !alone(&list, "namespaces") {
         for namespace in list.items() {
             for why in names::dns1123_label(namespace.str()) {
-                namespace.invalid(&format!("each member of this list must be '*' or a DNS-1123 label; {why}"));
+                namespace.invalid(&format!(
+                    "each member of this list must be '*' or a DNS-1123 label; {why}"
+                ));
             }
         }
     }
@@ -230,7 +232,9 @@ fn mandatory_level(spec: &At<'_>, name: &str) {
     };
     match name {
         _ if is_fixed => {}
-        "exempt" => show("spec of 'exempt' except the 'spec.exempt' field must equal the fixed value"),
+        "exempt" => {
+            show("spec of 'exempt' except the 'spec.exempt' field must equal the fixed value")
+        }
         _ => show(&format!("spec of '{name}' must equal the fixed value")),
     }
 }

@@ -68,8 +68,7 @@ fn fields_of(kind: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
         move |line| *line != kind
     });
     all.next();
-    all.take_while(|line| line.starts_with('\t'))
-        .filter_map(|line| line[1..].split_once('\t'))
+    all.take_while(|line| line.starts_with('\t')).filter_map(|line| line[1..].split_once('\t'))
 }
 
 fn is_known(kind: &str) -> bool {

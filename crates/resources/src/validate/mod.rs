@@ -228,7 +228,9 @@ static RULES: &[Rules] = &[
         .create_on_update(),
     kind("scheduling.k8s.io", "PriorityClass", policy::priority_class)
         .update(policy::priority_class_update),
-    kind(STORAGE, "CSIDriver", storage::csi_driver).update(storage::csi_driver_update).conditional(),
+    kind(STORAGE, "CSIDriver", storage::csi_driver)
+        .update(storage::csi_driver_update)
+        .conditional(),
     kind(STORAGE, "CSINode", storage::csi_node).update(storage::csi_node_update).conditional(),
     kind(STORAGE, "CSIStorageCapacity", storage::storage_capacity)
         .update(storage::storage_capacity_update)

@@ -267,7 +267,8 @@ fn pod_resources(spec: &At<'_>) {
             let of_pod = at.get("limits").key(name);
             if of_pod.is_set() && quantity::amount(&limit) > quantity::amount(&of_pod) {
                 let path = at.child_path("containers").index(index).key(name).child("limits");
-                let detail = format!("must be less than or equal to pod limits of {}", of_pod.str());
+                let detail =
+                    format!("must be less than or equal to pod limits of {}", of_pod.str());
                 limit.called(path).invalid(&detail);
             }
         }
@@ -497,7 +498,8 @@ fn host_name(at: &At<'_>) {
     if !name.is_set() {
         return;
     }
-    for (field, what) in [("setHostnameAsFQDN", "setHostnameAsFQDN"), ("hostNetwork", "hostNetwork")]
+    for (field, what) in
+        [("setHostnameAsFQDN", "setHostnameAsFQDN"), ("hostNetwork", "hostNetwork")]
     {
         if at.get(field).bool() {
             name.forbidden(&format!("may not be specified when {what} is true"));
@@ -613,11 +615,11 @@ fn label_keys(at: &At<'_>) {
         keys.items().for_each(|key| key.name(names::qualified_name));
     }
     let wanted = at.get("matchLabelKeys").strings();
-    let mut known: Vec<&str> =
-        selector.get("matchLabels").entries().map(|(key, _)| key).collect();
+    let mut known: Vec<&str> = selector.get("matchLabels").entries().map(|(key, _)| key).collect();
     for term in selector.get("matchExpressions").items() {
         let key = term.get("key").str();
-        if let Some(index) = wanted.iter().position(|one| *one == key).filter(|_| known.contains(&key))
+        if let Some(index) =
+            wanted.iter().position(|one| *one == key).filter(|_| known.contains(&key))
         {
             at.errors().invalid(
                 &at.path.index(index),
@@ -677,9 +679,8 @@ fn node_term(at: &At<'_>, judges_values: bool) {
                 values.required("must be specified when `operator` is 'In' or 'NotIn'");
             }
             "In" | "NotIn" => {}
-            "Exists" | "DoesNotExist" if !values.is_empty() => values.forbidden(
-                "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
-            ),
+            "Exists" | "DoesNotExist" if !values.is_empty() => values
+                .forbidden("may not be specified when `operator` is 'Exists' or 'DoesNotExist'"),
             "Exists" | "DoesNotExist" => {}
             "Gt" | "Lt" if values.len() != 1 => {
                 values.required("must be specified single value when `operator` is 'Lt' or 'Gt'");
@@ -741,8 +742,9 @@ pub(super) fn tolerations(list: &At<'_>) {
                     operator.invalid_as(value.str(), &wrong.join(";"));
                 }
             }
-            "Exists" if !value.is_empty() => operator
-                .invalid_as(value.str(), "value must be empty when `operator` is 'Exists'"),
+            "Exists" if !value.is_empty() => {
+                operator.invalid_as(value.str(), "value must be empty when `operator` is 'Exists'")
+            }
             "Exists" => {}
             "Lt" | "Gt" => operator.unsupported(&["Equal", "Exists", "Lt", "Gt"]),
             _ => operator.unsupported(&["Equal", "Exists"]),

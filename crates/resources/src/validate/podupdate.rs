@@ -119,7 +119,9 @@ fn gated(spec: &At<'_>, before: &At<'_>, wanted: &mut Value) {
     let (new, was) = (spec.get("nodeSelector"), before.get("nodeSelector"));
     if new.value != was.value {
         if was.entries().any(|(key, value)| new.key(key).value != value.value) {
-            new.invalid("only additions to spec.nodeSelector are allowed (no mutations or deletions)");
+            new.invalid(
+                "only additions to spec.nodeSelector are allowed (no mutations or deletions)",
+            );
         }
         set(wanted, "nodeSelector", before.value.get("nodeSelector"));
     }
@@ -209,10 +211,8 @@ pub(super) fn resize(at: &At<'_>, old: &At<'_>) {
         for (new, was) in spec.get(list).items().zip(before.get(list).items()) {
             for part in ["limits", "requests"] {
                 let (new, was) = (new.get("resources"), was.get("resources"));
-                let removed = was
-                    .get(part)
-                    .entries()
-                    .any(|(name, _)| !new.get(part).key(name).is_set());
+                let removed =
+                    was.get(part).entries().any(|(name, _)| !new.get(part).key(name).is_set());
                 if removed {
                     new.get(part).forbidden(&format!("resource {part} cannot be removed"));
                 }

@@ -43,7 +43,8 @@ pub(super) fn cluster_role(at: &At<'_>) {
     }
     let selectors = at.get("aggregationRule.clusterRoleSelectors");
     if selectors.is_empty() {
-        selectors.required("at least one clusterRoleSelector required if aggregationRule is non-nil");
+        selectors
+            .required("at least one clusterRoleSelector required if aggregationRule is non-nil");
     }
     for selector in selectors.items() {
         let known = selector.errors().0.len();
@@ -250,8 +251,7 @@ fn metric_source(at: &At<'_>, field: &str) {
             }
             metric_target(&target);
             if !utilization.is_set() && !average.is_set() {
-                utilization
-                    .required("must set either a target raw value or a target utilization");
+                utilization.required("must set either a target raw value or a target utilization");
             }
             if utilization.is_set() && average.is_set() {
                 average.forbidden("may not set both a target raw value and a target utilization");
@@ -371,4 +371,3 @@ pub(super) fn lease(at: &At<'_>) {
     }
     spec.get("leaseTransitions").not_negative();
 }
-

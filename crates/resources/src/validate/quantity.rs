@@ -121,7 +121,8 @@ pub(super) fn resource_name(name: &str, at: &At<'_>) -> bool {
 pub(super) fn container_resource_name(name: &str, at: &At<'_>) {
     resource_name(name, at);
     if !name.contains('/') {
-        let is_known = ["cpu", "memory", "ephemeral-storage"].contains(&name) || is_huge_pages(name);
+        let is_known =
+            ["cpu", "memory", "ephemeral-storage"].contains(&name) || is_huge_pages(name);
         if !is_known {
             at.invalid_as(name, "must be a standard resource for containers");
         }
@@ -198,7 +199,8 @@ fn claim_names(at: &At<'_>, claims: &[&str]) {
             continue;
         }
         request.called(item.child_path("request")).any_name(names::dns1123_label);
-        let key = if request.is_empty() { name.into() } else { format!("{name}/{}", request.str()) };
+        let key =
+            if request.is_empty() { name.into() } else { format!("{name}/{}", request.str()) };
         if seen.iter().any(|one| *one == key || *one == name) {
             item.with(item.get("name").value).duplicate();
         }

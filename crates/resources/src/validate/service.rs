@@ -292,7 +292,8 @@ fn cluster_ips(spec: &At<'_>, old: Option<&At<'_>>) {
     }
     for (index, (address, family)) in list.items().zip(families).enumerate() {
         if (family == "IPv6") != is_v6(address.str()) {
-            let detail = format!("expected an {family} value as indicated by `ipFamilies[{index}]`");
+            let detail =
+                format!("expected an {family} value as indicated by `ipFamilies[{index}]`");
             address.invalid(&detail);
         }
     }
@@ -362,7 +363,9 @@ fn traffic(spec: &At<'_>, kind: &str) {
     }
     let port = spec.get("healthCheckNodePort");
     if port.int() != 0 && !needs_health_check(spec) {
-        port.invalid("may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'");
+        port.invalid(
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        );
     } else if port.int() != 0 {
         port.port();
     }

@@ -184,10 +184,8 @@ fn capacity(at: &At<'_>) {
     }
     for (_, amount) in at.entries() {
         if quantity::is_negative(&amount) {
-            amount.invalid_as(
-                quantity::amount(&amount).units(),
-                "must be a valid resource quantity",
-            );
+            amount
+                .invalid_as(quantity::amount(&amount).units(), "must be a valid resource quantity");
         }
         quantity::positive(&amount);
     }
@@ -196,9 +194,9 @@ fn capacity(at: &At<'_>) {
 pub(super) fn volume_update(at: &At<'_>, old: &At<'_>) {
     volume(at);
     let (spec, before) = (at.get("spec"), old.get("spec"));
-    let (mut new, was) =
-        (volumes::source_part(spec.value), volumes::source_part(before.value));
-    if before.has("csi") && !before.get("csi").has("controllerExpandSecretRef")
+    let (mut new, was) = (volumes::source_part(spec.value), volumes::source_part(before.value));
+    if before.has("csi")
+        && !before.get("csi").has("controllerExpandSecretRef")
         && let Some(Value::Object(fields)) = new.get_mut("csi")
     {
         fields.remove("controllerExpandSecretRef");
@@ -206,9 +204,8 @@ pub(super) fn volume_update(at: &At<'_>, old: &At<'_>) {
     if new != was {
         let diff = internal::diff("PersistentVolumeSource", &was, &new);
         let place = spec.called(spec.child_path("persistentvolumesource"));
-        place.forbidden(&format!(
-            "spec.persistentvolumesource is immutable after creation\n{diff}"
-        ));
+        place
+            .forbidden(&format!("spec.persistentvolumesource is immutable after creation\n{diff}"));
     }
     let mode = spec.get("volumeMode").called(Path::new("volumeMode"));
     mode.unchanged(&before.get("volumeMode"));
@@ -318,7 +315,9 @@ pub(super) fn attachment(at: &At<'_>) {
     match (source.has("inlineVolumeSpec"), name.is_set()) {
         (false, false) => source.required(ONE),
         (true, true) => source.forbidden(ONE),
-        (false, true) if name.is_empty() => name.required("must specify non empty persistentVolumeName"),
+        (false, true) if name.is_empty() => {
+            name.required("must specify non empty persistentVolumeName")
+        }
         (true, false) if !source.get("inlineVolumeSpec").has("csi") => source
             .get("inlineVolumeSpec.csi")
             .required("has to be specified in the context of inline volumes"),
@@ -411,8 +410,7 @@ pub(super) fn csi_driver(at: &At<'_>) {
     }
     let secrets = spec.get("serviceAccountTokenInSecrets");
     if secrets.is_set() && spec.get("tokenRequests").is_empty() {
-        secrets
-            .invalid("serviceAccountTokenInSecrets is set but no tokenRequests are specified");
+        secrets.invalid("serviceAccountTokenInSecrets is set but no tokenRequests are specified");
     }
 }
 

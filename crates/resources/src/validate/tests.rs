@@ -1,0 +1,89 @@
+//! The rules at work: an object, and the fields that are wrong in it.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn rule(kind: &str) -> &'static Rules {
+    RULES.iter().find(|row| row.kind == kind).expect("a kind with rules")
+}
+
+fn fields(errors: &FieldErrors) -> Vec<&str> {
+    errors.0.iter().map(|error| error.field.as_str()).collect()
+}
+
+/// A pod's spec as defaulting leaves it, with one thing changed.
+fn pod_spec(pointer: &str, value: Value) -> Value {
+    let mut spec = json!({
+        "restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "schedulerName": "s",
+        "terminationGracePeriodSeconds": 30, "securityContext": {},
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "containers": [{
+            "name": "c", "image": "i", "imagePullPolicy": "Always", "resources": {},
+            "terminationMessagePath": "/t", "terminationMessagePolicy": "File",
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+        }],
+    });
+    if let Some(place) = spec.pointer_mut(pointer) {
+        *place = value;
+    }
+    spec
+}
+
+fn deployment(replicas: i64, label: &str) -> Value {
+    json!({"metadata": {"name": "d"}, "spec": {
+        "replicas": replicas,
+        "selector": {"matchLabels": {"app": "a"}},
+        "strategy": {"type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}},
+        "template": {"metadata": {"labels": {"app": label}}, "spec": pod_spec("/none", json!(0))},
+    }})
+}
+
+fn pod(pointer: &str, value: Value) -> Value {
+    json!({"metadata": {"name": "p"}, "spec": pod_spec(pointer, value)})
+}
+
+#[test]
+fn new_objects_are_told_every_wrong_field() {
+    let rules = json!({"rules": [{"verbs": [], "apiGroups": [""], "resources": ["pods"]}]});
+    let request = json!({"spec": {"signerName": "a.b/c", "usages": ["x"], "request": ""}});
+    let mount = json!([{"name": "w", "mountPath": "/w"}]);
+    for (kind, object, expected) in [
+        ("ConfigMap", json!({"data": {"a b": "x", "c": "y"}}), vec!["data[a b]"]),
+        ("Lease", json!({"spec": {"leaseDurationSeconds": 0}}), vec!["spec.leaseDurationSeconds"]),
+        ("Role", rules, vec!["rules[0].verbs"]),
+        ("CertificateSigningRequest", request, vec!["spec.request", "spec.usages[0]"]),
+        ("Pod", pod("/none", json!(0)), vec![]),
+        ("Pod", pod("/containers", json!([])), vec!["spec.containers"]),
+        ("Pod", pod("/containers/0/image", json!("")), vec!["spec.containers[0].image"]),
+        (
+            "Pod",
+            pod("/containers/0/volumeMounts", mount),
+            vec!["spec.containers[0].volumeMounts[0].name"],
+        ),
+        ("Pod", pod("/restartPolicy", json!("Maybe")), vec!["spec.restartPolicy"]),
+        ("Deployment", deployment(1, "a"), vec![]),
+        ("Deployment", deployment(-1, "b"), vec!["spec.replicas", "spec.template.metadata.labels"]),
+    ] {
+        let errors = judge(&object, rule(kind).create);
+        assert_eq!(fields(&errors), expected, "{kind}: {}", errors.summary());
+    }
+}
+
+#[test]
+fn what_must_stay_is_held() {
+    let reference = |name: &str| json!({"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}});
+    let map = |value: &str| json!({"immutable": true, "data": {"a": value}});
+    for (kind, old, new, expected) in [
+        ("ConfigMap", map("1"), map("2"), vec!["data"]),
+        ("ConfigMap", map("1"), map("1"), vec![]),
+        ("RoleBinding", reference("a"), reference("b"), vec!["roleRef"]),
+        ("Pod", pod("/none", json!(0)), pod("/containers/0/image", json!("j")), vec![]),
+        ("Pod", pod("/none", json!(0)), pod("/dnsPolicy", json!("Default")), vec!["spec"]),
+    ] {
+        let update = rule(kind).update.expect("a rule for updates");
+        let errors = judge_both(&new, &old, update);
+        assert_eq!(fields(&errors), expected, "{kind}: {}", errors.summary());
+    }
+}

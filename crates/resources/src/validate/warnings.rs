@@ -188,7 +188,11 @@ const SOURCES: &[(&str, &str)] = &[
 fn volume(at: &At<'_>, out: &mut Vec<String>) {
     let spec = at.get("spec");
     if spec.get("persistentVolumeReclaimPolicy").is("Recycle") {
-        say(&spec.get("persistentVolumeReclaimPolicy"), "The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.", out);
+        say(
+            &spec.get("persistentVolumeReclaimPolicy"),
+            "The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.",
+            out,
+        );
     }
     sources(&spec, out);
 }
@@ -396,7 +400,9 @@ fn ports(spec: &At<'_>, out: &mut Vec<String>) {
             _ if name.is_empty() => {}
             Some((_, other)) => {
                 let other = &other.path;
-                let text = format!("duplicate port name {name:?} with {other}, services and probes that select ports by name will use {other}");
+                let text = format!(
+                    "duplicate port name {name:?} with {other}, services and probes that select ports by name will use {other}"
+                );
                 say(port, &text, out);
             }
             None => names.push((name, port)),
@@ -428,12 +434,16 @@ mod tests {
             (
                 json!({"spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}}),
                 template as Warn,
-                vec!["spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \"kubernetes.io/os\" instead"],
+                vec![
+                    "spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \"kubernetes.io/os\" instead",
+                ],
             ),
             (
                 json!({"spec": {"type": "ClusterIP", "trafficDistribution": "PreferClose"}}),
                 service as Warn,
-                vec!["spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\""],
+                vec![
+                    "spec.trafficDistribution: \"PreferClose\" is deprecated; use \"PreferSameZone\"",
+                ],
             ),
         ] {
             assert_eq!(texts(&tree, warn), expected);
