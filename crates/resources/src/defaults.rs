@@ -80,8 +80,7 @@ pub(crate) fn mutating_policy(policy: &mut admission::MutatingAdmissionPolicy) {
 }
 
 pub(crate) fn validating_binding(binding: &mut admission::ValidatingAdmissionPolicyBinding) {
-    let spec = binding.spec.get_or_insert_default();
-    match_resources(spec.match_resources.as_mut());
+    match_resources(binding.spec.match_resources.as_mut());
 }
 
 pub(crate) fn mutating_binding(binding: &mut admission::MutatingAdmissionPolicyBinding) {

@@ -10,21 +10,21 @@ use super::pod::each_container;
 type Warn = fn(&At<'_>, &mut Vec<String>);
 
 const KINDS: &[(&str, &str, Warn)] = &[
-    ("", "PersistentVolume", |at, out| volume(at, out)),
+    ("", "PersistentVolume", volume),
     ("", "PersistentVolumeClaim", |at, out| claim(&at.get("spec"), out)),
-    ("", "Pod", |at, out| template(at, out)),
+    ("", "Pod", template),
     ("", "PodTemplate", |at, out| template(&at.get("template"), out)),
     ("", "ReplicationController", |at, out| template(&at.get("spec.template"), out)),
-    ("", "Secret", |at, out| secret(at, out)),
-    ("", "Service", |at, out| service(at, out)),
+    ("", "Secret", secret),
+    ("", "Service", service),
     ("apps", "DaemonSet", |at, out| template(&at.get("spec.template"), out)),
     ("apps", "Deployment", |at, out| hostname(at, "spec.template", out)),
     ("apps", "ReplicaSet", |at, out| hostname(at, "spec.template", out)),
-    ("apps", "StatefulSet", |at, out| stateful_set(at, out)),
+    ("apps", "StatefulSet", stateful_set),
     ("batch", "CronJob", |at, out| hostname(at, "spec.jobTemplate.spec.template", out)),
     ("batch", "Job", |at, out| hostname(at, "spec.template", out)),
-    ("networking.k8s.io", "Ingress", |at, out| ingress(at, out)),
-    ("storage.k8s.io", "CSIDriver", |at, out| csi_driver(at, out)),
+    ("networking.k8s.io", "Ingress", ingress),
+    ("storage.k8s.io", "CSIDriver", csi_driver),
 ];
 
 /// The parts of objects that warnings are about: what leaves them as they are is not warned of again.
