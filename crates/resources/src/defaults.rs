@@ -125,7 +125,8 @@ pub(crate) fn priority_level(level: &mut flow::PriorityLevelConfiguration) {
     let Some(limited) = &mut spec.limited else { return };
     limited.nominal_concurrency_shares.get_or_insert(SHARES);
     limited.lendable_percent.get_or_insert(0);
-    if let Some(queuing) = &mut limited.limit_response.queuing {
+    let response = limited.limit_response.as_mut();
+    if let Some(queuing) = response.and_then(|response| response.queuing.as_mut()) {
         for (number, default) in [
             (&mut queuing.hand_size, 8),
             (&mut queuing.queues, 64),
