@@ -31,7 +31,7 @@ pub struct Transformed {
 }
 
 impl Transformed {
-    pub fn new(inner: Arc<dyn Store>, transform: Arc<dyn Transform>) -> Arc<dyn Store> {
+    pub fn over(inner: Arc<dyn Store>, transform: Arc<dyn Transform>) -> Arc<dyn Store> {
         Arc::new(Self { inner, transform, tasks: base::task::Tasks::new("transformed watches") })
     }
 

@@ -32,7 +32,7 @@ pub fn like_upstream(
     protobuf: Protobuf,
     writes: MediaType,
 ) -> Arc<dyn store::Store> {
-    Transformed::new(store, Arc::new(AtRest { protobuf, writes }))
+    Transformed::over(store, Arc::new(AtRest { protobuf, writes }))
 }
 
 impl Transform for AtRest {

@@ -45,7 +45,7 @@ impl Transform for Reversed {
 
 static TRANSFORMED: Backend = Backend {
     name: "transformed",
-    open: |_, _| Ok(Transformed::new(Sim::open(), Arc::new(Reversed))),
+    open: |_, _| Ok(Transformed::over(Sim::open(), Arc::new(Reversed))),
     durable: false,
 };
 
