@@ -41,7 +41,7 @@ impl Link {
 
 enum Opened {
     /// With etcd's revision when the watch began.
-    Yes(Link, Revision),
+    Yes(Box<Link>, Revision),
     /// The start is below this floor.
     Compacted(Revision),
 }
@@ -58,7 +58,7 @@ pub(crate) struct Running {
     range: KeyRange,
     /// Everything below has been delivered.
     next: Revision,
-    link: Option<Link>,
+    link: Option<Box<Link>>,
     /// The floor, when the watch was over before it began.
     floor: Option<Revision>,
     items: mpsc::Sender<WatchItem>,
@@ -149,7 +149,7 @@ impl Running {
     }
 
     /// Delivers what the stream brings until it ends.
-    async fn follow(&mut self, mut link: Link) -> Result<(), End> {
+    async fn follow(&mut self, mut link: Box<Link>) -> Result<(), End> {
         let mut asks = true;
         loop {
             if self.owes {
@@ -233,7 +233,7 @@ async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result<Opened, St
         return Err(Status::unavailable(first.cancel_reason));
     }
     let present = convert::at(first.header.as_ref());
-    Ok(Opened::Yes(Link { requests, answers }, present))
+    Ok(Opened::Yes(Box::new(Link { requests, answers }), present))
 }
 
 /// The oldest revision that etcd keeps. It tells watches only, so one of the first revision is begun,

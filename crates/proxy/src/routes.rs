@@ -214,9 +214,9 @@ mod tests {
         };
         let (a, b) = (node("a", "10.42.0.0/24", "10.0.0.1"), node("b", "10.42.1.0/24", "10.0.0.2"));
         check(&[], None, &[]);
-        check(&[a.clone()], Some("10.42.0.0/24"), &[]);
+        check(std::slice::from_ref(&a), Some("10.42.0.0/24"), &[]);
         check(&[a.clone(), b.clone()], Some("10.42.0.0/24"), &[("10.42.1.0/24", "10.0.0.2")]);
-        check(&[b.clone()], None, &[("10.42.1.0/24", "10.0.0.2")]);
+        check(std::slice::from_ref(&b), None, &[("10.42.1.0/24", "10.0.0.2")]);
         let (silent, v6) = (node("c", "10.42.2.0/24", ""), node("d", "fd00::/64", "fd01::1"));
         check(&[a.clone(), silent, v6], Some("10.42.0.0/24"), &[]);
         // One's own network is never a peer's.

@@ -155,11 +155,7 @@ fn keep(specs: &[Spec]) -> Outcome<Vec<Spec>> {
 
 /// Seconds that specs need, as far as somebody has measured them.
 fn demanded() -> BTreeMap<String, f64> {
-    control_plane_list()
-        .unwrap_or_default()
-        .into_iter()
-        .map(|(name, seconds)| (name, seconds))
-        .collect()
+    control_plane_list().unwrap_or_default().into_iter().collect()
 }
 
 /// The specs that pass without a kubelet, with their seconds.

@@ -212,7 +212,7 @@ async fn a_node_changes_nothing_but_itself() {
         json!({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]});
     check(
         labelled,
-        "nodes \"n\" is forbidden: is not allowed to modify labels: kubernetes.io/hostname, node-role.kubernetes.io/control-plane",
+        "nodes \"n\" is forbidden: is not allowed to modify labels: node-role.kubernetes.io/control-plane",
     )
     .await;
     world.shutdown().await;

@@ -49,7 +49,7 @@ impl Transform for AtRest {
     }
 
     fn open(&self, key: &[u8], value: Bytes) -> store::Result<Bytes> {
-        if !value.starts_with(&MAGIC[..]) {
+        if !value.starts_with(MAGIC) {
             return Ok(value);
         }
         let json = (self.protobuf.0)().to_json(&value).map_err(|error| unreadable(key, error))?;

@@ -88,7 +88,8 @@ fn start(dir: &Path) -> u16 {
             nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).map_err(Into::into)
         });
     }
-    command.spawn().expect("etcd starts");
+    #[expect(clippy::zombie_processes, reason = "it is killed with the thread of its case")]
+    let _etcd = command.spawn().expect("etcd starts");
     let connect = || Ok(TcpStream::connect(("127.0.0.1", client))?);
     wait::until(START_LIMIT, "etcd answers", connect).expect("a started etcd");
     client

@@ -86,8 +86,8 @@ fn list(schema: &Schema, preserves: bool) -> ListType {
         List::Set => Elements::Set,
         List::Map(keys) => {
             let default = |key: &str| items?.property(key)?.default.as_deref().cloned();
-            let key = |key: &Box<str>| Key { name: key.clone(), default: default(key) };
-            Elements::Map(keys.iter().map(key).collect())
+            let key = |key: &str| Key { name: key.into(), default: default(key) };
+            Elements::Map(keys.iter().map(|name| key(name)).collect())
         }
     };
     let element = items.map_or(TypeRef::Deduced, |items| TypeRef::to(type_of(items, preserves)));

@@ -68,9 +68,9 @@ fn human_duration(seconds: i64) -> String {
         small => format!("{big}{unit}{small}{small_unit}"),
     };
     match seconds {
-        ..-1 => "<invalid>".into(),
-        ..0 => "0s".into(),
-        ..120 => format!("{seconds}s"),
+        _ if seconds < -1 => "<invalid>".into(),
+        _ if seconds < 0 => "0s".into(),
+        _ if seconds < 120 => format!("{seconds}s"),
         _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
         _ if minutes < 180 => format!("{minutes}m"),
         _ if hours < 8 => two(hours, "h", minutes % 60, "m"),

@@ -387,7 +387,7 @@ fn check_client(
             .is_ok_and(|text| text.contains("-----BEGIN CERTIFICATE-----"));
         if !is_pem {
             let detail = "unable to load root certificates: unable to parse bytes as PEM block";
-            errors.invalid(&path.child("caBundle"), &bundle, detail);
+            errors.invalid(&path.child("caBundle"), bundle, detail);
         }
     }
 }

@@ -63,8 +63,8 @@ fn check_map(items: &[Value], keys: &[Box<str>], path: &Path, errors: &mut Field
 
 /// The part of an element that tells it from others.
 pub fn key(item: &Value, keys: &[Box<str>]) -> Value {
-    let field = |key: &Box<str>| Some((key.to_string(), item.get(&**key)?.clone()));
-    Value::Object(keys.iter().filter_map(field).collect())
+    let field = |key: &str| Some((key.to_owned(), item.get(key)?.clone()));
+    Value::Object(keys.iter().filter_map(|key| field(key)).collect())
 }
 
 /// The second places of values that are there more than once.

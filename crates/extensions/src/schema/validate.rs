@@ -194,7 +194,7 @@ fn check_type(value: &Value, schema: &Schema, path: &str) -> Outcome {
     let int_as_float = given == "integer" && wants("number");
     let is_text = matches!(value, Value::String(_) | Value::Array(_));
     let fits = wants(given) || float_as_int || int_as_float;
-    if !is_text && !format.is_empty() && !(fits || given_format == format) {
+    if !(is_text || format.is_empty() || fits || given_format == format) {
         return Outcome::of(wrong_type(path, format, given_format));
     }
     if is_text && !format.is_empty() && !wants("number") && !wants("integer") {

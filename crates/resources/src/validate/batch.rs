@@ -326,9 +326,7 @@ pub(super) fn job_update(at: &At<'_>, old: &At<'_>) {
     }
     spec.get("selector").unchanged(&before.get("selector"));
     template_stays(&spec, &before, old);
-    for field in ["completionMode"] {
-        spec.get(field).unchanged(&before.get(field));
-    }
+    spec.get("completionMode").unchanged(&before.get("completionMode"));
     for (field, kind) in
         [("podFailurePolicy", "PodFailurePolicy"), ("successPolicy", "SuccessPolicy")]
     {

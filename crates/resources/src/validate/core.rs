@@ -84,11 +84,9 @@ pub(super) fn secret(at: &At<'_>) {
         }
         "kubernetes.io/dockercfg" => docker_config(&data.key(".dockercfg")),
         "kubernetes.io/dockerconfigjson" => docker_config(&data.key(".dockerconfigjson")),
-        "kubernetes.io/basic-auth" => {
-            if !data.has("username") && !data.has("password") {
-                need("username");
-                need("password");
-            }
+        "kubernetes.io/basic-auth" if !data.has("username") && !data.has("password") => {
+            need("username");
+            need("password");
         }
         "kubernetes.io/ssh-auth" => {
             data.key("ssh-privatekey").need();

@@ -131,7 +131,7 @@ fn gated(spec: &At<'_>, before: &At<'_>, wanted: &mut Value) {
         return;
     }
     let (terms, had) = (new.get(TERMS), was.get(TERMS));
-    if had.len() > 0 && had.len() != terms.len() {
+    if !had.is_empty() && had.len() != terms.len() {
         terms.invalid("no additions/deletions to non-empty NodeSelectorTerms list are allowed");
     } else {
         for (term, had) in terms.items().zip(had.items()) {
