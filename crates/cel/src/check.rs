@@ -269,22 +269,14 @@ impl Checker<'_> {
         Some(match (name, of) {
             (operators::LOGICAL_AND | operators::LOGICAL_OR, [a, b]) => {
                 let fits = [a, b].iter().all(|kind| is_free(kind) || **kind == Type::Bool);
-                if fits { Type::Bool } else { self.overload(id, name, &[a, b]) }
+                self.truth(fits, id, name, &[a, b])
             }
             (operators::LOGICAL_NOT, [a]) => {
-                if is_free(a) || *a == Type::Bool {
-                    Type::Bool
-                } else {
-                    self.overload(id, name, &[a])
-                }
+                self.truth(is_free(a) || *a == Type::Bool, id, name, &[a])
             }
             (operators::NOT_STRICTLY_FALSE, [_]) => Type::Bool,
             (operators::EQUALS | operators::NOT_EQUALS, [a, b]) => {
-                if a.fits(b) {
-                    Type::Bool
-                } else {
-                    self.overload(id, name, &[a, b])
-                }
+                self.truth(a.fits(b), id, name, &[a, b])
             }
             (
                 operators::LESS
@@ -292,13 +284,7 @@ impl Checker<'_> {
                 | operators::GREATER
                 | operators::GREATER_EQUALS,
                 [a, b],
-            ) => {
-                if are_ordered(a, b) {
-                    Type::Bool
-                } else {
-                    self.overload(id, name, &[a, b])
-                }
-            }
+            ) => self.truth(are_ordered(a, b), id, name, &[a, b]),
             (operators::CONDITIONAL, [test, yes, no]) => {
                 if (is_free(test) || *test == Type::Bool) && yes.fits(no) {
                     yes.clone().join(no.clone())
@@ -336,6 +322,11 @@ impl Checker<'_> {
             },
             _ => return None,
         })
+    }
+
+    /// A boolean, or the complaint that the operator does not take these.
+    fn truth(&mut self, fits: bool, id: u64, name: &str, of: &[&Type]) -> Type {
+        if fits { Type::Bool } else { self.overload(id, name, of) }
     }
 
     fn index(&mut self, id: u64, name: &str, of: &Type, index: &Type) -> Type {

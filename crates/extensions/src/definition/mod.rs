@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{ALL_VERBS, Behaviour, Resource, Strategy, Subresource};
+use apiserver::resource::{ALL_VERBS, Behaviour, MetadataRules, Resource, Strategy, Subresource};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
     CustomResourceDefinitionSpec, CustomResourceDefinitionStatus, JSONSchemaProps,
@@ -87,6 +87,11 @@ impl Strategy for Definitions {
 
     fn has_generation(&self) -> bool {
         true
+    }
+
+    /// Its own finalizer has no domain.
+    fn metadata_rules(&self) -> MetadataRules {
+        MetadataRules::Plain
     }
 
     fn prepare_create(&self, _: &RequestContext, object: &mut dyn Object) {
