@@ -325,7 +325,7 @@ fn add_reviews(
     ];
     let mut table = (*registry.resources()).clone();
     for row in rows {
-        table.insert(Arc::new(row.review().build(None)));
+        table.insert(Arc::new(row.review().build(Some(Arc::new(api::facts::Facts)))));
     }
     registry.set_resources(table);
 }
