@@ -54,6 +54,7 @@ impl Strategy for EventStrategy {
                 reporting,
                 source,
                 text(event.type_.clone()),
+                event.reporting_component.clone().unwrap_or_default(),
             ])
             .collect()
     }
@@ -111,6 +112,8 @@ const SELECTABLE: &[&str] = &[
     "reportingComponent",
     "source",
     "type",
+    // As events.k8s.io calls it.
+    "reportingController",
 ];
 
 /// events.k8s.io/v1 ↔ core/v1.

@@ -200,9 +200,37 @@ fn default_spec(spec: &mut ServiceSpec) {
 }
 
 /// An update that leaves addresses and ports out keeps those it had.
+/// What only the old type had goes with it, unless the client says it anew. Upstream: the same rule
+/// for each field.
+fn drop_fields_of_old_type(spec: &mut ServiceSpec, old: &ServiceSpec) {
+    let (new_type, old_type) =
+        [&*spec, old].map(|spec| spec.type_.clone().unwrap_or_default()).into();
+    if has_node_ports(&old_type) && !has_node_ports(&new_type) {
+        let had = |port: i32| old.ports.iter().flatten().any(|old| old.node_port == Some(port));
+        for port in spec.ports.iter_mut().flatten() {
+            port.node_port.take_if(|port| had(*port));
+        }
+    }
+    let is_reached = |spec: &ServiceSpec, kind: &str| {
+        has_node_ports(kind)
+            || kind == "ClusterIP" && spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty())
+    };
+    if is_reached(old, &old_type) && !is_reached(spec, &new_type) {
+        spec.external_traffic_policy
+            .take_if(|now| old.external_traffic_policy.as_ref() == Some(now));
+    }
+    if old_type == "LoadBalancer" && new_type != "LoadBalancer" {
+        spec.allocate_load_balancer_node_ports
+            .take_if(|now| old.allocate_load_balancer_node_ports == Some(*now));
+        spec.load_balancer_class.take_if(|now| old.load_balancer_class.as_ref() == Some(now));
+        spec.health_check_node_port.take_if(|now| old.health_check_node_port == Some(*now));
+    }
+}
+
 fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
     let Some(old) = old else { return };
     let kind = spec.type_.clone().unwrap_or_default();
+    drop_fields_of_old_type(spec, old);
     if kind == "ExternalName" {
         (spec.cluster_ip, spec.cluster_ips) = (None, None);
         (spec.ip_families, spec.ip_family_policy) = (None, None);
@@ -218,13 +246,8 @@ fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
     if spec.ip_family_policy.is_none() {
         spec.ip_family_policy = old.ip_family_policy.clone();
     }
-    let had = old.type_.as_deref().is_some_and(has_node_ports);
     for port in spec.ports.iter_mut().flatten() {
-        if !has_node_ports(&kind) {
-            // Ports that came from a type with node ports go with it.
-            let same = old.ports.iter().flatten().any(|old| old.node_port == port.node_port);
-            port.node_port.take_if(|_| had && same);
-        } else if port.node_port.is_none() {
+        if has_node_ports(&kind) && port.node_port.is_none() {
             let same = |old: &&ServicePort| old.port == port.port && old.protocol == port.protocol;
             port.node_port = old.ports.iter().flatten().find(same).and_then(|old| old.node_port);
         }
@@ -529,4 +552,38 @@ fn ports(ports: &[ServicePort]) -> String {
         }
     };
     ports.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    /// An update to `sent` of a Service that was `old`: what is left of `sent`'s fields.
+    fn check(old: Value, sent: Value, expected: Value) {
+        let [old, mut spec] =
+            [old, sent].map(|spec| from_value::<ServiceSpec>(spec).expect("a spec"));
+        carry_allocations(&mut spec, Some(&old));
+        assert_eq!(serde_json::to_value(&spec).expect("JSON"), expected);
+    }
+
+    #[test]
+    fn fields_of_the_old_type_go_with_it() {
+        let port = |node_port: Value| json!([{"port": 80, "nodePort": node_port}]);
+        let old = json!({"type": "NodePort", "clusterIP": "10.0.0.1", "ports": port(30001.into()),
+            "externalTrafficPolicy": "Cluster"});
+        let mut sent = old.clone();
+        sent["type"] = "ExternalName".into();
+        sent["externalName"] = "foo.example.com".into();
+        let expected = json!({"type": "ExternalName", "externalName": "foo.example.com",
+            "ports": [{"port": 80}]});
+        check(old.clone(), sent.clone(), expected);
+        // What the client says anew stays, to be judged.
+        sent["ports"] = port(30002.into());
+        sent["externalTrafficPolicy"] = "Local".into();
+        let expected = json!({"type": "ExternalName", "externalName": "foo.example.com",
+            "ports": port(30002.into()), "externalTrafficPolicy": "Local"});
+        check(old, sent, expected);
+    }
 }
