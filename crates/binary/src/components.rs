@@ -150,6 +150,12 @@ pub struct Kubelet {
     client_ca_file: Option<PathBuf>,
     #[arg(long)]
     container_runtime_endpoint: Option<String>,
+    /// Percent of the disk in use from which unused images are removed
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
+    image_gc_high_threshold: Option<u8>,
+    /// Percent of the disk in use down to which they are removed
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
+    image_gc_low_threshold: Option<u8>,
 }
 
 pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
@@ -160,6 +166,8 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         node_label: flags.node_labels,
         node_taint: flags.register_with_taints,
         pod_manifest_path: flags.pod_manifest_path,
+        image_gc_high_threshold: flags.image_gc_high_threshold,
+        image_gc_low_threshold: flags.image_gc_low_threshold,
         container_runtime_endpoint: flags.container_runtime_endpoint,
     };
     let addresses = match node.node_ip.as_slice() {

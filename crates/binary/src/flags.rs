@@ -137,6 +137,12 @@ pub struct Node {
     /// Directory of manifests that this node runs by itself
     #[arg(long)]
     pub pod_manifest_path: Option<PathBuf>,
+    /// Percent of the disk in use from which unused images are removed [default: 85]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub image_gc_high_threshold: Option<u8>,
+    /// Percent of the disk in use down to which they are removed [default: 80]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub image_gc_low_threshold: Option<u8>,
     /// Socket of a CRI runtime, instead of the embedded one
     #[arg(long)]
     pub container_runtime_endpoint: Option<String>,

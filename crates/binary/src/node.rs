@@ -157,6 +157,13 @@ fn start_kubelet(
     config.pod_manifest_path = flags.pod_manifest_path.clone();
     config.server_tls = node.serving.clone();
     config.bind_address = node.bind.unwrap_or(config.bind_address);
+    let percent = |given: Option<u8>, default| given.map_or(default, u64::from);
+    config.image_gc_high = percent(flags.image_gc_high_threshold, config.image_gc_high);
+    config.image_gc_low = percent(flags.image_gc_low_threshold, config.image_gc_low);
+    anyhow::ensure!(
+        config.image_gc_low <= config.image_gc_high,
+        "--image-gc-low-threshold must not be above --image-gc-high-threshold"
+    );
     let ca = node.client_ca_pem.clone();
     config.server_auth = kubelet::ServerAuth {
         client_ca: Some(Arc::new(move || ca.clone())),

@@ -7,8 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod};
+use k8s_openapi::api::core::v1::{
+    ContainerPort, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
+};
 
+use crate::names;
 use crate::resources::{self, pod_requests};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,28 +26,46 @@ pub fn admit<'a>(
     others: impl Iterator<Item = &'a Pod>,
     node: &Node,
 ) -> Result<(), Rejection> {
-    let reject = |reason: &str, message: String| Rejection { reason: reason.into(), message };
     if pod.spec.as_ref().and_then(|s| s.os.as_ref()).is_some_and(|os| os.name != "linux") {
         let message = "Failed to admit pod as the OS field doesn't match node OS";
         return Err(reject("PodOSNotSupported", message.into()));
     }
     if !matches_node(pod, node) {
-        return Err(reject(
-            "NodeAffinity",
-            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
-                .into(),
+        let why = "node(s) didn't match Pod's node affinity/selector";
+        return Err(predicate("NodeAffinity", why));
+    }
+    let others: Vec<&Pod> = others.collect();
+    has_room(pod, &others, node)?;
+    let taken: Vec<HostPort> = others.iter().flat_map(|other| host_ports(other)).collect();
+    if host_ports(pod).iter().any(|port| taken.iter().any(|other| port.clashes(other))) {
+        let why = "node(s) didn't have free ports for the requested pod ports";
+        return Err(predicate("NodePorts", why));
+    }
+    if !names::is_static(pod) && !stands_taints(pod, node) {
+        return Err(predicate(
+            "TaintToleration",
+            "node(s) had taints that the pod didn't tolerate",
         ));
     }
+    Ok(())
+}
+
+fn reject(reason: &str, message: String) -> Rejection {
+    Rejection { reason: reason.into(), message }
+}
+
+fn predicate(name: &str, why: &str) -> Rejection {
+    reject(name, format!("Predicate {name} failed: {why}"))
+}
+
+fn has_room(pod: &Pod, others: &[&Pod], node: &Node) -> Result<(), Rejection> {
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.clone()).unwrap_or_default();
     let mut used: BTreeMap<String, i64> = BTreeMap::new();
-    let mut count = 0;
-    for other in others {
-        count += 1;
-        for (name, amount) in other.spec.iter().flat_map(pod_requests) {
-            *used.entry(name).or_default() += amount;
-        }
+    for (name, amount) in others.iter().flat_map(|o| o.spec.iter().flat_map(pod_requests)) {
+        *used.entry(name).or_default() += amount;
     }
     let capacity = |name: &str| allocatable.get(name).map_or(0, resources::milli);
+    let count = others.len() as i64;
     if count + 1 > capacity("pods") / 1000 {
         let (used, capacity) = (count, capacity("pods") / 1000);
         return Err(reject("OutOfpods", out_of("pods", 1, used, capacity)));
@@ -63,6 +84,59 @@ pub fn admit<'a>(
         }
     }
     Ok(())
+}
+
+/// Taints that would evict the pod at once keep it out. What only the scheduler minds (NoSchedule)
+/// does not concern a pod that was bound all the same, as those of DaemonSets once were.
+fn stands_taints(pod: &Pod, node: &Node) -> bool {
+    let tolerations = pod.spec.as_ref().and_then(|s| s.tolerations.as_deref()).unwrap_or_default();
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints
+        .filter(|taint| taint.effect == "NoExecute")
+        .all(|taint| tolerations.iter().any(|toleration| tolerates(toleration, taint)))
+}
+
+/// Upstream: `Toleration.ToleratesTaint`.
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let text = |field: &'_ Option<String>| field.clone().unwrap_or_default();
+    let (effect, key) = (text(&toleration.effect), text(&toleration.key));
+    let fits =
+        (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key);
+    fits && match text(&toleration.operator).as_str() {
+        "" | "Equal" => text(&toleration.value) == text(&taint.value),
+        "Exists" => true,
+        _ => false,
+    }
+}
+
+/// A port of the node that a pod takes.
+struct HostPort {
+    /// `None`: on every address.
+    ip: Option<String>,
+    protocol: String,
+    port: i32,
+}
+
+impl HostPort {
+    fn clashes(&self, other: &Self) -> bool {
+        let same_ip = self.ip.is_none() || other.ip.is_none() || self.ip == other.ip;
+        same_ip && self.port == other.port && self.protocol == other.protocol
+    }
+}
+
+fn host_ports(pod: &Pod) -> Vec<HostPort> {
+    let Some(spec) = &pod.spec else { return vec![] };
+    let sidecars = spec.init_containers.iter().flatten().filter(|c| resources::is_sidecar(c));
+    let ports = spec.containers.iter().chain(sidecars).flat_map(|c| c.ports.iter().flatten());
+    let one = |port: &ContainerPort| {
+        let everywhere = |ip: &String| ip.is_empty() || ip == "0.0.0.0";
+        Some(HostPort {
+            ip: port.host_ip.clone().filter(|ip| !everywhere(ip)),
+            protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+            port: port.host_port.filter(|port| *port > 0)?,
+        })
+    };
+    ports.filter_map(one).collect()
 }
 
 fn out_of(name: &str, requested: i64, used: i64, capacity: i64) -> String {
@@ -185,6 +259,57 @@ mod tests {
                 "OutOfpods",
                 "Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2",
             )),
+        );
+    }
+
+    #[test]
+    fn ports_of_the_node_are_taken_once() {
+        let pods = |ports: Value| json!({"containers": [{"name": "a", "ports": ports}]});
+        let one = |port: u16, ip: &str, protocol: &str| json!([{"containerPort": 80, "hostPort": port, "hostIP": ip, "protocol": protocol}]);
+        let refused = Err((
+            "NodePorts",
+            "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
+        ));
+        let other = pod(pods(one(8080, "10.0.0.1", "TCP")));
+        let ask =
+            |ports: Value, expected| check(pods(ports), std::slice::from_ref(&other), expected);
+        ask(one(8080, "10.0.0.1", "TCP"), refused);
+        ask(one(8080, "", "TCP"), refused);
+        ask(one(8080, "0.0.0.0", "TCP"), refused);
+        ask(one(8080, "10.0.0.2", "TCP"), Ok(()));
+        ask(one(8080, "10.0.0.1", "UDP"), Ok(()));
+        ask(one(8081, "10.0.0.1", "TCP"), Ok(()));
+        ask(json!([{"containerPort": 8080}]), Ok(()));
+    }
+
+    #[test]
+    fn taints_that_evict_keep_out() {
+        let mut node = node();
+        let taint = |effect: &str| {
+            serde_json::from_value(
+                json!({"taints": [{"key": "k", "value": "v", "effect": effect}]}),
+            )
+        };
+        let refused = Err((
+            "TaintToleration",
+            "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate",
+        ));
+        let mut check = |effect: &str, tolerations: Value, expected: Result<(), (&str, &str)>| {
+            node.spec = taint(effect).ok();
+            let got = admit(&pod(json!({"tolerations": tolerations})), std::iter::empty(), &node);
+            let got =
+                got.as_ref().map(|()| ()).map_err(|r| (r.reason.as_str(), r.message.as_str()));
+            assert_eq!(got, expected, "{effect} {tolerations}");
+        };
+        check("NoExecute", json!([]), refused);
+        check("NoSchedule", json!([]), Ok(()));
+        check("NoExecute", json!([{"operator": "Exists"}]), Ok(()));
+        check("NoExecute", json!([{"key": "k", "value": "v", "effect": "NoExecute"}]), Ok(()));
+        check("NoExecute", json!([{"key": "k", "value": "w"}]), refused);
+        check(
+            "NoExecute",
+            json!([{"key": "k", "operator": "Exists", "effect": "NoSchedule"}]),
+            refused,
         );
     }
 

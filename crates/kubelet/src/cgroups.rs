@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::names;
+use crate::resize::Resource;
 use crate::resources::{BEST_EFFORT, BURSTABLE, cpu_weight, qos_class};
 use crate::sandbox::pod_resources;
 
@@ -116,6 +117,53 @@ impl Cgroups {
         if limits.memory_limit_in_bytes > 0 {
             self.warn("set", self.set_memory(&path, limits.memory_limit_in_bytes));
         }
+    }
+
+    /// Brings one resource of the pod's cgroup to what it should be: what `grows` before its
+    /// containers change, what shrinks after them.
+    pub fn resize_pod(
+        &self,
+        pod: &Pod,
+        limits: &cri::LinuxContainerResources,
+        resource: Resource,
+        grows: bool,
+    ) -> io::Result<()> {
+        if !self.enabled {
+            return Ok(());
+        }
+        let path = self.pod_path(pod);
+        // Zero: no limit is asked for. Limits are never taken away by a resize.
+        let due = |wanted: i64, now: i64| wanted > 0 && wanted != now && (wanted > now) == grows;
+        match resource {
+            Resource::Memory => {
+                let wanted = limits.memory_limit_in_bytes;
+                if due(wanted, self.limit("memory", &path, "memory.limit_in_bytes", "memory.max")) {
+                    self.set_memory(&path, wanted)?;
+                }
+            }
+            Resource::Cpu => {
+                let quota = limits.cpu_quota;
+                if due(quota, self.limit("cpu", &path, "cpu.cfs_quota_us", "cpu.max")) {
+                    self.set_quota(&path, quota, limits.cpu_period)?;
+                }
+                let is_v2 = matches!(self.layout, Layout::V2(_));
+                let shares = limits.cpu_shares;
+                let wanted = if is_v2 { cpu_weight(shares) } else { shares };
+                if due(wanted, self.limit("cpu", &path, "cpu.shares", "cpu.weight")) {
+                    self.set_shares(&path, shares)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A number in force, the largest one for "no limit" (v1: negative, v2: `max`).
+    fn limit(&self, controller: &str, path: &str, v1: &str, v2: &str) -> i64 {
+        let name = if matches!(self.layout, Layout::V2(_)) { v2 } else { v1 };
+        let text = self.file(controller, path, name).and_then(|f| fs::read_to_string(f).ok());
+        let text = text.unwrap_or_default();
+        let number = text.split_whitespace().next().and_then(|word| word.parse::<i64>().ok());
+        number.filter(|number| *number >= 0).unwrap_or(i64::MAX)
     }
 
     /// Removes what is left of the pod's cgroup; the runtime removed those of its containers.
@@ -298,6 +346,30 @@ mod tests {
                 assert_eq!(read(format!("cpu/{below}/cpu.cfs_quota_us")), "50000");
                 assert_eq!(read(format!("mem/{below}/memory.limit_in_bytes")), "67108864");
             }
+            let limits = cri::LinuxContainerResources {
+                memory_limit_in_bytes: 1 << 20,
+                cpu_quota: 80_000,
+                cpu_period: 100_000,
+                cpu_shares: 102,
+                ..Default::default()
+            };
+            let (memory, cpu) = match is_v2 {
+                true => (format!("{below}/memory.max"), format!("{below}/cpu.max")),
+                false => (
+                    format!("mem/{below}/memory.limit_in_bytes"),
+                    format!("cpu/{below}/cpu.cfs_quota_us"),
+                ),
+            };
+            let resize = |grows| {
+                for resource in [Resource::Memory, Resource::Cpu] {
+                    cgroups.resize_pod(&pod(), &limits, resource, grows).expect("written");
+                }
+                let quota = read(cpu.clone());
+                let quota = quota.split(' ').next().map(str::to_string).unwrap_or_default();
+                (read(memory.clone()), quota)
+            };
+            assert_eq!(resize(true), ("67108864".into(), "80000".into()), "what grows comes first");
+            assert_eq!(resize(false), ("1048576".into(), "80000".into()));
         }
     }
 }

@@ -77,6 +77,11 @@ pub struct Config {
     /// Deviation: 5 % where upstream says 10 %; developers' disks are often that full.
     pub eviction_disk: f64,
     pub eviction_inodes: f64,
+    /// Percent of the disk in use from which unused images go, and down to which.
+    pub image_gc_high: u64,
+    pub image_gc_low: u64,
+    /// An image stays at least this long.
+    pub image_min_age: Duration,
     /// May mount (tmpfs volumes, subpaths). False in tests without privileges.
     pub may_mount: bool,
 }
@@ -117,6 +122,9 @@ impl Config {
             eviction_memory: 100 << 20,
             eviction_disk: 0.05,
             eviction_inodes: 0.05,
+            image_gc_high: 85,
+            image_gc_low: 80,
+            image_min_age: Duration::from_secs(120),
             may_mount: nix::unistd::geteuid().is_root(),
         }
     }

@@ -15,9 +15,11 @@ use cri::{
 };
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
 
+use crate::allocation::Amounts;
 use crate::expand::{expand, expand_noting};
 use crate::names;
 use crate::observed::Role;
+use crate::resize::amounts;
 use crate::resources::{self, cpu_quota, cpu_shares};
 use crate::sandbox::{apparmor, namespaces, seccomp};
 use crate::volumes::{PodDir, Ready, mounts};
@@ -73,6 +75,8 @@ pub enum ConfigError {
 pub struct Prepared<'a> {
     pub env: Vec<(String, String)>,
     pub volumes: &'a BTreeMap<String, Ready>,
+    /// Images that are volumes, by volume name.
+    pub images: &'a BTreeMap<String, ImageSpec>,
     pub dir: &'a PodDir,
     pub attempt: u32,
     pub image: &'a cri::Image,
@@ -136,7 +140,12 @@ pub fn container_config(
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(LinuxContainerConfig {
-            resources: Some(container_resources(pod, container, prepared.memory)),
+            resources: Some(resources_for(
+                pod,
+                container,
+                amounts(pod, container),
+                prepared.memory,
+            )),
             security_context: Some(security(pod, role, container, prepared)),
         }),
         stop_signal: stop_signal as i32,
@@ -175,21 +184,20 @@ fn verify_user(pod: &Pod, container: &Container, image: &cri::Image) -> Result<(
     }
 }
 
-pub fn container_resources(
+/// The kernel's numbers for these amounts; `memory` is the node's.
+pub fn resources_for(
     pod: &Pod,
     container: &Container,
+    amounts: Amounts,
     memory: i64,
 ) -> LinuxContainerResources {
-    let own = container.resources.as_ref();
-    let amount = |q: Option<&_>| q.map_or(0, resources::milli);
-    let request = amount(resources::request(own, "cpu"));
-    let limit = amount(resources::limit(own, "cpu"));
-    let has_request = resources::request(own, "cpu").is_some();
+    let has_request = resources::request(container.resources.as_ref(), "cpu").is_some();
+    let share = if has_request { amounts.cpu_request } else { amounts.cpu_limit };
     LinuxContainerResources {
         cpu_period: resources::CPU_PERIOD,
-        cpu_quota: cpu_quota(limit),
-        cpu_shares: cpu_shares(if has_request { request } else { limit }),
-        memory_limit_in_bytes: resources::limit(own, "memory").map_or(0, resources::units),
+        cpu_quota: cpu_quota(amounts.cpu_limit),
+        cpu_shares: cpu_shares(share),
+        memory_limit_in_bytes: amounts.memory_limit,
         oom_score_adj: resources::oom_score_adj(pod, container, memory),
         ..LinuxContainerResources::default()
     }
@@ -310,6 +318,15 @@ fn volume_mount(
         }
         None => mount.sub_path.clone().unwrap_or_default(),
     };
+    if let Some(image) = prepared.images.get(&mount.name) {
+        return Ok(Mount {
+            container_path: absolute(&mount.mount_path),
+            readonly: true,
+            image: Some(image.clone()),
+            image_sub_path: subpath,
+            ..Mount::default()
+        });
+    }
     let host_path = if subpath.is_empty() {
         volume.path.clone()
     } else {

@@ -20,6 +20,7 @@
 //! Upstream: `pkg/kubelet`.
 
 mod admit;
+mod allocation;
 mod backoff;
 mod cgroups;
 mod config;
@@ -31,6 +32,7 @@ mod eviction;
 mod expand;
 mod handler;
 mod hosts;
+mod image_gc;
 mod images;
 mod log_rotation;
 mod machine;
@@ -42,6 +44,7 @@ mod observed;
 mod plan;
 mod pods;
 mod probe;
+mod resize;
 mod resources;
 mod runtime;
 mod sandbox;
@@ -242,6 +245,7 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
     let signals = set.signals.clone();
     tasks.spawn("pods", set.clone().run());
     tasks.spawn("eviction", eviction::keep(context.clone(), set.clone()));
+    tasks.spawn("image-gc", image_gc::keep(context.clone(), set.clone()));
     tasks.spawn("log-rotation", log_rotation::keep(context.clone(), set.clone()));
     tasks.spawn("mirrors", mirrors::keep(context.clone(), set.clone()));
     tasks.spawn("runtime-events", follow_runtime(context.clone(), set.clone()));

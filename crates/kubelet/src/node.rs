@@ -386,7 +386,7 @@ async fn register(context: &Context, health: &Health) -> client::Result<Node> {
 }
 
 /// Upstream: the kubelet's events about its node name the node as uid.
-fn about(node: &Node) -> k8s_openapi::api::core::v1::ObjectReference {
+pub fn about(node: &Node) -> k8s_openapi::api::core::v1::ObjectReference {
     let mut reference = client::events::reference(node);
     reference.uid = node.metadata.name.clone();
     reference

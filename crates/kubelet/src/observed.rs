@@ -39,6 +39,8 @@ pub struct ObservedContainer {
     pub user: Option<(i64, i64, Vec<i64>)>,
     /// From the labels and annotations that it was created with, for a pod that the API forgot.
     pub grace_period: Option<i64>,
+    /// What the runtime says that it may use.
+    pub resources: Option<cri::LinuxContainerResources>,
 }
 
 impl ObservedContainer {

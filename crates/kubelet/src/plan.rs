@@ -23,6 +23,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use crate::observed::{
     Observed, ObservedContainer, State, any_main_created, restart_policy, should_restart,
 };
+use crate::resize::Resize;
 use crate::resources::is_sidecar;
 
 /// What the probes say of one running container; `None` when there is no (result of a) probe.
@@ -63,6 +64,8 @@ pub struct Plan {
     pub start_init: Vec<usize>,
     pub start: Vec<usize>,
     pub start_ephemeral: Vec<usize>,
+    /// Running containers that are to have other resources.
+    pub resize: Resize,
 }
 
 impl Plan {
@@ -73,6 +76,7 @@ impl Plan {
             && self.start_init.is_empty()
             && self.start.is_empty()
             && self.start_ephemeral.is_empty()
+            && self.resize.is_empty()
     }
 }
 
@@ -302,6 +306,7 @@ pub(crate) mod tests {
             log_path: String::new(),
             user: None,
             grace_period: None,
+            resources: None,
         }
     }
 

@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::task::Tasks;
 use client::{EventType, ObjectKey};
@@ -21,16 +22,22 @@ use machinery::ObjectMeta;
 use tokio::sync::Notify;
 
 use crate::admit::{Rejection, admit};
+use crate::allocation::{Allocation, DEFERRED, Refusal, Standing, rank, told};
 use crate::context::Context;
 use crate::names;
 use crate::volumes::{PodDir, tear_down};
-use crate::worker::{Handle, Input, View, Worker};
+use crate::worker::{Handle, Input, Told, View, Worker};
+
+/// Upstream: pods that wait for resources are asked again after this long even if nothing changed.
+const RESIZE_RETRY: Duration = Duration::from_secs(180);
 
 #[derive(Default)]
 struct Pending {
     keys: BTreeSet<ObjectKey>,
     statics: Option<BTreeMap<String, Pod>>,
     finished: Vec<String>,
+    /// Some pod gave its resources back.
+    freed: bool,
     synced: bool,
 }
 
@@ -63,9 +70,13 @@ impl Signals {
         self.push(|pending| pending.synced = true);
     }
 
-    fn finished(&self, uid: &str) {
-        let uid = uid.to_string();
-        self.push(|pending| pending.finished.push(uid));
+    fn told(&self, uid: &str, what: Told) {
+        self.push(|pending| {
+            pending.freed = true;
+            if what == Told::Finished {
+                pending.finished.push(uid.to_string());
+            }
+        });
     }
 }
 
@@ -79,6 +90,10 @@ pub struct PodSet {
     workers: Mutex<Workers>,
     /// The wanted static pods by uid.
     statics: Mutex<BTreeMap<String, Pod>>,
+    /// What each pod was granted, by uid.
+    granted: Mutex<HashMap<String, Allocation>>,
+    /// Pods that ask for other resources than they were granted, as the API has them, by uid.
+    resizes: Mutex<BTreeMap<String, Arc<Pod>>>,
     /// Told when mirrors may be out of date.
     pub mirrors: Notify,
 }
@@ -91,6 +106,8 @@ impl PodSet {
             signals: Arc::default(),
             workers: Mutex::default(),
             statics: Mutex::default(),
+            granted: Mutex::default(),
+            resizes: Mutex::default(),
             mirrors: Notify::new(),
         })
     }
@@ -102,11 +119,20 @@ impl PodSet {
     /// Follows the signals for ever.
     pub async fn run(self: Arc<Self>) {
         loop {
-            self.signals.wake.notified().await;
+            let waiting = !self.resizes.lock().expect("no panic while held").is_empty();
+            tokio::select! {
+                () = self.signals.wake.notified() => {}
+                () = tokio::time::sleep(RESIZE_RETRY), if waiting => self.retry_resizes(),
+            }
             let batch =
                 std::mem::take(&mut *self.signals.pending.lock().expect("no panic while held"));
             for uid in &batch.finished {
                 self.workers().remove(uid);
+                self.granted.lock().expect("no panic while held").remove(uid);
+                self.resizes.lock().expect("no panic while held").remove(uid);
+            }
+            if batch.freed {
+                self.retry_resizes();
             }
             if let Some(statics) = batch.statics {
                 *self.statics.lock().expect("no panic while held") = statics;
@@ -142,15 +168,103 @@ impl PodSet {
             }
         }
         let Some(pod) = pod else { return };
-        if let Some(handle) = self.workers().get(&uid) {
-            handle.input.send_if_modified(|input| {
-                let changed = input.pod.metadata.resource_version != pod.metadata.resource_version;
-                input.pod = pod.clone();
-                changed
-            });
-            return;
+        if self.workers().contains_key(&uid) {
+            return self.update(&uid, pod);
         }
         self.start(pod);
+    }
+
+    /// A pod that has a worker changed.
+    fn update(&self, uid: &str, pod: Arc<Pod>) {
+        let granted = self.granted(uid).applied(&pod);
+        let asks = !Arc::ptr_eq(&granted, &pod);
+        if asks {
+            self.resizes.lock().expect("no panic while held").insert(uid.to_string(), pod);
+            return self.retry_resizes();
+        }
+        self.resizes.lock().expect("no panic while held").remove(uid);
+        if let Some(handle) = self.workers().get(uid) {
+            handle.input.send_if_modified(|input| {
+                let changed = input.pod.metadata.resource_version != pod.metadata.resource_version;
+                input.pod = pod;
+                input.standing.refused = None;
+                changed
+            });
+        }
+    }
+
+    fn granted(&self, uid: &str) -> Allocation {
+        let granted = self.granted.lock().expect("no panic while held");
+        granted.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Asks again for every pod that wants other resources than it has.
+    fn retry_resizes(&self) {
+        let wanted = self.resizes.lock().expect("no panic while held").clone();
+        let since = |uid: &str| {
+            let workers = self.workers();
+            let input = workers.get(uid)?.input.borrow().clone();
+            input.standing.refused.map(|refusal| refusal.since)
+        };
+        let mut all: Vec<(String, Arc<Pod>)> = wanted.into_iter().collect();
+        all.sort_by_cached_key(|(uid, pod)| rank(pod, &self.granted(uid).applied(pod), since(uid)));
+        for (uid, pod) in all {
+            if self.try_resize(&uid, &pod) {
+                self.resizes.lock().expect("no panic while held").remove(&uid);
+            }
+        }
+    }
+
+    /// True when nothing is left to ask for.
+    fn try_resize(&self, uid: &str, pod: &Arc<Pod>) -> bool {
+        let verdict = self.admit(pod);
+        let workers = self.workers();
+        let Some(handle) = workers.get(uid) else { return true };
+        let terminal = handle.view().stopped || handle.input.borrow().evict.is_some();
+        let mut input = handle.input.borrow().clone();
+        let now = base::clock::now();
+        let generation = pod.metadata.generation;
+        match verdict {
+            _ if terminal => {
+                input.pod = self.granted(uid).applied(pod);
+                input.standing.refused = None;
+            }
+            Ok(()) => {
+                let allocation = Allocation::of(pod);
+                allocation.write(&PodDir::new(&self.context.config.root_dir, uid));
+                let mut granted = self.granted.lock().expect("no panic while held");
+                granted.insert(uid.to_string(), allocation);
+                input.pod = pod.clone();
+                input.standing = Standing { refused: None, granted: generation };
+                let text = told("Pod resize started", pod, generation, "");
+                self.context.tell(pod, EventType::Normal, "ResizeStarted", text);
+            }
+            Err(Rejection { message, .. }) => {
+                let old = input.standing.refused.take();
+                let since = old.as_ref().map_or(now, |old| old.since);
+                let mut new = Refusal { reason: DEFERRED, message, generation, since, told: now };
+                let is_new = old.as_ref().is_none_or(|old| {
+                    new.told = old.told;
+                    let is_new = *old != new;
+                    new.told = if is_new { now } else { old.told };
+                    is_new
+                });
+                if is_new {
+                    let text = told("Pod resize Deferred", pod, generation, &new.message);
+                    self.context.tell(pod, EventType::Warning, "ResizeDeferred", text);
+                }
+                input.standing.refused = Some(new);
+                input.pod = self.granted(uid).applied(pod);
+            }
+        }
+        let done = input.standing.refused.is_none();
+        handle.input.send_if_modified(|known| {
+            let version = |input: &Input| input.pod.metadata.resource_version.clone();
+            let changed = known.standing != input.standing || version(known) != version(&input);
+            *known = input;
+            changed
+        });
+        done
     }
 
     /// A mirror changed: its pod's status may have to be written again.
@@ -198,32 +312,47 @@ impl PodSet {
         // A start time was set by the kubelet that admitted it.
         let admitted = status.is_some_and(|s| s.start_time.is_some());
         let deleting = pod.metadata.deletion_timestamp.is_some();
-        let mut input = Input { pod: pod.clone(), removed: false, evict: None };
+        // An earlier kubelet may have granted other resources than are asked for by now.
+        let dir = PodDir::new(&self.context.config.root_dir, names::uid(&pod));
+        let recorded = Allocation::read(&dir);
+        let is_new = recorded.is_none();
+        let allocation = recorded.unwrap_or_else(|| Allocation::of(&pod));
+        let (wanted, pod) = (pod.clone(), allocation.applied(&pod));
+        let mut input = Input::new(pod.clone());
         if !(terminal || admitted || deleting)
             && let Err(Rejection { reason, message }) = self.admit(&pod)
         {
             self.context.tell(&pod, EventType::Warning, &reason, message.clone());
             input.evict = Some((reason, format!("Pod was rejected: {message}")));
+        } else if is_new && !(terminal || deleting) {
+            allocation.write(&dir);
         }
+        let uid = names::uid(&pod).to_string();
+        self.granted.lock().expect("no panic while held").insert(uid.clone(), allocation);
         self.spawn(input);
+        if !Arc::ptr_eq(&wanted, &pod) && !(terminal || deleting) {
+            self.update(&uid, wanted);
+        }
     }
 
     fn spawn(&self, input: Input) {
         let uid = names::uid(&input.pod).to_string();
         let signals = self.signals.clone();
-        let handle = Worker::start(self.context.clone(), &self.tasks, input, move |uid| {
-            signals.finished(uid);
+        let handle = Worker::start(self.context.clone(), &self.tasks, input, move |uid, what| {
+            signals.told(uid, what);
         });
         self.workers().insert(uid, handle);
     }
 
     fn admit(&self, pod: &Pod) -> Result<(), Rejection> {
+        let own = names::uid(pod);
         let active: Vec<Arc<Pod>> = self
             .workers()
             .values()
             .filter(|handle| {
                 let input = handle.input.borrow();
-                input.evict.is_none() && !handle.view().stopped
+                let is_other = names::uid(&input.pod) != own;
+                is_other && input.evict.is_none() && !handle.view().stopped
             })
             .map(|handle| handle.input.borrow().pod.clone())
             .collect();
@@ -262,16 +391,19 @@ impl PodSet {
                 ..ObjectMeta::default()
             };
             let pod = Pod { metadata, spec: Some(Default::default()), status: None };
-            self.spawn(Input { pod: Arc::new(pod), removed: true, evict: None });
+            self.spawn(Input { removed: true, ..Input::new(Arc::new(pod)) });
         }
         let root = self.context.config.root_dir.join("pods");
         let known: BTreeSet<String> = self.workers().keys().cloned().collect();
+        let context = self.context.clone();
         let cleared = tokio::task::spawn_blocking(move || {
             for entry in std::fs::read_dir(&root).into_iter().flatten().flatten() {
                 let uid = entry.file_name().to_string_lossy().into_owned();
-                if !known.contains(&uid)
-                    && let Err(error) = tear_down(&PodDir(entry.path()))
-                {
+                if known.contains(&uid) {
+                    continue;
+                }
+                context.cgroups.remove_pod(&uid);
+                if let Err(error) = tear_down(&PodDir(entry.path())) {
                     tracing::warn!(uid, %error, "files of a pod that is gone remain");
                 }
             }

@@ -14,9 +14,11 @@ pub const GUARANTEED: &str = "Guaranteed";
 pub const BURSTABLE: &str = "Burstable";
 pub const BEST_EFFORT: &str = "BestEffort";
 
-const MIN_SHARES: i64 = 2;
+pub const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 const MIN_QUOTA: i64 = 1000;
+/// What the smallest quota amounts to.
+pub const MIN_MILLI_CPU_LIMIT: i64 = 10;
 pub const CPU_PERIOD: i64 = 100_000;
 
 /// A quantity in thousandths, rounded up; text that is no quantity counts as zero (the API server

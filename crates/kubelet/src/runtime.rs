@@ -113,6 +113,7 @@ fn container_of(sandbox_id: &str, status: ContainerStatus) -> ObservedContainer 
         image: shown.unwrap_or_default(),
         image_id: status.image_ref,
         log_path: status.log_path,
+        resources: status.resources.and_then(|all| all.linux),
         user: status
             .user
             .and_then(|u| u.linux)

@@ -108,7 +108,8 @@ pub fn pod_resources(pod: &Pod) -> LinuxContainerResources {
     let (requests, limits) = (pod_requests(spec), pod_limits(spec));
     let all_limit = |name: &str| {
         let set = |r: &Option<_>| resources::limit(r.as_ref(), name).is_some();
-        set(&spec.resources) || spec.containers.iter().all(|c| set(&c.resources))
+        let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        set(&spec.resources) || all.all(|c| set(&c.resources))
     };
     let of = |map: &std::collections::BTreeMap<String, i64>, name: &str| {
         map.get(name).copied().unwrap_or(0)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use client::EventType;
 use cri::PodSandboxConfig;
-use k8s_openapi::api::core::v1::{Container, Pod, Secret, VolumeProjection};
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret, VolumeProjection};
 use machinery::selector::Selector;
 
 use crate::backoff::go_duration;
@@ -24,6 +24,7 @@ use crate::names;
 use crate::objects::{ObjectError, TokenOrder};
 use crate::observed::{Observed, Role, State, ephemeral_as_container};
 use crate::plan::Plan;
+use crate::resize::amounts;
 use crate::sandbox::sandbox_config;
 use crate::volumes::payload::Tokens;
 use crate::volumes::{self, Claims, Gathered, Ready};
@@ -68,6 +69,10 @@ impl Worker {
         }
         for kill in &plan.kill {
             self.stop_for_restart(observed, kill).await;
+            progress = true;
+        }
+        if !plan.resize.is_empty() {
+            self.resize(&plan.resize).await?;
             progress = true;
         }
         let starts = !(plan.start.is_empty()
@@ -395,11 +400,13 @@ impl Worker {
         };
         let config_error = |message: String| failed("CreateContainerConfigError", message);
         let env = self.environment(container, place).await.map_err(config_error)?;
+        let images = self.image_volumes(container, place).await?;
         let attempt = self.next_attempt(&container.name, observed);
         let target = self.target_of(role, &container.name, observed);
         let prepared = Prepared {
             env,
             volumes: &place.volumes,
+            images: &images,
             dir: &self.dir,
             attempt,
             image: &image,
@@ -420,6 +427,10 @@ impl Worker {
             .await
             .map_err(|error| failed("CreateContainerError", error.to_string()))?;
         tell(EventType::Normal, "Created", "Container created".into());
+        if role != Role::Ephemeral {
+            self.actuated.set(&container.name, amounts(&pod, container));
+            self.actuated.write(&self.dir);
+        }
         if let Err(error) = runtime.start_container(&id).await {
             // Nothing ran: the next try makes a new container.
             let _ = runtime.remove_container(&id).await;
@@ -464,7 +475,15 @@ impl Worker {
         container: &Container,
         place: &Place,
     ) -> Result<cri::Image, NotStarted> {
-        let about = reference(&self.pod, Some((role, &container.name)));
+        self.pulled(reference(&self.pod, Some((role, &container.name))), container, place).await
+    }
+
+    async fn pulled(
+        &self,
+        about: ObjectReference,
+        container: &Container,
+        place: &Place,
+    ) -> Result<cri::Image, NotStarted> {
         let events = self.context.events.clone();
         let tell = move |kind: EventType, reason: &str, text: String| {
             events.event_about(about.clone(), kind, reason, text);
@@ -480,6 +499,34 @@ impl Worker {
             }),
         };
         done.map_err(|e| NotStarted { reason: e.reason, message: e.message, retry_in: e.retry_in })
+    }
+
+    /// The images that the container mounts as volumes, pulled as their volumes ask.
+    async fn image_volumes(
+        &self,
+        container: &Container,
+        place: &Place,
+    ) -> Result<BTreeMap<String, cri::ImageSpec>, NotStarted> {
+        let mut out = BTreeMap::new();
+        let volumes = self.pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+        let mounted = |name: &str| container.volume_mounts.iter().flatten().any(|m| m.name == name);
+        for volume in volumes.filter(|volume| mounted(&volume.name)) {
+            let Some(source) = &volume.image else { continue };
+            let named = Container {
+                image: source.reference.clone(),
+                image_pull_policy: source.pull_policy.clone(),
+                ..Container::default()
+            };
+            let about = reference(&self.pod, None);
+            let image = self.pulled(about, &named, place).await?;
+            let spec = cri::ImageSpec {
+                image: image.id,
+                user_specified_image: source.reference.clone().unwrap_or_default(),
+                ..cri::ImageSpec::default()
+            };
+            out.insert(volume.name.clone(), spec);
+        }
+        Ok(out)
     }
 
     async fn pull_secrets(&self) -> Vec<Arc<Secret>> {

@@ -13,14 +13,18 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
     ContainerStateWaiting, ContainerStatus, ContainerUser, HostIP, LinuxContainerUser, Pod,
-    PodCondition, PodIP, PodSpec, PodStatus, VolumeMountStatus,
+    PodCondition, PodIP, PodSpec, PodStatus, ResourceRequirements, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::allocation::{IN_PROGRESS, PENDING};
 use crate::observed::{
     Observed, ObservedContainer, Role, State, all_containers, any_main_created, should_restart,
 };
-use crate::resources::{is_sidecar, qos_class};
+use crate::resources::{
+    MIN_MILLI_CPU_LIMIT, MIN_SHARES, ResourceList, bytes_quantity, is_sidecar, milli,
+    milli_quantity, pod_limits, pod_requests, qos_class,
+};
 
 /// Everything besides the pod itself.
 pub struct Facts<'a> {
@@ -36,6 +40,8 @@ pub struct Facts<'a> {
     pub terminal: bool,
     /// Set by admission, eviction, or the active deadline: (phase, reason, message).
     pub forced: Option<&'a (String, String, String)>,
+    /// How far a resize is.
+    pub resize: &'a [PodCondition],
     pub now: Timestamp,
 }
 
@@ -66,12 +72,31 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
         observed_generation: pod.metadata.generation,
         nominated_node_name: before.nominated_node_name.clone(),
         resource_claim_statuses: before.resource_claim_statuses.clone(),
+        allocated_resources: quantities(pod_requests(spec)),
+        resources: Some(ResourceRequirements {
+            requests: quantities(pod_requests(spec)),
+            limits: quantities(pod_limits(spec)),
+            ..spec.resources.clone().unwrap_or_default()
+        }),
         ..PodStatus::default()
     };
     set_phase(pod, spec, before, facts, &mut status);
     set_addresses(spec, before, facts, &mut status);
     status.conditions = Some(conditions(pod, spec, before, facts, &status));
     status
+}
+
+/// Sums in thousandths as the API writes them.
+fn quantities(sums: BTreeMap<String, i64>) -> Option<ResourceList> {
+    let one = |(name, amount): (String, i64)| {
+        let told = match name.as_str() {
+            "cpu" => milli_quantity(amount),
+            "memory" | "ephemeral-storage" => bytes_quantity(amount / 1000),
+            _ => milli_quantity(amount),
+        };
+        (name, told)
+    };
+    Some(sums.into_iter().map(one).collect()).filter(|list: &ResourceList| !list.is_empty())
 }
 
 fn set_phase(
@@ -241,12 +266,8 @@ fn from_observed(
         container_id: Some(container_id(seen, facts)),
         restart_count: restarts,
         state: Some(state_of(seen, facts)),
-        resources: container.resources.clone().filter(|_| seen.state == State::Running),
-        allocated_resources: container
-            .resources
-            .as_ref()
-            .and_then(|r| r.requests.clone())
-            .filter(|_| seen.state == State::Running),
+        resources: Some(resources_of(container, seen)),
+        allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
         volume_mounts: mounts_of(container),
         user: seen.user.as_ref().map(|(uid, gid, groups)| ContainerUser {
             linux: Some(LinuxContainerUser {
@@ -257,6 +278,36 @@ fn from_observed(
         }),
         ..ContainerStatus::default()
     }
+}
+
+/// What was granted, corrected by what the runtime says that it enforces. Amounts too small for the
+/// kernel are shown as granted.
+fn resources_of(container: &Container, seen: &ObservedContainer) -> ResourceRequirements {
+    let mut out = container.resources.clone().unwrap_or_default();
+    let Some(actual) = seen.resources.as_ref().filter(|_| seen.state == State::Running) else {
+        return out;
+    };
+    let correct = |list: &mut Option<ResourceList>, name: &str, amount: i64, floor: i64| {
+        let known = list.as_ref().and_then(|list| list.get(name)).map_or(0, milli);
+        let tiny = amount <= floor && known <= floor;
+        if amount > 0 && amount != known && !tiny {
+            let told = match name {
+                "memory" => bytes_quantity(amount / 1000),
+                _ => milli_quantity(amount),
+            };
+            list.as_mut().map(|list| list.insert(name.to_string(), told));
+        }
+    };
+    let quota = match actual.cpu_period {
+        0 => 0,
+        period => actual.cpu_quota.max(0) * 1000 / period,
+    };
+    correct(&mut out.limits, "cpu", quota, MIN_MILLI_CPU_LIMIT);
+    let memory = actual.memory_limit_in_bytes.max(0).saturating_mul(1000);
+    correct(&mut out.limits, "memory", memory, 0);
+    let request = (actual.cpu_shares.max(0) * 1000 + 1023) / 1024;
+    correct(&mut out.requests, "cpu", request, MIN_SHARES);
+    out
 }
 
 fn mounts_of(container: &Container) -> Option<Vec<VolumeMountStatus>> {
@@ -452,9 +503,13 @@ fn conditions(
     let mut out: Vec<PodCondition> = vec![];
     // Conditions of others (gates, DisruptionTarget, ...) stay.
     for condition in before.conditions.iter().flatten() {
-        if !computed.iter().any(|(name, _)| *name == condition.type_) {
+        let ours = [PENDING, IN_PROGRESS].contains(&condition.type_.as_str());
+        if !ours && !computed.iter().any(|(name, _)| *name == condition.type_) {
             out.push(condition.clone());
         }
+    }
+    if !facts.terminal {
+        out.extend(facts.resize.iter().cloned());
     }
     for (name, verdict) in computed {
         let old = before.conditions.iter().flatten().find(|c| c.type_ == name);
@@ -613,6 +668,7 @@ mod tests {
             runtime_name: "decapod",
             terminal,
             forced: None,
+            resize: &[],
             now: Timestamp::from_second(1000).expect("in range"),
         };
         pod_status(&pod(spec), before, &facts)

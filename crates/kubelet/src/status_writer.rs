@@ -163,8 +163,10 @@ pub fn changes(old: Option<&PodStatus>, new: &PodStatus) -> Option<Value> {
     (!out.is_empty()).then_some(Value::Object(out))
 }
 
+const OWN: [&str; 2] = [crate::allocation::PENDING, crate::allocation::IN_PROGRESS];
+
 /// For lists that merge by `key`: what is new or different, and deletions of addresses that are
-/// gone. Conditions are never deleted: others add theirs.
+/// gone. Conditions stay, as others add theirs, but for those of a resize that is over.
 fn changed_items(old: Option<&Value>, new: &Value, key: &str) -> Value {
     let items = |list: Option<&Value>| list.and_then(Value::as_array).cloned().unwrap_or_default();
     let (old, new) = (items(old), items(Some(new)));
@@ -180,6 +182,9 @@ fn changed_items(old: Option<&Value>, new: &Value, key: &str) -> Value {
         }
         out.push(item);
     }
+    let own = |item: &&Value| key == "type" && OWN.iter().any(|own| item[key] == **own);
+    let gone = old.iter().filter(own).filter(|item| !new.iter().any(|n| n[key] == item[key]));
+    out.extend(gone.map(|item| json!({"$patch": "delete", key: item[key]})));
     if key == "ip" {
         let gone = old.iter().filter(|item| !new.iter().any(|n| n[key] == item[key]));
         out.extend(gone.map(|item| json!({"$patch": "delete", key: item[key]})));
@@ -215,6 +220,11 @@ mod tests {
             json!({"conditions": [{"type": "Ready", "status": "False", "reason": "R"}]}),
             json!({"conditions": [condition("Ready", "True")]}),
             json!({"conditions": [{"type": "Ready", "status": "True", "reason": null}]}),
+        );
+        check(
+            json!({"conditions": [condition("PodResizePending", "True"), condition("Gate", "True")]}),
+            json!({"conditions": []}),
+            json!({"conditions": [{"$patch": "delete", "type": "PodResizePending"}]}),
         );
         check(
             json!({"podIPs": [{"ip": "a"}]}),

@@ -30,6 +30,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::{Notify, watch};
 
+use crate::allocation::{self, Actuated, Progress, Standing};
 use crate::backoff::Delays;
 use crate::context::{Context, reference};
 use crate::hosts;
@@ -37,6 +38,7 @@ use crate::names;
 use crate::observed::{Observed, State, all_containers};
 use crate::plan::plan;
 use crate::probe::{Probes, Target};
+use crate::resize;
 use crate::runtime::observe;
 use crate::status::{Facts, pod_status};
 use crate::status_writer::StatusWriter;
@@ -54,6 +56,22 @@ pub struct Input {
     pub removed: bool,
     /// The pod must fail: (reason, message).
     pub evict: Option<(String, String)>,
+    /// How its resources stand; `pod` has those that were granted.
+    pub standing: Standing,
+}
+
+impl Input {
+    pub fn new(pod: Arc<Pod>) -> Self {
+        Self { pod, removed: false, evict: None, standing: Standing::default() }
+    }
+}
+
+/// What a worker tells the pod set about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Its resources are free again.
+    Stopped,
+    Finished,
 }
 
 /// What others may see of a worker.
@@ -102,6 +120,15 @@ pub struct Worker {
     stopped: bool,
     /// When a token of this pod must be replaced.
     pub(crate) refresh: Option<Timestamp>,
+    /// What the kernel was told of each container.
+    pub(crate) actuated: Actuated,
+    /// The change of resources that is being carried out.
+    pub(crate) resizing: Option<Progress>,
+    /// The grant that was seen last.
+    pub(crate) granted: Option<i64>,
+    /// A grant came since the pod's cgroup was brought up to date.
+    pub(crate) pod_cgroup_is_old: bool,
+    tell: Box<dyn Fn(&str, Told) + Send + Sync>,
 }
 
 /// What a step says about the next one.
@@ -113,12 +140,12 @@ pub enum Next {
 }
 
 impl Worker {
-    /// Starts the worker of a pod as a task of `tasks`; `done` hears its uid at the end.
+    /// Starts the worker of a pod as a task of `tasks`; `tell` hears how it ends.
     pub fn start(
         context: Arc<Context>,
         tasks: &Tasks,
         first: Input,
-        done: impl FnOnce(&str) + Send + 'static,
+        tell: impl Fn(&str, Told) + Send + Sync + 'static,
     ) -> Handle {
         let (input, input_out) = watch::channel(first.clone());
         let wake = Arc::new(Notify::new());
@@ -149,25 +176,30 @@ impl Worker {
             hooked: HashSet::new(),
             stopped: false,
             refresh: None,
+            actuated: Actuated::default(),
+            resizing: None,
+            granted: None,
+            pod_cgroup_is_old: false,
+            tell: Box::new(tell),
         };
         tasks.spawn("pod-worker", async move {
-            let uid = worker.uid.clone();
-            worker.run().await;
+            let worker = worker.run().await;
             own.shutdown(Duration::from_secs(1)).await;
-            done(&uid);
+            (worker.tell)(&worker.uid, Told::Finished);
         });
         Handle { input, wake, view }
     }
 
-    async fn run(mut self) {
+    async fn run(mut self) -> Self {
+        self.actuated = Actuated::read(&self.dir);
         loop {
             match self.step().await {
-                Next::Finished => return,
+                Next::Finished => return self,
                 Next::Again => {}
                 Next::Wait(limit) => {
                     tokio::select! {
                         () = self.wake.notified() => {}
-                        changed = self.input.changed() => if changed.is_err() { return },
+                        changed = self.input.changed() => if changed.is_err() { return self },
                         () = tokio::time::sleep(limit) => {}
                     }
                 }
@@ -190,12 +222,15 @@ impl Worker {
             Ok(observed) => observed,
             Err(next) => return next,
         };
+        self.follow_resize(&observed);
         self.publish(&observed, false);
         if matches!(self.published.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return self.stop().await;
         }
         let health = self.probes.health();
-        let plan = plan(&self.pod, &observed, &health, names::container_hash);
+        let mut plan = plan(&self.pod, &observed, &health, names::container_hash);
+        plan.resize.pod = self.pod_cgroup_is_old && !plan.create_sandbox;
+        resize::plan(&self.pod, &observed, &self.actuated, &mut plan);
         if plan.is_empty() {
             self.waiting.clear();
             self.collect_garbage(&observed).await;
@@ -319,8 +354,11 @@ impl Worker {
     }
 
     fn publish(&mut self, observed: &Observed, terminal: bool) {
+        let refused = self.input.borrow().standing.refused.clone();
+        let resize = allocation::conditions(refused.as_ref(), self.resizing.as_ref());
         let facts = Facts {
             observed,
+            resize: &resize,
             waiting: &self.waiting,
             probes: &self.probes.readiness(),
             host_ips: &self.context.host_ips(),
@@ -345,7 +383,9 @@ impl Worker {
 
     /// Conditions that others wrote (readiness gates, disruption targets) count and stay.
     fn adopt_foreign_conditions(&mut self) {
-        const OURS: [&str; 5] = [
+        const OURS: [&str; 7] = [
+            allocation::PENDING,
+            allocation::IN_PROGRESS,
             "PodReadyToStartContainers",
             "Initialized",
             "Ready",
@@ -401,6 +441,7 @@ impl Worker {
             }
             self.stopped = true;
             self.view.lock().expect("no panic while held").stopped = true;
+            (self.tell)(&self.uid, Told::Stopped);
         }
         if !gone {
             return Next::Wait(Duration::from_secs(24 * 3600));

@@ -10,6 +10,7 @@
 
 pub mod conntrack;
 mod error;
+pub mod host_ports;
 pub mod links;
 pub mod netns;
 pub mod nft;

@@ -16,6 +16,8 @@ use machinery::status::Reason;
 use machinery::{Object, StatusError};
 use transport::HttpClient;
 
+use crate::log_stream::{self, Handshake};
+
 /// The kubelet's port, where a Node does not say.
 const DEFAULT_PORT: i32 = 10250;
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -132,7 +134,7 @@ impl Connect for PodStream {
         registry: &Registry,
         _ctx: &RequestContext,
         key: &Key,
-        request: Request<Body>,
+        mut request: Request<Body>,
     ) -> Result<Response<Body>, StatusError> {
         let found = registry.find::<Pod>(&key.namespace, &key.name).await?;
         let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
@@ -147,7 +149,20 @@ impl Connect for PodStream {
             return self.unscheduled(key);
         }
         let path = self.path(key, &container, &pairs);
-        self.kubelets.forward(registry, &node, &path, request).await
+        if self.what != What::Log {
+            return self.kubelets.forward(registry, &node, &path, request).await;
+        }
+        let handshake = Handshake::of(request.headers())?;
+        let mut plain = Request::new(transport::empty());
+        *plain.headers_mut() = request.headers().clone();
+        *plain.extensions_mut() = request.extensions().clone();
+        log_stream::without_handshake(plain.headers_mut());
+        let answer = self.kubelets.forward(registry, &node, &path, plain).await?;
+        let answer = log_stream::checked(answer, &key.name).await?;
+        Ok(match handshake {
+            Some(handshake) => handshake.carry(registry.tasks(), &mut request, answer),
+            None => answer,
+        })
     }
 }
 

@@ -15,6 +15,7 @@ mod defaults;
 mod events;
 mod job;
 mod kubelets;
+mod log_stream;
 mod parts;
 mod print;
 mod printers;

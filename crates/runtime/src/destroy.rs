@@ -43,9 +43,14 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
         }
     }
     for entry in list(&layout.containers()) {
-        files::unmount(&entry.join("rootfs"))?;
+        crate::images::overlay::unmount_root(&entry).map_err(io::Error::other)?;
     }
     if let Some(network) = network.filter(|network| !network.bridge.is_empty()) {
+        let bridge = network.bridge.clone();
+        crate::host_ports::HostPorts::new(&bridge)
+            .replace(vec![])
+            .await
+            .map_err(io::Error::other)?;
         network.remove_bridge().await.map_err(io::Error::other)?;
     }
     files::remove_tree(&layout.run)?;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,6 +63,17 @@ pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// A place below `root`, whose links lead nowhere else.
+pub(crate) fn below(root: &Path, path: &str) -> io::Result<PathBuf> {
+    let root = root.canonicalize()?;
+    let place = root.join(path.trim_start_matches('/')).canonicalize()?;
+    if !place.starts_with(&root) {
+        let text = format!("{path:?} leads out of the volume");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(place)
 }
 
 /// Unmounts until nothing is mounted there; a path that is no mount point is fine.

@@ -18,6 +18,7 @@ pub mod backend;
 mod cgroups;
 mod destroy;
 mod files;
+mod host_ports;
 pub mod images;
 mod ipam;
 pub mod layout;

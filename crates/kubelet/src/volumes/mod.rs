@@ -137,6 +137,12 @@ fn one(
             Err(error) => Err(VolumeError::Unsupported(error.clone())),
         };
     }
+    if volume.image.is_some() {
+        // The runtime mounts it into each container; the path is for those who look here.
+        let path = dir.volume("image", name);
+        fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
+        return Ok(Ready { path, read_only: true });
+    }
     let Some((plugin, files)) = contents(pod, volume, gathered)? else {
         return Err(VolumeError::Unsupported("no volume plugin matched".into()));
     };

@@ -387,3 +387,89 @@ async fn forced_deletion_and_leftovers() {
     bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") == 2).await;
     bench.stop().await;
 }
+
+/// Replaces what the pod's container asks for, as the `resize` subresource would.
+fn resize(api: &Api, name: &str, resources: Value) {
+    let mut pod = api.pod(name);
+    let generation = pod["metadata"]["generation"].as_i64().unwrap_or(1) + 1;
+    pod["metadata"]["generation"] = json!(generation);
+    pod["spec"]["containers"][0]["resources"] = resources;
+    api.put(&format!("/api/v1/namespaces/ns/pods/{name}"), pod);
+}
+
+/// The status shows these requests, and no resize is under way.
+fn has_requests(pod: &Value, requests: &Value) -> bool {
+    let status = &pod["status"]["containerStatuses"][0];
+    let over =
+        ["PodResizePending", "PodResizeInProgress"].iter().all(|c| condition(pod, c) == "none");
+    status["allocatedResources"] == *requests
+        && status["resources"]["requests"] == *requests
+        && over
+        && pod["status"]["observedGeneration"] == pod["metadata"]["generation"]
+}
+
+#[tokio::test]
+async fn resources_change_in_place() {
+    let mut bench = Bench::new();
+    let mut spec = one("Always");
+    spec["containers"][0]["resources"] = json!({"requests": {"cpu": "100m", "memory": "10Mi"}});
+    spec["containers"][0]["resizePolicy"] =
+        json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+    bench.api.put_pod("a", spec);
+    bench.until_ready("a").await;
+    let requests = json!({"cpu": "200m", "memory": "10Mi"});
+    resize(&bench.api, "a", json!({"requests": requests}));
+    bench.api.until("200m", |api| has_requests(&api.pod("a"), &requests)).await;
+    assert_eq!(bench.count("update_container_resources"), 1);
+    assert_eq!(bench.api.pod("a")["status"]["containerStatuses"][0]["restartCount"], 0);
+    assert_eq!(bench.api.pod("a")["status"]["allocatedResources"], requests);
+
+    // What the kernel was told is known to the next kubelet: it has nothing to do.
+    bench.stop().await;
+    bench.start();
+    let requests = json!({"cpu": "200m", "memory": "20Mi"});
+    resize(&bench.api, "a", json!({"requests": requests}));
+    bench
+        .api
+        .until("restarted with more memory", |api| {
+            let pod = api.pod("a");
+            has_requests(&pod, &requests)
+                && pod["status"]["containerStatuses"][0]["restartCount"] == 1
+        })
+        .await;
+    assert_eq!(bench.count("update_container_resources"), 1);
+    let reasons: Vec<String> = bench.api.events().into_iter().map(|e| e.0).collect();
+    for reason in ["ResizeStarted", "ResizeCompleted"] {
+        assert!(reasons.iter().any(|r| r == reason), "{reason} in {reasons:?}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_resize_waits_for_room() {
+    let mut bench = Bench::new();
+    let asks = |cpu: &str| json!({"requests": {"cpu": cpu}});
+    for (name, cpu) in [("a", "100m"), ("b", "200m")] {
+        let mut spec = one("Always");
+        spec["containers"][0]["resources"] = asks(cpu);
+        bench.api.put_pod(name, spec);
+        bench.until_ready(name).await;
+    }
+    let node = bench.api.get("/api/v1/nodes/n1").expect("a node");
+    let all = node["status"]["allocatable"]["cpu"].as_str().expect("cpu").to_string();
+    resize(&bench.api, "a", asks(&all));
+    bench
+        .api
+        .until("deferred", |api| {
+            let pod = api.pod("a");
+            let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.iter().any(|c| c["type"] == "PodResizePending" && c["reason"] == "Deferred")
+        })
+        .await;
+    let status = bench.api.pod("a")["status"].clone();
+    assert_eq!(status["containerStatuses"][0]["allocatedResources"], json!({"cpu": "100m"}));
+    assert_eq!(bench.count("update_container_resources"), 0);
+    bench.api.mark_deleted("b", 0);
+    bench.api.until("room", |api| has_requests(&api.pod("a"), &json!({"cpu": all}))).await;
+    bench.stop().await;
+}

@@ -3,6 +3,7 @@
 
 extern crate decapod_net as net;
 
+mod host_ports;
 mod lab;
 mod links;
 mod nft;

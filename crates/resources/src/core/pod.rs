@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Grace, Strategy};
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use machinery::Object;
 use serde_json::Value;
 
@@ -205,12 +205,26 @@ pub(crate) fn qos_class(spec: Option<&PodSpec>) -> &'static str {
     }
 }
 
+/// Takes what a resize may change; containers that were renamed, reordered, added or removed are
+/// left for validation to refuse.
 fn take_resources(spec: &mut PodSpec, wanted: PodSpec) {
-    for container in &mut spec.containers {
-        if let Some(new) = wanted.containers.iter().find(|new| new.name == container.name) {
-            container.resources = new.resources.clone();
-            container.resize_policy = new.resize_policy.clone();
-        }
+    spec.resources = wanted.resources;
+    let inits = wanted.init_containers.unwrap_or_default();
+    let own = spec.init_containers.get_or_insert_default();
+    take_container_resources(own, inits);
+    spec.init_containers.take_if(|list| list.is_empty());
+    take_container_resources(&mut spec.containers, wanted.containers);
+}
+
+fn take_container_resources(own: &mut Vec<Container>, wanted: Vec<Container>) {
+    let names = |list: &[Container]| list.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
+    if names(own) != names(&wanted) {
+        *own = wanted;
+        return;
+    }
+    for (own, new) in own.iter_mut().zip(wanted) {
+        own.resources = new.resources;
+        own.resize_policy = new.resize_policy;
     }
 }
 

@@ -207,6 +207,9 @@ pub(super) fn resize(at: &At<'_>, old: &At<'_>) {
         let class = at.get("status.qosClass").str();
         spec.invalid_as(class, "Pod QOS Class may not change as a result of resizing");
     }
+    if !keeps_containers(&spec, &before) {
+        return;
+    }
     for list in ["initContainers", "containers"] {
         for (new, was) in spec.get(list).items().zip(before.get(list).items()) {
             for part in ["limits", "requests"] {
@@ -219,14 +222,56 @@ pub(super) fn resize(at: &At<'_>, old: &At<'_>) {
             }
         }
     }
+    let (whole, was) = (spec.get("resources"), before.get("resources"));
+    if was.is_set() && !whole.is_set() {
+        whole.forbidden("pod-level resources cannot be removed");
+    }
+    for part in ["requests", "limits"].into_iter().filter(|_| whole.is_set()) {
+        let removed = was.get(part).entries().any(|(name, _)| !whole.get(part).key(name).is_set());
+        if removed {
+            whole.get(part).forbidden(&format!("pod-level resource {part} cannot be removed"));
+        }
+    }
     if without_compute(spec.value) != without_compute(before.value) {
         spec.forbidden("only cpu and memory resources are mutable");
     }
 }
 
+/// The rest of a resize's validation compares containers by their places.
+fn keeps_containers(spec: &At<'_>, before: &At<'_>) -> bool {
+    let mut keeps = true;
+    for list in ["containers", "initContainers"] {
+        let (new, was) = (spec.get(list), before.get(list));
+        if new.len() != was.len() {
+            new.forbidden(&format!("{list} may not be added or removed on resize"));
+            keeps = false;
+            continue;
+        }
+        for (new, was) in new.items().zip(was.items()) {
+            if new.get("name").value != was.get("name").value {
+                new.get("name")
+                    .forbidden(&format!("{list} may not be renamed or reordered on resize"));
+                keeps = false;
+            }
+        }
+    }
+    keeps
+}
+
 /// The spec without what a resize is about.
 fn without_compute(spec: &Value) -> Value {
     let mut spec = spec.clone();
+    if let Some(Value::Object(whole)) = spec.get_mut("resources") {
+        for part in ["limits", "requests"] {
+            if let Some(Value::Object(fields)) = whole.get_mut(part) {
+                fields.retain(|name, _| name != "cpu" && name != "memory");
+            }
+        }
+        whole.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
+        if whole.is_empty() {
+            spec.as_object_mut().map(|fields| fields.remove("resources"));
+        }
+    }
     for list in ["initContainers", "containers"] {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
             for part in ["limits", "requests"] {

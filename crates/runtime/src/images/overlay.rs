@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -27,20 +27,46 @@ pub fn mount_root(store: &ImageStore, layers: &[String], container: &Path) -> Re
     );
     let target = container.join("rootfs");
     files::unmount(&target).during(|| format!("unmount {}", target.display()))?;
+    mount_overlay(store, &target, MsFlags::empty(), &options)
+}
+
+/// Mounts an image at `container/volumes/<index>`, for reading only. Blocks.
+pub fn mount_volume(
+    store: &ImageStore,
+    layers: &[String],
+    container: &Path,
+    index: usize,
+) -> Result<PathBuf> {
+    let target = volume(container, index);
+    for path in [&target, &container.join("empty")] {
+        fs::create_dir_all(path).during(|| format!("create {}", path.display()))?;
+    }
+    let lower = lower(store, layers, container)?;
+    // Without an upper directory there must be two lower ones.
+    let options = format!("lowerdir={lower}:{}", container.join("empty").display());
+    files::unmount(&target).during(|| format!("unmount {}", target.display()))?;
+    mount_overlay(store, &target, MsFlags::MS_RDONLY, &options)?;
+    Ok(target)
+}
+
+fn volume(container: &Path, index: usize) -> PathBuf {
+    container.join("volumes").join(index.to_string())
+}
+
+/// The kernel takes at most a page of options, and an image may have a hundred layers: their names
+/// are relative to a working directory that is the mounting thread's alone.
+fn mount_overlay(store: &ImageStore, target: &Path, flags: MsFlags, options: &str) -> Result<()> {
     let directory = store.layers_dir();
     std::thread::scope(|scope| {
         let mounting = scope.spawn(|| {
-            // The kernel takes at most a page of options, and an image may have a hundred layers:
-            // the names are relative to a working directory that is this thread's alone.
             unshare(CloneFlags::CLONE_FS)?;
             std::env::set_current_dir(&directory)?;
-            let options = Some(options.as_str());
-            mount(Some("overlay"), &target, Some("overlay"), MsFlags::empty(), options)?;
+            mount(Some("overlay"), target, Some("overlay"), flags, Some(options))?;
             Ok::<(), io::Error>(())
         });
         mounting.join().unwrap_or_else(|_| Err(io::Error::other("a thread died")))
     })
-    .during(|| format!("mount the root of {}", container.display()))
+    .during(|| format!("mount {}", target.display()))
 }
 
 /// The layers' names, the uppermost first.
@@ -63,9 +89,13 @@ fn lower(store: &ImageStore, layers: &[String], container: &Path) -> Result<Stri
     Ok(names.join(":"))
 }
 
+/// The root and the image volumes.
 pub fn unmount_root(container: &Path) -> Result<()> {
-    let target = container.join("rootfs");
-    files::unmount(&target).during(|| format!("unmount {}", target.display()))
+    let volumes = fs::read_dir(container.join("volumes")).into_iter().flatten().flatten();
+    for target in volumes.map(|entry| entry.path()).chain([container.join("rootfs")]) {
+        files::unmount(&target).during(|| format!("unmount {}", target.display()))?;
+    }
+    Ok(())
 }
 
 fn set_mode(path: &Path, mode: u32) -> io::Result<()> {

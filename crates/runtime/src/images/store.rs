@@ -124,13 +124,26 @@ impl ImageStore {
 
     /// Ends [`ImageStore::lease`]; may have ended before.
     pub fn release(&self, container: &str) -> Result<()> {
-        let path = self.root.join("leases").join(container);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).during(|| format!("remove {}", path.display()))
+        let leases = self.root.join("leases");
+        let volumes = (0..).map(|index| leases.join(Self::volume_lease(container, index)));
+        for path in std::iter::once(leases.join(container)).chain(volumes) {
+            match fs::remove_file(&path) {
+                Ok(()) => {}
+                // A container's own lease may be gone already; volumes are numbered.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    if path.file_name().is_some_and(|name| name != container) {
+                        break;
+                    }
+                }
+                Err(error) => return Err(error).during(|| format!("remove {}", path.display())),
             }
-            _ => Ok(()),
         }
+        Ok(())
+    }
+
+    /// The lease of a container's image volume, which ends with the container's own.
+    pub fn volume_lease(container: &str, index: usize) -> String {
+        format!("{container}.{index}")
     }
 
     fn leased(&self) -> Result<Vec<String>> {

@@ -66,9 +66,6 @@ fn kernel_mounts(privileged: bool) -> Vec<Value> {
 }
 
 fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {
-    if mount.image.is_some() {
-        return Err(Error::Unimplemented("image volumes are not supported".into()));
-    }
     if !mount.container_path.starts_with('/') {
         return Err(Error::InvalidArgument(format!(
             "mount path {:?} is not absolute",

@@ -6,4 +6,5 @@ mod images;
 mod restart;
 mod security;
 mod streams;
+mod volumes;
 mod world;

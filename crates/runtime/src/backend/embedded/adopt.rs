@@ -26,6 +26,12 @@ impl Embedded {
                 tracing::warn!(container = id, %error, "a container could not be read back");
             }
         }
+        if !self.0.network.borrow().cidrs.is_empty() {
+            // The next sandbox tries again.
+            if let Err(error) = self.0.host_ports.replace(self.host_ports()).await {
+                tracing::warn!(%error, "host ports are not as they should be");
+            }
+        }
         let known: Vec<String> = self.table().sandboxes.keys().cloned().collect();
         self.0.ipam.keep_only(|sandbox| known.iter().any(|id| id == sandbox))?;
         // Layers that a container kept, and downloads that were cut short.

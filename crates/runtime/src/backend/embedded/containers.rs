@@ -1,6 +1,6 @@
 //! Containers: create, start, stop, remove, list.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use super::sandboxes::SandboxEntry;
 use super::{Embedded, blocking, now_nanos, selects};
 use crate::files;
 use crate::images::overlay;
+use crate::images::store::ImageStore;
 use crate::images::user::{self, Databases};
 use crate::layout::new_id;
 use crate::oci::{self, PidNamespace, PodFacts};
@@ -147,10 +148,11 @@ impl Embedded {
         let security = config.linux.as_ref().and_then(|l| l.security_context.clone());
         let user = user::resolve(&security.unwrap_or_default(), &image.config.user, &databases)?;
         let pod = self.pod_facts(sandbox, &config)?;
+        let mounted = self.image_volumes(id, &config, &directory).await?;
         let rootfs = directory.join("rootfs");
         let spec = oci::build(&oci::Request {
             id,
-            config: &config,
+            config: &mounted,
             image: &image.config,
             user: &user,
             pod: &pod,
@@ -175,6 +177,33 @@ impl Embedded {
         // Last: with it the container is there, without it the directory is a leftover.
         files::write_json(&directory.join("state.json"), &record)?;
         Ok(ContainerEntry::new(id.to_owned(), record, config, Phase::Created))
+    }
+
+    /// The configuration with each image volume replaced by where it is mounted now.
+    async fn image_volumes(
+        &self,
+        id: &str,
+        config: &ContainerConfig,
+        directory: &Path,
+    ) -> Result<ContainerConfig> {
+        let mut config = config.clone();
+        let volumes = config.mounts.iter_mut().filter(|mount| mount.image.is_some());
+        for (index, mount) in volumes.enumerate() {
+            let Some(wanted) = mount.image.take() else { continue };
+            let lease = ImageStore::volume_lease(id, index);
+            let image = self.0.images.lease(&lease, &wanted.image)?;
+            let image = image
+                .ok_or_else(|| Error::NotFound(format!("image {:?} not found", wanted.image)))?;
+            let (store, place) = (self.0.images.clone(), directory.to_owned());
+            let below = mount.image_sub_path.clone();
+            let source = blocking(move || {
+                let root = overlay::mount_volume(&store, &image.layers, &place, index)?;
+                files::below(&root, &below).map_err(Error::from)
+            });
+            mount.host_path = source.await??.display().to_string();
+            mount.readonly = true;
+        }
+        Ok(config)
     }
 
     fn pod_facts(&self, sandbox: &SandboxEntry, config: &ContainerConfig) -> Result<PodFacts> {

@@ -32,6 +32,7 @@ use ipnet::IpNet;
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::cgroups::Hierarchies;
+use crate::host_ports::HostPorts;
 use crate::images::pull::Puller;
 use crate::images::store::{ImageRecord, ImageStore};
 use crate::ipam::Ipam;
@@ -111,6 +112,7 @@ struct Inner {
     /// Guards the copy of what is on disk; held for look-ups and changes, never across await.
     table: Mutex<Table>,
     network: watch::Sender<NetworkState>,
+    host_ports: HostPorts,
     events: broadcast::Sender<ContainerEventResponse>,
     tasks: Tasks,
 }
@@ -140,6 +142,7 @@ impl Embedded {
             hierarchies: Hierarchies::discover()?,
             lowest_oom_score: lowest_oom_score(),
             table: Mutex::default(),
+            host_ports: HostPorts::new(&config.bridge),
             network: watch::Sender::new(network),
             events: broadcast::Sender::new(EVENTS),
             config,

@@ -7,6 +7,7 @@ use prost::Message;
 
 use super::{Embedded, blocking, now_nanos, selects};
 use crate::files;
+use crate::host_ports;
 use crate::layout::new_id;
 use crate::sandbox::{self, Modes, SandboxState};
 
@@ -62,16 +63,20 @@ impl Embedded {
         let state = SandboxState { created_at: now_nanos(), handler, ..Default::default() };
         let entry = Arc::new(SandboxEntry::new(id.clone(), config, state));
         let _busy = entry.busy.lock().await;
-        let made = self.make_sandbox(&entry).await;
+        let mut made = self.make_sandbox(&entry).await;
+        if made.is_ok() {
+            self.table().sandboxes.insert(id.clone(), entry.clone());
+            made = self.0.host_ports.follow(self.host_ports()).await;
+        }
         match made {
             Ok(()) => {
-                self.table().sandboxes.insert(id.clone(), entry.clone());
                 self.tell(ContainerEventType::Created, &id, &id);
                 self.tell(ContainerEventType::Started, &id, &id);
                 Ok(id)
             }
             Err(error) => {
                 // Nothing may be left of a failed attempt: the kubelet does not know its id.
+                self.table().sandboxes.remove(&id);
                 if let Err(left) = self.unmake_sandbox(&entry).await {
                     tracing::warn!(sandbox = id, error = %left, "a failed sandbox was not cleaned up");
                 }
@@ -136,6 +141,19 @@ impl Embedded {
         network.detach(&self.0.ipam, &entry.id).await
     }
 
+    /// What all sandboxes that live take of the node's ports.
+    pub(super) fn host_ports(&self) -> Vec<net::host_ports::HostPort> {
+        let cidrs = self.0.network.borrow().cidrs.clone();
+        let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
+        let living = all.iter().filter(|entry| self.sandbox_is_ready(entry));
+        living
+            .filter(|entry| !entry.modes().host_network)
+            .flat_map(|entry| {
+                host_ports::of(&entry.config.port_mappings, &entry.state().addresses, &cidrs)
+            })
+            .collect()
+    }
+
     pub(super) async fn stop_sandbox(&self, id: &str) -> Result<()> {
         let entry = match self.sandbox(id) {
             Err(Error::NotFound(_)) => return Ok(()),
@@ -150,6 +168,7 @@ impl Embedded {
         let places = self.places(&entry.id);
         blocking(move || sandbox::tear_down(&places)).await??;
         self.save_sandbox(&entry, |state| state.stopped = true)?;
+        self.0.host_ports.follow(self.host_ports()).await?;
         if !before.stopped {
             self.tell(ContainerEventType::Stopped, &entry.id, &entry.id);
         }

@@ -1,0 +1,110 @@
+//! The node's ports that sandboxes ask for, as the kernel has them.
+//!
+//! In: the port mappings of all sandboxes that live. Out: one nftables table of this runtime's own,
+//! named after its bridge, changed by the difference only.
+//! Invariant: the kernel's table is what was applied last; at start it is replaced as a whole.
+
+use std::net::{IpAddr, SocketAddr};
+
+use cri::{Error, PortMapping, Protocol, Result};
+use ipnet::IpNet;
+use net::host_ports::{HostPort, forget_flows, none, prepare, ruleset};
+use net::nft::{Nft, Proto, Ruleset, diff};
+
+pub(crate) struct HostPorts {
+    bridge: String,
+    table: String,
+    /// Guards what the kernel has, across the calls that change it.
+    applied: tokio::sync::Mutex<Ruleset>,
+}
+
+impl HostPorts {
+    pub(crate) fn new(bridge: &str) -> Self {
+        let table = format!("{bridge}-hostports");
+        Self { bridge: bridge.to_owned(), table, applied: Default::default() }
+    }
+
+    /// Whatever a former process left goes.
+    pub(crate) async fn replace(&self, ports: Vec<HostPort>) -> Result<()> {
+        *self.applied.lock().await = none(&self.table);
+        if !ports.is_empty() {
+            // Tables that are not known are made anew.
+            *self.applied.lock().await = Ruleset::default();
+        }
+        self.follow(ports).await
+    }
+
+    pub(crate) async fn follow(&self, ports: Vec<HostPort>) -> Result<()> {
+        let mut applied = self.applied.lock().await;
+        let wanted = ruleset(&self.table, &ports);
+        if *applied == wanted {
+            return Ok(());
+        }
+        let batch = diff(&applied, &wanted);
+        let bridge = self.bridge.clone();
+        let failed =
+            |error: &dyn std::fmt::Display| Error::Internal(format!("set up host ports: {error}"));
+        let done = tokio::task::spawn_blocking(move || {
+            if !ports.is_empty() {
+                prepare(&bridge).map_err(|error| failed(&error))?;
+            }
+            Nft::open().and_then(|mut nft| nft.apply(&batch)).map_err(|error| failed(&error))?;
+            forget_flows(&ports).map_err(|error| failed(&error))
+        });
+        done.await.map_err(|error| Error::Internal(error.to_string()))??;
+        *applied = wanted;
+        Ok(())
+    }
+}
+
+/// One sandbox's mappings: each for every address of the sandbox that its host address allows.
+pub(crate) fn of(mappings: &[PortMapping], addresses: &[IpAddr], cidrs: &[IpNet]) -> Vec<HostPort> {
+    let mut out = vec![];
+    for mapping in mappings {
+        let ports = (u16::try_from(mapping.host_port), u16::try_from(mapping.container_port));
+        let (Ok(port @ 1..), Ok(inside)) = ports else { continue };
+        let protocol = match mapping.protocol() {
+            Protocol::Tcp => Proto::Tcp,
+            Protocol::Udp => Proto::Udp,
+            Protocol::Sctp => Proto::Sctp,
+        };
+        let host: Option<IpAddr> = mapping.host_ip.parse().ok();
+        let host = host.filter(|host| !host.is_unspecified());
+        for address in addresses {
+            let pods = cidrs.iter().find(|cidr| cidr.contains(address));
+            let fits = host.is_none_or(|host| host.is_ipv4() == address.is_ipv4());
+            if let (Some(pods), true) = (pods, fits) {
+                let to = SocketAddr::new(*address, inside);
+                out.push(HostPort { protocol, host, port, to, pods: *pods });
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings() {
+        let cidrs = ["10.42.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().expect("a network"));
+        let addresses = ["10.42.0.2", "fd00::2"].map(|ip| ip.parse().expect("an address"));
+        let check = |host_ip: &str, host_port: i32, expected: &[&str]| {
+            let mapping = PortMapping {
+                protocol: Protocol::Udp as i32,
+                container_port: 53,
+                host_port,
+                host_ip: host_ip.into(),
+            };
+            let got = of(&[mapping], &addresses, &cidrs);
+            let got: Vec<String> = got.iter().map(|port| port.to.to_string()).collect();
+            assert_eq!(got, expected, "{host_ip}:{host_port}");
+        };
+        check("", 80, &["10.42.0.2:53", "[fd00::2]:53"]);
+        check("0.0.0.0", 80, &["10.42.0.2:53", "[fd00::2]:53"]);
+        check("127.0.0.1", 80, &["10.42.0.2:53"]);
+        check("::1", 80, &["[fd00::2]:53"]);
+        check("", 0, &[]);
+    }
+}

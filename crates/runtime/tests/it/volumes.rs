@@ -1,0 +1,80 @@
+//! What a pod gets besides its own files: images as volumes, ports of the node.
+
+use cri::*;
+use tokio::io::AsyncReadExt;
+
+use crate::world::{BUSYBOX, container, eventually, in_world};
+
+fn image_mount(at: &str, sub_path: &str) -> Mount {
+    Mount {
+        container_path: at.into(),
+        image: Some(ImageSpec::named(BUSYBOX)),
+        image_sub_path: sub_path.into(),
+        ..Mount::default()
+    }
+}
+
+#[test]
+fn images_are_volumes() {
+    in_world(|world| async move {
+        let mut config = container("main", "sleep 600");
+        config.mounts = vec![image_mount("/image", ""), image_mount("/below", "etc")];
+        let (sandbox, id) = world.run("pod", config.clone()).await;
+        let (code, text) =
+            world.exec(&id, "cat /image/etc/passwd >/dev/null && ls /below/passwd").await;
+        assert_eq!((code, text.as_str()), (0, "/below/passwd\n"));
+        let (code, _) = world.exec(&id, "touch /image/new").await;
+        assert_ne!(code, 0, "an image cannot be written");
+        // The image goes, what uses it stays.
+        world.runtime.remove_image(&ImageSpec::named(BUSYBOX)).await.expect("removed");
+        let (code, _) = world.exec(&id, "cat /image/etc/passwd").await;
+        assert_eq!(code, 0);
+        let pod = world.pod("pod");
+        let error = world.runtime.create_container(&sandbox, config, &pod).await;
+        assert!(error.expect_err("no image").is_not_found());
+    });
+}
+
+#[test]
+fn a_volume_does_not_lead_out_of_its_image() {
+    in_world(|world| async move {
+        let pod = world.pod("pod");
+        let sandbox = world.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
+        for path in ["../..", "no/such"] {
+            let mut config = container("main", "sleep 600");
+            config.mounts = vec![image_mount("/image", path)];
+            let made = world.runtime.create_container(&sandbox, config, &pod).await;
+            assert!(made.is_err(), "{path}");
+        }
+    });
+}
+
+#[test]
+fn ports_of_the_node() {
+    in_world(|world| async move {
+        let mut pod = world.pod("web");
+        pod.port_mappings = vec![PortMapping {
+            protocol: Protocol::Tcp as i32,
+            container_port: 80,
+            host_port: 8080,
+            host_ip: "10.99.0.1".into(),
+        }];
+        let sandbox = world.runtime.run_pod_sandbox(pod.clone(), "").await.expect("sandbox");
+        let script = "while :; do echo hello | nc -l -p 80; done";
+        world.start(&sandbox, &pod, container("main", script)).await;
+        let asked = || async {
+            let mut stream = tokio::net::TcpStream::connect("10.99.0.1:8080").await.ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.ok()?;
+            Some(text)
+        };
+        let text = eventually("an answer", async || asked().await.filter(|t| !t.is_empty())).await;
+        assert_eq!(text, "hello\n");
+        // The next runtime has the rules, and the end of the pod takes them away.
+        let world = world.restarted().await;
+        let text = eventually("an answer", async || asked().await.filter(|t| !t.is_empty())).await;
+        assert_eq!(text, "hello\n");
+        world.runtime.stop_pod_sandbox(&sandbox).await.expect("stopped");
+        assert!(asked().await.is_none(), "nothing listens on the node itself");
+    });
+}
