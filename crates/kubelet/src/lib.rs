@@ -34,6 +34,7 @@ mod handler;
 mod hosts;
 mod image_gc;
 mod images;
+mod local_storage;
 mod log_rotation;
 mod machine;
 mod mirrors;
@@ -245,6 +246,7 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
     let signals = set.signals.clone();
     tasks.spawn("pods", set.clone().run());
     tasks.spawn("eviction", eviction::keep(context.clone(), set.clone()));
+    tasks.spawn("local-storage", local_storage::keep(context.clone(), set.clone()));
     tasks.spawn("image-gc", image_gc::keep(context.clone(), set.clone()));
     tasks.spawn("log-rotation", log_rotation::keep(context.clone(), set.clone()));
     tasks.spawn("mirrors", mirrors::keep(context.clone(), set.clone()));
