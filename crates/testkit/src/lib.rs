@@ -6,6 +6,7 @@
 //! mounts or cgroups, and when its process ends, however it ends, its hosts end with it.
 
 pub mod cgroups;
+pub mod clients;
 pub mod cluster;
 pub mod daemon;
 pub mod host;

@@ -1,6 +1,7 @@
 //! The chapters, in the order in which they are told.
 
 mod apply;
+mod clients;
 mod commands;
 mod ending;
 mod healing;
@@ -42,6 +43,8 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("commands: changes", commands::changes),
     chapter("commands: watch and wait", commands::watch),
     chapter("commands: discovery, schema, identity, health", commands::surface),
+    chapter("clients: Python's works unchanged", clients::python),
+    chapter("clients: JavaScript's works unchanged", clients::javascript),
     chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),
     chapter("healing: a killed process comes back", healing::killed_process),
     chapter("healing: a deleted pod is replaced", healing::deleted_pod),

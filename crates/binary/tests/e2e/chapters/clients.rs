@@ -1,0 +1,46 @@
+//! Unmodified client libraries of other languages, each in a namespace of its own. They leave nothing.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use testkit::{clients, places};
+
+use crate::story::Story;
+
+/// On the node since the images were imported.
+const IMAGE: &str = "docker.io/library/busybox:1.35";
+
+pub fn python(story: &mut Story) -> Result<()> {
+    let Some(library) = clients::PYTHON.ensure()? else { return Ok(()) };
+    let mut command = tool(story, "python3")?;
+    command.arg(script("story.py")).arg(IMAGE).env("PYTHONPATH", library);
+    run(story, command, "version\nnamespace\ndeployment\napply\npods\npages\nending\n")
+}
+
+pub fn javascript(story: &mut Story) -> Result<()> {
+    let Some(library) = clients::JAVASCRIPT.ensure()? else { return Ok(()) };
+    let mut command = tool(story, "node")?;
+    command.arg(script("story.mjs")).arg(IMAGE).arg(library);
+    run(story, command, "namespace\ndeployment\napply\npods\ninformer\nending\n")
+}
+
+fn tool(story: &Story, name: &str) -> Result<Command> {
+    let program = places::program(name).with_context(|| format!("{name} was here a moment ago"))?;
+    let mut command = story.server.host().command(program);
+    command.env("KUBECONFIG", story.server.kubeconfig());
+    Ok(command)
+}
+
+fn script(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/clients").join(name)
+}
+
+/// The script says each step that it has finished, and why it stopped if it did.
+fn run(story: &Story, mut command: Command, steps: &str) -> Result<()> {
+    let output = story.server.host().output(&mut command)?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && printed == steps, "{printed}{complaint}");
+    Ok(())
+}

@@ -1,0 +1,162 @@
+// The JavaScript client at work: create, apply, watch, informer, patch, exec, logs, delete.
+//
+// In: a kubeconfig by KUBECONFIG; the name of an image that is on the node. Out: a line a step; the
+// exit code is 1, with a trace, at the first thing that is not as a user would expect. It works in a
+// namespace of its own and leaves nothing.
+
+import assert from 'node:assert/strict';
+import { createRequire } from 'node:module';
+import { PassThrough, Readable } from 'node:stream';
+import { pathToFileURL } from 'node:url';
+
+// The library is installed elsewhere: NODE_PATH does not work for modules.
+const require = createRequire(pathToFileURL(`${process.argv[3]}/`));
+const k8s = require('@kubernetes/client-node');
+
+const IMAGE = process.argv[2];
+const SPACE = 'client-js';
+const LIMIT = 60_000;
+
+const kubeconfig = new k8s.KubeConfig();
+kubeconfig.loadFromDefault();
+const core = kubeconfig.makeApiClient(k8s.CoreV1Api);
+const apps = kubeconfig.makeApiClient(k8s.AppsV1Api);
+const objects = k8s.KubernetesObjectApi.makeApiClient(kubeconfig);
+
+const manifest = {
+  apiVersion: 'apps/v1',
+  kind: 'Deployment',
+  metadata: { name: 'js', namespace: SPACE },
+  spec: {
+    replicas: 1,
+    selector: { matchLabels: { app: 'js' } },
+    template: {
+      metadata: { labels: { app: 'js' } },
+      spec: {
+        terminationGracePeriodSeconds: 0,
+        containers: [{ name: 'main', image: IMAGE, command: ['sh', '-c', 'echo hello; exec sleep 3600'] }],
+      },
+    },
+  },
+};
+
+// Waits for the first event of a watch that is as wanted.
+async function until(path, query, wanted) {
+  const watch = new k8s.Watch(kubeconfig);
+  let request;
+  let timer;
+  try {
+    await new Promise((resolve, reject) => {
+      timer = setTimeout(() => reject(new Error(`${path}: nothing within ${LIMIT} ms`)), LIMIT);
+      const seen = (type, object) => wanted(type, object) && resolve();
+      const ended = (error) => reject(error ?? new Error(`${path}: the watch ended first`));
+      watch.watch(path, query, seen, ended).then((it) => (request = it), reject);
+    });
+  } finally {
+    clearTimeout(timer);
+    request?.abort();
+  }
+}
+
+async function fails(code, reason, call) {
+  await assert.rejects(call, (error) => {
+    const status = typeof error.body === 'string' ? JSON.parse(error.body) : error.body;
+    assert.equal(error.code, code);
+    assert.equal(status.reason, reason);
+    return true;
+  });
+}
+
+async function namespace() {
+  const body = { metadata: { name: SPACE } };
+  await core.createNamespace({ body });
+  await fails(409, 'AlreadyExists', () => core.createNamespace({ body }));
+  const accounts = `/api/v1/namespaces/${SPACE}/serviceaccounts`;
+  await until(accounts, {}, (_, account) => account.metadata.name === 'default');
+}
+
+async function deployment() {
+  await objects.create(manifest);
+  const path = `/apis/apps/v1/namespaces/${SPACE}/deployments`;
+  await until(path, {}, (_, it) => it.status?.readyReplicas === 1);
+  const seen = await apps.readNamespacedDeployment({ name: 'js', namespace: SPACE });
+  seen.metadata.resourceVersion = '1';
+  await fails(409, 'Conflict', () => apps.replaceNamespacedDeployment({ name: 'js', namespace: SPACE, body: seen }));
+}
+
+async function apply() {
+  const body = { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name: 'settings', namespace: SPACE }, data: { a: '1' } };
+  const as = (manager, force) =>
+    objects.patch(body, undefined, undefined, manager, force, k8s.PatchStrategy.ServerSideApply);
+  await as('one');
+  body.data.a = '2';
+  await fails(409, 'Conflict', () => as('two'));
+  assert.equal((await as('two', true)).data.a, '2');
+  const merged = await objects.patch(
+    { ...body, data: { b: '3' } }, undefined, undefined, 'three', undefined, k8s.PatchStrategy.MergePatch,
+  );
+  assert.deepEqual(merged.data, { a: '2', b: '3' });
+}
+
+// Runs a command; returns what it printed and its status.
+async function exec(pod, command, input) {
+  const chunks = [];
+  const output = new PassThrough().on('data', (chunk) => chunks.push(chunk));
+  const status = await new Promise((resolve, reject) => {
+    const stdin = input === undefined ? null : Readable.from([input]);
+    new k8s.Exec(kubeconfig).exec(SPACE, pod, 'main', command, output, process.stderr, stdin, false, resolve).catch(reject);
+  });
+  return { printed: Buffer.concat(chunks).toString(), status };
+}
+
+async function pods() {
+  const list = await core.listNamespacedPod({ namespace: SPACE, labelSelector: 'app=js' });
+  const pod = list.items[0].metadata.name;
+  const fine = await exec(pod, ['echo', 'from', 'inside']);
+  assert.equal(fine.printed, 'from inside\n');
+  assert.equal(fine.status.status, 'Success');
+  const failed = await exec(pod, ['sh', '-c', 'read x; echo got $x; exit 3'], 'it\n');
+  assert.equal(failed.printed, 'got it\n');
+  assert.equal(failed.status.reason, 'NonZeroExitCode');
+  assert.equal(failed.status.details.causes[0].message, '3');
+  assert.equal(await core.readNamespacedPodLog({ name: pod, namespace: SPACE }), 'hello\n');
+}
+
+// An informer lists, watches, and hears of a change and of a deletion.
+async function informer() {
+  const heard = [];
+  const list = () => core.listNamespacedConfigMap({ namespace: SPACE });
+  const informer = k8s.makeInformer(kubeconfig, `/api/v1/namespaces/${SPACE}/configmaps`, list);
+  const done = new Promise((resolve, reject) => {
+    informer.on('error', reject);
+    for (const verb of ['add', 'update', 'delete']) {
+      informer.on(verb, (object) => {
+        if (object.metadata.name !== 'told') return;
+        heard.push(verb);
+        if (verb === 'delete') resolve();
+      });
+    }
+  });
+  await informer.start();
+  const metadata = { name: 'told' };
+  await core.createNamespacedConfigMap({ namespace: SPACE, body: { metadata } });
+  await core.replaceNamespacedConfigMap({ namespace: SPACE, name: 'told', body: { metadata, data: { a: '1' } } });
+  await core.deleteNamespacedConfigMap({ namespace: SPACE, name: 'told' });
+  const late = setTimeout(() => assert.fail(`the informer heard ${heard} only`), LIMIT);
+  await done;
+  clearTimeout(late);
+  await informer.stop();
+  assert.deepEqual(heard, ['add', 'update', 'delete']);
+}
+
+async function ending() {
+  await fails(404, 'NotFound', () => core.readNamespacedPod({ namespace: SPACE, name: 'nobody' }));
+  const gone = until('/api/v1/namespaces', { fieldSelector: `metadata.name=${SPACE}` }, (type) => type === 'DELETED');
+  await core.deleteNamespace({ name: SPACE });
+  await gone;
+}
+
+for (const step of [namespace, deployment, apply, pods, informer, ending]) {
+  await step();
+  console.log(step.name);
+}
