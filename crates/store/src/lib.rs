@@ -12,7 +12,11 @@
 //! - a read below the compaction floor fails with `Compacted`, above the current revision with
 //!   `Future`.
 
+#[cfg(test)]
+extern crate self as store;
+
 pub mod backend;
+pub mod snapshot;
 pub mod transform;
 
 use std::fmt;
@@ -25,6 +29,7 @@ use tokio::sync::mpsc;
 
 pub use backend::embedded::{Embedded, Options};
 pub use backend::sim::Sim;
+pub use snapshot::Snapshot;
 pub use transform::{Transform, Transformed};
 
 /// The most bytes that one value may have: etcd's default limit of a request.
@@ -140,6 +145,107 @@ pub enum Compare {
     ModRevision(Bytes, Revision),
     /// The key's version equals; 0 means that the key does not exist.
     Version(Bytes, u64),
+    /// It is so for every key there is in the range; if there is none, for a key that does not exist
+    /// (whose numbers are 0 and whose value compares to nothing). What etcd's clients may ask.
+    Every { range: KeyRange, relation: Relation, field: Field },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    Equal,
+    Greater,
+    Less,
+    NotEqual,
+}
+
+/// A part of a key's state, with what it is compared to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Field {
+    Version(u64),
+    CreateRevision(Revision),
+    ModRevision(Revision),
+    Lease(LeaseId),
+    Value(Bytes),
+}
+
+impl Field {
+    /// Whether it is so for all of `kvs`, as [`Compare::Every`] means it.
+    pub fn every(&self, relation: Relation, kvs: &[KeyValue]) -> bool {
+        if kvs.is_empty() {
+            return self.order(None).is_some_and(|order| relation.admits(order));
+        }
+        let holds = |kv| self.order(Some(kv)).is_some_and(|order| relation.admits(order));
+        kvs.iter().all(holds)
+    }
+
+    fn order(&self, kv: Option<&KeyValue>) -> Option<std::cmp::Ordering> {
+        Some(match self {
+            Self::Version(to) => kv.map_or(0, |kv| kv.version).cmp(to),
+            Self::CreateRevision(to) => kv.map_or(Revision(0), |kv| kv.create_revision).cmp(to),
+            Self::ModRevision(to) => kv.map_or(Revision(0), |kv| kv.mod_revision).cmp(to),
+            Self::Lease(to) => kv.map_or(0, |kv| kv.lease).cmp(to),
+            Self::Value(to) => kv?.value.cmp(to),
+        })
+    }
+}
+
+impl Relation {
+    fn admits(self, order: std::cmp::Ordering) -> bool {
+        match self {
+            Self::Equal => order.is_eq(),
+            Self::Greater => order.is_gt(),
+            Self::Less => order.is_lt(),
+            Self::NotEqual => order.is_ne(),
+        }
+    }
+}
+
+/// A lease as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    pub id: LeaseId,
+    /// What it was granted.
+    pub ttl_seconds: i64,
+    /// What is left of it.
+    pub left_seconds: i64,
+    /// What hangs on it.
+    pub keys: Vec<Bytes>,
+}
+
+/// What people and monitors want to know of a store.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// What keeps the state, as `embedded` or `etcd 3.6.5`.
+    pub backend: String,
+    pub revision: Revision,
+    /// The oldest readable revision, where the backend tells.
+    pub floor: Option<Revision>,
+    pub keys: usize,
+    /// What the files take on the disk, and how much of that is in use.
+    pub disk_bytes: u64,
+    pub used_bytes: u64,
+    /// How long it took to make commits durable.
+    pub commits: Histogram,
+    /// What is wrong, as etcd's alarms name it.
+    pub alarms: Vec<String>,
+}
+
+/// Durations by powers of two: the first bound is a millisecond, as in etcd's own metric.
+#[derive(Clone, Debug, Default)]
+pub struct Histogram {
+    /// How many were at most `1 ms << index`, and longer than the bound before; the last: longer
+    /// than all.
+    pub counts: [u64; 15],
+    pub sum_seconds: f64,
+}
+
+impl Histogram {
+    pub fn note(&mut self, took: std::time::Duration) {
+        let within = |bound: &usize| took <= std::time::Duration::from_millis(1 << bound);
+        let at = (0..self.counts.len() - 1).find(within).unwrap_or(self.counts.len() - 1);
+        self.counts[at] += 1;
+        self.sum_seconds += took.as_secs_f64();
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,6 +344,11 @@ pub enum Error {
     Future { requested: Revision, current: Revision },
     #[error("lease {0} not found")]
     LeaseNotFound(LeaseId),
+    #[error("lease {0} already exists")]
+    LeaseExists(LeaseId),
+    /// The backend does not know this, whatever its state.
+    #[error("{0}")]
+    Unsupported(&'static str),
     #[error("the value under {key} has {size} bytes, the limit is {limit}")]
     TooLarge { key: String, size: usize, limit: usize },
     /// Disk full, I/O error, lost connection: the write was refused or its fate is unknown.
@@ -272,8 +383,19 @@ pub trait Store: Send + Sync + 'static {
     async fn compact(&self, revision: Revision) -> Result<()>;
     /// A lease of `ttl_seconds` (at least one); keys attached to it vanish (as deletes) when it expires.
     async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId>;
+    /// The same with an id of the caller's choice.
+    async fn lease_grant_as(&self, lease: LeaseId, ttl_seconds: i64) -> Result<()>;
     async fn lease_revoke(&self, lease: LeaseId) -> Result<()>;
-    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()>;
+    /// All leases, by id.
+    async fn leases(&self) -> Result<Vec<Lease>>;
+    /// Gives the lease its whole time again; tells how much that is, in seconds.
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64>;
+    async fn status(&self) -> Result<Status>;
+    /// What lives now, as one file (see [`snapshot`]), while everything goes on.
+    async fn snapshot(&self) -> Result<Snapshot>;
+    /// The store's revision at a time, in milliseconds since 1970; `Compacted` if that is no longer
+    /// kept.
+    async fn revision_at(&self, millis: u64) -> Result<Revision>;
     /// Commits what is queued and closes; later calls fail with `Unavailable`.
     async fn close(&self);
 }

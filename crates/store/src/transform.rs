@@ -10,8 +10,9 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    Event, KeyValue, LeaseId, Op, OpResult, RangeRequest, RangeResponse, Result, Revision, Store,
-    Txn, TxnResponse, Watch, WatchItem, WatchRequest,
+    Compare, Error, Event, Field, KeyValue, Lease, LeaseId, Op, OpResult, RangeRequest,
+    RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse, Watch, WatchItem,
+    WatchRequest,
 };
 
 /// Items that may wait between the inner watch and the reader.
@@ -122,6 +123,10 @@ impl Store for Transformed {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let by_value = |c: &Compare| matches!(c, Compare::Every { field: Field::Value(_), .. });
+        if txn.compare.iter().any(by_value) {
+            return Err(Error::Unsupported("values look different at rest: they are not compared"));
+        }
         let success = self.seal_all(txn.success)?;
         let failure = self.seal_all(txn.failure)?;
         let txn = Txn { compare: txn.compare, success, failure };
@@ -150,12 +155,33 @@ impl Store for Transformed {
         self.inner.lease_grant(ttl_seconds).await
     }
 
+    async fn lease_grant_as(&self, lease: LeaseId, ttl_seconds: i64) -> Result<()> {
+        self.inner.lease_grant_as(lease, ttl_seconds).await
+    }
+
     async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
         self.inner.lease_revoke(lease).await
     }
 
-    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+    async fn leases(&self) -> Result<Vec<Lease>> {
+        self.inner.leases().await
+    }
+
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64> {
         self.inner.lease_keep_alive(lease).await
+    }
+
+    async fn status(&self) -> Result<Status> {
+        self.inner.status().await
+    }
+
+    /// As it is at rest: whoever restores it opens it as this store does.
+    async fn snapshot(&self) -> Result<Snapshot> {
+        self.inner.snapshot().await
+    }
+
+    async fn revision_at(&self, millis: u64) -> Result<Revision> {
+        self.inner.revision_at(millis).await
     }
 
     async fn close(&self) {

@@ -17,6 +17,7 @@
 //!
 //! Locks, in the order in which they may be taken: `state`, `hub`, `durable`; none across an await.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -34,9 +35,10 @@ use self::retention::Limits;
 use self::state::{Overlay, State, Undo};
 use self::watch::{Follower, Hub};
 use super::check_sizes;
+use crate::snapshot::Image;
 use crate::{
-    Error, KeyRange, LeaseId, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
-    TxnResponse, Watch, WatchRequest,
+    Error, Histogram, KeyRange, Lease, LeaseId, RangeRequest, RangeResponse, Result, Revision,
+    Snapshot, Status, Store, Txn, TxnResponse, Watch, WatchRequest,
 };
 
 mod committer;
@@ -46,12 +48,16 @@ mod leases;
 mod loading;
 mod pending;
 mod record;
+mod restore;
 mod retention;
 mod state;
 mod watch;
 
 #[cfg(test)]
 mod tests;
+
+pub use durable::{Verified, verify};
+pub use restore::{MARK, restore};
 
 /// Requests that may wait for the committer; more wait in their callers.
 const QUEUE: usize = 4096;
@@ -103,6 +109,8 @@ struct Shared {
     /// Written by the committer only, for as long as it takes to put a batch in.
     state: RwLock<State>,
     hub: Mutex<Hub>,
+    /// For monitors; held for as long as it takes to add a number.
+    commits: Mutex<Histogram>,
     closed: AtomicBool,
 }
 
@@ -117,6 +125,10 @@ impl Shared {
 
     fn hub(&self) -> MutexGuard<'_, Hub> {
         self.hub.lock().expect("no panic while the hub is held")
+    }
+
+    fn commits(&self) -> MutexGuard<'_, Histogram> {
+        self.commits.lock().expect("no panic while it is held")
     }
 
     fn check_open(&self) -> Result<()> {
@@ -167,7 +179,13 @@ impl Embedded {
         let (state, loaded) = loading::load(&durable, options.ring_bytes)?;
         let hub = Mutex::new(Hub::new(state.revision));
         let state = RwLock::new(state);
-        let shared = Arc::new(Shared { durable, state, hub, closed: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            durable,
+            state,
+            hub,
+            commits: Mutex::default(),
+            closed: AtomicBool::new(false),
+        });
         let (queue, requests) = sync_channel(QUEUE);
         let committer = Committer::new(shared.clone(), requests, loaded, options);
         let thread = std::thread::Builder::new()
@@ -274,15 +292,66 @@ impl Store for Embedded {
     }
 
     async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId> {
-        self.commit(|answer| Work::Grant(ttl_seconds, answer)).await
+        self.commit(|answer| Work::Grant(None, ttl_seconds, answer)).await
+    }
+
+    async fn lease_grant_as(&self, lease: LeaseId, ttl_seconds: i64) -> Result<()> {
+        self.commit(|answer| Work::Grant(Some(lease), ttl_seconds, answer)).await.map(|_| ())
+    }
+
+    async fn leases(&self) -> Result<Vec<Lease>> {
+        self.commit(Work::Leases).await
     }
 
     async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
         self.commit(|answer| Work::Revoke(lease, answer)).await
     }
 
-    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64> {
         self.commit(|answer| Work::KeepAlive(lease, answer)).await
+    }
+
+    async fn status(&self) -> Result<Status> {
+        self.shared.check_open()?;
+        let (disk_bytes, used_bytes) = self.shared.durable.sizes();
+        let (revision, floor, keys) = {
+            let state = self.shared.state();
+            (state.revision, Some(state.floor), state.live.len())
+        };
+        Ok(Status {
+            backend: "embedded".into(),
+            revision,
+            floor,
+            keys,
+            disk_bytes,
+            used_bytes,
+            commits: self.shared.commits().clone(),
+            alarms: vec![],
+        })
+    }
+
+    /// Leases are listed before and after the values: one that a value hangs on is in a list.
+    async fn snapshot(&self) -> Result<Snapshot> {
+        let mut leases = self.leases().await?;
+        let (revision, kvs) = {
+            let state = self.shared.state();
+            let kvs = state.live.iter().map(|(key, stored)| stored.key_value(key)).collect();
+            (state.revision, kvs)
+        };
+        leases.extend(self.leases().await?);
+        let leases: BTreeMap<_, _> = leases.iter().map(|l| (l.id, l.ttl_seconds)).collect();
+        Ok(Image::new(revision, kvs, leases.into_iter().collect()).stream())
+    }
+
+    async fn revision_at(&self, millis: u64) -> Result<Revision> {
+        self.shared.check_open()?;
+        let (floor, current) = {
+            let state = self.shared.state();
+            (state.floor, state.revision)
+        };
+        let shared = self.shared.clone();
+        let search = move || shared.durable.revision_at(millis, floor, current);
+        tokio::task::spawn_blocking(search).await.unwrap_or_else(|e| Err(Error::unavailable(e)))
     }
 
     async fn close(&self) {

@@ -15,9 +15,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::check_sizes;
+use crate::snapshot::Image;
 use crate::{
-    Compare, Error, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, OpResult, RangeRequest,
-    RangeResponse, Result, Revision, Store, Txn, TxnResponse, Watch, WatchItem, WatchRequest,
+    Compare, Error, Event, EventKind, KeyRange, KeyValue, Lease, LeaseId, Op, OpResult,
+    RangeRequest, RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse,
+    Watch, WatchItem, WatchRequest,
 };
 
 /// Items that may wait in a watch; its task waits for the reader.
@@ -41,6 +43,8 @@ struct Model {
     /// The state before the first event in `log`.
     base: Map,
     log: Vec<(Revision, Arc<[Event]>)>,
+    /// When each revision of the log came to be, in milliseconds since 1970.
+    times: Vec<(u64, Revision)>,
     live: Map,
     revision: Revision,
     floor: Revision,
@@ -55,6 +59,7 @@ impl Sim {
         let model = Model {
             base: Map::new(),
             log: vec![],
+            times: vec![],
             live: Map::new(),
             revision: Revision(1),
             floor: Revision(1),
@@ -64,6 +69,13 @@ impl Sim {
         };
         let inner = Inner { model: Mutex::new(model), changed: watch::Sender::new(()) };
         Arc::new(Self { inner: Arc::new(inner), tasks: Tasks::new("simulated store") })
+    }
+
+    /// Sees to it that somebody ends leases.
+    fn end_leases(&self) {
+        if !std::mem::replace(&mut self.inner.model().expires, true) {
+            self.tasks.spawn("simulated leases", expire(self.inner.clone()));
+        }
     }
 
     /// Does something to the model, unless it is closed, and wakes who waits for changes.
@@ -160,6 +172,10 @@ impl Model {
             Compare::Version(key, version) => {
                 self.live.get(key).map_or(0, |kv| kv.version) == *version
             }
+            Compare::Every { range, relation, field } => {
+                let inside = self.live.values().filter(|kv| range.contains(&kv.key));
+                field.every(*relation, &inside.cloned().collect::<Vec<_>>())
+            }
         }
     }
 
@@ -237,6 +253,8 @@ impl Model {
         if !events.is_empty() {
             self.revision = Revision(self.revision.0 + 1);
             self.log.push((self.revision, events.into()));
+            let now = base::clock::now().as_millisecond();
+            self.times.push((u64::try_from(now).unwrap_or_default(), self.revision));
         }
     }
 
@@ -262,7 +280,33 @@ impl Model {
         for (_, events) in self.log.drain(..gone) {
             replay(&mut self.base, &events);
         }
+        self.times.drain(..gone);
         Ok(())
+    }
+
+    fn grant(&mut self, id: LeaseId, ttl_seconds: i64) {
+        let ttl = Duration::from_secs(ttl_seconds.max(1).unsigned_abs());
+        self.leases.insert(id, (ttl, Instant::now() + ttl));
+    }
+
+    fn leases(&self) -> Vec<Lease> {
+        let now = Instant::now();
+        let keys = |id: LeaseId| self.live.values().filter(move |kv| kv.lease == id);
+        let lease = |(id, (ttl, end)): (&LeaseId, &(Duration, Instant))| Lease {
+            id: *id,
+            ttl_seconds: ttl.as_secs() as i64,
+            left_seconds: end.saturating_duration_since(now).as_secs() as i64,
+            keys: keys(*id).map(|kv| kv.key.clone()).collect(),
+        };
+        self.leases.iter().map(lease).collect()
+    }
+
+    fn revision_at(&self, millis: u64) -> Result<Revision> {
+        match self.times.iter().rev().find(|(at, _)| *at <= millis) {
+            Some((_, revision)) => Ok(*revision),
+            None if self.floor == Revision(1) => Ok(self.floor),
+            None => Err(Error::Compacted { requested: Revision(0), floor: self.floor }),
+        }
     }
 }
 
@@ -369,32 +413,69 @@ impl Store for Sim {
     }
 
     async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId> {
-        let ttl = Duration::from_secs(ttl_seconds.max(1).unsigned_abs());
-        let (id, starts) = self.with(|model| {
+        let id = self.with(|model| {
             let id = loop {
                 let id = base::rng::below(i64::MAX as u64) as i64;
                 if id != 0 && !model.leases.contains_key(&id) {
                     break id;
                 }
             };
-            model.leases.insert(id, (ttl, Instant::now() + ttl));
-            Ok((id, !std::mem::replace(&mut model.expires, true)))
+            model.grant(id, ttl_seconds);
+            Ok(id)
         })?;
-        if starts {
-            self.tasks.spawn("simulated leases", expire(self.inner.clone()));
-        }
+        self.end_leases();
         Ok(id)
+    }
+
+    async fn lease_grant_as(&self, lease: LeaseId, ttl_seconds: i64) -> Result<()> {
+        self.with(|model| {
+            if model.leases.contains_key(&lease) {
+                return Err(Error::LeaseExists(lease));
+            }
+            model.grant(lease, ttl_seconds);
+            Ok(())
+        })?;
+        self.end_leases();
+        Ok(())
+    }
+
+    async fn leases(&self) -> Result<Vec<Lease>> {
+        Ok(self.inner.open_model()?.leases())
+    }
+
+    async fn status(&self) -> Result<Status> {
+        let model = self.inner.open_model()?;
+        Ok(Status {
+            backend: "simulated".into(),
+            revision: model.revision,
+            floor: Some(model.floor),
+            keys: model.live.len(),
+            ..Status::default()
+        })
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        let image = {
+            let model = self.inner.open_model()?;
+            let leases = model.leases().iter().map(|lease| (lease.id, lease.ttl_seconds)).collect();
+            Image::new(model.revision, model.live.values().cloned().collect(), leases)
+        };
+        Ok(image.stream())
+    }
+
+    async fn revision_at(&self, millis: u64) -> Result<Revision> {
+        self.inner.open_model()?.revision_at(millis)
     }
 
     async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
         self.with(|model| model.revoke(lease))
     }
 
-    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64> {
         self.with(|model| {
             let (ttl, end) = model.leases.get_mut(&lease).ok_or(Error::LeaseNotFound(lease))?;
             *end = Instant::now() + *ttl;
-            Ok(())
+            Ok(ttl.as_secs() as i64)
         })
     }
 

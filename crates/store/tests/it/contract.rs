@@ -60,6 +60,11 @@ const CASES: &[Case] = cases![
     a_lease_ends_at_its_time,
     a_kept_lease_outlives_another,
     a_key_follows_its_last_lease,
+    a_lease_has_the_id_that_was_asked_for,
+    leases_are_listed_with_their_keys,
+    comparisons_are_over_all_keys_of_a_range,
+    a_snapshot_holds_what_lives_and_its_leases,
+    status_counts_keys_and_names_the_floor,
     big_values_have_a_limit,
     bytes_are_bytes,
     reopening_keeps_everything,
@@ -635,7 +640,7 @@ async fn a_lease_must_exist(lab: Lab) {
     for lease in [-1, 5] {
         let success = vec![leased("a", "1", lease)];
         let put = store.txn(Txn { success, ..Txn::default() }).await.map(|_| ());
-        let alive = store.lease_keep_alive(lease).await;
+        let alive = store.lease_keep_alive(lease).await.map(|_| ());
         let revoked = store.lease_revoke(lease).await;
         for result in [put, alive, revoked] {
             assert!(matches!(result, Err(Error::LeaseNotFound(id)) if id == lease), "{result:?}");
@@ -703,6 +708,91 @@ async fn a_key_follows_its_last_lease(lab: Lab) {
     assert_eq!(s.at(0, "").await, ["a=2", "b=2", "c=2"]);
     store.lease_revoke(second).await.expect("it is there");
     assert_eq!(s.at(0, "").await, ["b=2", "c=2"]);
+}
+
+async fn a_lease_has_the_id_that_was_asked_for(lab: Lab) {
+    let store = lab.open();
+    store.lease_grant_as(77, 600).await.expect("granted");
+    let again = store.lease_grant_as(77, 5).await;
+    assert!(matches!(again, Err(Error::LeaseExists(77))), "{again:?}");
+    assert_eq!(store.lease_keep_alive(77).await.expect("it lives"), 600);
+    Short(&*store).run(vec![leased("a", "1", 77)]).await;
+    store.lease_revoke(77).await.expect("it is there");
+    store.lease_grant_as(77, 5).await.expect("it is free again");
+}
+
+async fn leases_are_listed_with_their_keys(lab: Lab) {
+    let store = lab.open();
+    store.lease_grant_as(9, 600).await.expect("granted");
+    store.lease_grant_as(5, 60).await.expect("granted");
+    Short(&*store).run(vec![leased("b", "1", 5), leased("a", "1", 5)]).await;
+    let leases = store.leases().await.expect("listed");
+    let mut seen = vec![];
+    for mut lease in leases {
+        assert!((1..=lease.ttl_seconds).contains(&lease.left_seconds), "{lease:?}");
+        lease.keys.sort();
+        seen.push((lease.id, lease.ttl_seconds, lease.keys));
+    }
+    assert_eq!(seen, [(5, 60, vec![bytes("a"), bytes("b")]), (9, 600, vec![])]);
+}
+
+async fn comparisons_are_over_all_keys_of_a_range(lab: Lab) {
+    use store::{Field, Relation};
+    let store = lab.open();
+    let s = Short(&*store);
+    s.put("/a", "1").await;
+    s.put("/b", "2").await;
+    s.put("/b", "3").await;
+    let holds = async |range: KeyRange, relation, field| {
+        let compare = vec![Compare::Every { range, relation, field }];
+        s.txn(compare, vec![], vec![]).await.succeeded
+    };
+    let one = |key: &str| KeyRange::one(bytes(key));
+    let all = || prefix("/");
+    assert!(holds(all(), Relation::Greater, Field::Version(0)).await);
+    assert!(!holds(all(), Relation::Equal, Field::Version(1)).await);
+    assert!(holds(all(), Relation::Less, Field::CreateRevision(Revision(4))).await);
+    assert!(!holds(all(), Relation::Less, Field::ModRevision(Revision(4))).await);
+    assert!(holds(one("/b"), Relation::Equal, Field::Value(bytes("3"))).await);
+    assert!(holds(one("/b"), Relation::NotEqual, Field::Value(bytes("2"))).await);
+    assert!(holds(one("/b"), Relation::Equal, Field::Lease(0)).await);
+    // What is not there has no value, and its numbers are 0.
+    assert!(!holds(one("/c"), Relation::NotEqual, Field::Value(bytes("2"))).await);
+    assert!(holds(one("/c"), Relation::Equal, Field::ModRevision(Revision(0))).await);
+}
+
+async fn a_snapshot_holds_what_lives_and_its_leases(lab: Lab) {
+    let store = lab.open();
+    let s = Short(&*store);
+    store.lease_grant_as(7, 600).await.expect("granted");
+    s.run(vec![put("/a", "1"), leased("/b", vec![b'x'; 9000], 7), put("/c", "1")]).await;
+    s.put("/a", "2").await;
+    let last = s.delete("/c").await;
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut snapshot = store.snapshot().await.expect("taken");
+    let mut content = vec![];
+    while let Some(chunk) = snapshot.chunks.recv().await {
+        content.extend_from_slice(&chunk.expect("it does not break off"));
+    }
+    assert!(snapshot.size.is_none_or(|size| size == content.len() as u64));
+    std::fs::write(file.path(), content).expect("written");
+    let content = store::snapshot::read(file.path(), true).expect("readable");
+    let there = s.range(RangeRequest::new(prefix("/"))).await.kvs;
+    assert_eq!(content.kvs, there);
+    assert_eq!((content.revision, content.leases), (last, vec![(7, 600)]));
+}
+
+async fn status_counts_keys_and_names_the_floor(lab: Lab) {
+    let store = lab.open();
+    let s = Short(&*store);
+    for value in 0..5 {
+        s.put("/a", value.to_string()).await;
+    }
+    s.put("/b", "1").await;
+    store.compact(Revision(4)).await.expect("compacted");
+    let status = store.status().await.expect("told");
+    let told = (status.keys, status.revision, status.floor);
+    assert_eq!(told, (2, Revision(7), Some(Revision(4))));
 }
 
 async fn big_values_have_a_limit(lab: Lab) {

@@ -44,7 +44,7 @@ fn kill_loses_no_acknowledged_write() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut written = BTreeMap::new();
     let mut last = Revision(1);
-    for round in 0..number("STORE_ROUNDS", 4) {
+    for round in 0..number("STORE_KILLS", 20) {
         println!("STORE_SEED={seed}, round {round}");
         let acknowledged = write_and_kill(dir.path(), random.usize(1..400));
         for (revision, key, i) in acknowledged {

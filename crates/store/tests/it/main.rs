@@ -7,4 +7,5 @@ mod backends;
 mod contract;
 mod crash;
 mod lab;
+mod linear;
 mod model;

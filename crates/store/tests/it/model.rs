@@ -21,7 +21,7 @@ const STEPS: usize = 150;
 #[test]
 fn the_embedded_store_does_what_the_naive_one_does() {
     let first = number("STORE_SEED", 1);
-    for seed in first..first + number("STORE_ROUNDS", 12) {
+    for seed in first..first + number("STORE_ROUNDS", 300) {
         println!("STORE_SEED={seed} STORE_ROUNDS=1 repeats this one");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(Pair::new(seed).run());

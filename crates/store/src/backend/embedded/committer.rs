@@ -26,7 +26,7 @@ use super::leases::Leases;
 use super::pending::{Changes, Pending};
 use super::retention::Retention;
 use super::{Options, Shared, loading};
-use crate::{Error, LeaseId, Op, Result, Revision, Txn, TxnResponse};
+use crate::{Error, Lease, LeaseId, Op, Result, Revision, Txn, TxnResponse};
 
 /// Requests per commit, and about how many bytes of values.
 const BATCH_REQUESTS: usize = 1024;
@@ -45,10 +45,12 @@ pub(super) struct Request {
 
 pub(super) enum Work {
     Txn(Txn, Answer<TxnResponse>),
-    Grant(i64, Answer<LeaseId>),
+    /// With an id, or one of the store's choice.
+    Grant(Option<LeaseId>, i64, Answer<LeaseId>),
     Revoke(LeaseId, Answer<()>),
-    KeepAlive(LeaseId, Answer<()>),
+    KeepAlive(LeaseId, Answer<i64>),
     Compact(Revision, Answer<()>),
+    Leases(Answer<Vec<Lease>>),
 }
 
 pub(super) type Answer<T> = oneshot::Sender<Result<T>>;
@@ -56,7 +58,9 @@ pub(super) type Answer<T> = oneshot::Sender<Result<T>>;
 /// An answer that waits for the disk. The receiver may have gone away meanwhile; that is its right.
 enum Reply {
     Txn(Answer<TxnResponse>, Result<TxnResponse>),
-    Lease(Answer<LeaseId>, LeaseId),
+    /// A lease's id, or its seconds.
+    Number(Answer<i64>, Result<i64>),
+    Leases(Answer<Vec<Lease>>, Vec<Lease>),
     Done(Answer<()>, Result<()>),
 }
 
@@ -64,7 +68,8 @@ impl Reply {
     fn send(self, commit: &Result<()>) {
         match self {
             Self::Txn(to, result) => drop(to.send(commit.clone().and(result))),
-            Self::Lease(to, id) => drop(to.send(commit.clone().map(|()| id))),
+            Self::Number(to, number) => drop(to.send(commit.clone().and(number))),
+            Self::Leases(to, leases) => drop(to.send(commit.clone().map(|()| leases))),
             Self::Done(to, result) => drop(to.send(commit.clone().and(result))),
         }
     }
@@ -170,7 +175,9 @@ impl Committer {
             for request in requests {
                 places.push(request._place);
                 match request.work {
-                    Work::KeepAlive(..) | Work::Compact(..) => later.push(request.work),
+                    Work::KeepAlive(..) | Work::Compact(..) | Work::Leases(..) => {
+                        later.push(request.work);
+                    }
                     work => replies.push(evaluate(&mut pending, work)),
                 }
             }
@@ -197,12 +204,13 @@ impl Committer {
             Work::KeepAlive(id, to)
                 if changes.granted.iter().any(|(granted, _)| *granted == id) =>
             {
-                Reply::Done(to, Ok(()))
+                let granted = changes.granted.iter().find(|(granted, _)| *granted == id);
+                Reply::Number(to, Ok(granted.map_or(0, |(_, ttl)| *ttl)))
             }
             Work::KeepAlive(id, to) if changes.revoked.contains(&id) => {
-                Reply::Done(to, Err(Error::LeaseNotFound(id)))
+                Reply::Number(to, Err(Error::LeaseNotFound(id)))
             }
-            Work::KeepAlive(id, to) => Reply::Done(to, self.leases.keep_alive(id, now)),
+            Work::KeepAlive(id, to) => Reply::Number(to, self.leases.keep_alive(id, now)),
             Work::Compact(revision, to) => {
                 let mut state = self.shared.state_mut();
                 let result = if revision <= state.floor {
@@ -215,6 +223,7 @@ impl Committer {
                 };
                 Reply::Done(to, result)
             }
+            Work::Leases(to) => Reply::Leases(to, self.leases.list(now)),
             Work::Txn(..) | Work::Grant(..) | Work::Revoke(..) => {
                 unreachable!("these are evaluated as transactions")
             }
@@ -249,7 +258,10 @@ impl Committer {
             revoked: &changes.revoked,
             trim,
         };
-        match self.shared.durable.commit(&batch) {
+        let begun = Instant::now();
+        let committed = self.shared.durable.commit(&batch);
+        self.shared.commits().note(begun.elapsed());
+        match committed {
             Ok(trimmed) => {
                 self.trimmed = trimmed.unwrap_or(self.trimmed);
                 Ok(())
@@ -328,18 +340,23 @@ impl Drop for Committer {
 fn evaluate(pending: &mut Pending<'_>, work: Work) -> Reply {
     match work {
         Work::Txn(txn, to) => Reply::Txn(to, pending.txn(txn)),
-        Work::Grant(ttl, to) => {
-            let id = loop {
-                let id = base::rng::below(i64::MAX as u64) as i64;
-                if id != 0 && !pending.has_lease(id) {
-                    break id;
+        Work::Grant(Some(id), _, to) if pending.has_lease(id) => {
+            Reply::Number(to, Err(Error::LeaseExists(id)))
+        }
+        Work::Grant(id, ttl, to) => {
+            let id = id.unwrap_or_else(|| {
+                loop {
+                    let id = base::rng::below(i64::MAX as u64) as i64;
+                    if id != 0 && !pending.has_lease(id) {
+                        break id;
+                    }
                 }
-            };
+            });
             pending.grant(id, ttl);
-            Reply::Lease(to, id)
+            Reply::Number(to, Ok(id))
         }
         Work::Revoke(id, to) => Reply::Done(to, pending.revoke(id)),
-        Work::KeepAlive(..) | Work::Compact(..) => {
+        Work::KeepAlive(..) | Work::Compact(..) | Work::Leases(..) => {
             unreachable!("these are no transactions")
         }
     }
@@ -348,10 +365,10 @@ fn evaluate(pending: &mut Pending<'_>, work: Work) -> Reply {
 fn answer_now(work: Work, refused: &Result<()>) {
     let reply = match work {
         Work::Txn(_, to) => Reply::Txn(to, Err(Error::unavailable("never sent"))),
-        Work::Grant(_, to) => Reply::Lease(to, 0),
-        Work::Revoke(_, to) | Work::KeepAlive(_, to) | Work::Compact(_, to) => {
-            Reply::Done(to, Ok(()))
-        }
+        Work::Grant(_, _, to) => Reply::Number(to, Ok(0)),
+        Work::Leases(to) => Reply::Leases(to, vec![]),
+        Work::KeepAlive(_, to) => Reply::Number(to, Ok(0)),
+        Work::Revoke(_, to) | Work::Compact(_, to) => Reply::Done(to, Ok(())),
     };
     reply.send(refused);
 }

@@ -47,9 +47,11 @@
 //! against values crafted to collide with a checksum over pages whose other content nobody but the
 //! store knows.
 
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use bytes::Bytes;
@@ -76,6 +78,8 @@ pub(super) struct Durable {
     /// `None` after an error, until [`Durable::reopen`], and after the end. Readers hold it for one
     /// short transaction; only reopening and closing want it alone.
     database: RwLock<Option<Database>>,
+    /// Bytes of all records.
+    used: AtomicU64,
     /// Held for as long as the store is open, also between two openings of the database.
     lock: Mutex<Option<File>>,
 }
@@ -128,8 +132,13 @@ impl Durable {
 
     pub fn open_on(path: PathBuf, open_disk: OpenDisk, lock: Option<File>) -> Result<Self> {
         let database = open_database(&path, &open_disk)?;
-        let durable =
-            Self { path, open_disk, database: RwLock::new(Some(database)), lock: Mutex::new(lock) };
+        let durable = Self {
+            path,
+            open_disk,
+            database: RwLock::new(Some(database)),
+            used: AtomicU64::new(0),
+            lock: Mutex::new(lock),
+        };
         durable.check_format()?;
         Ok(durable)
     }
@@ -148,7 +157,11 @@ impl Durable {
         if let Some(Err(error)) = database.map(Database::close) {
             tracing::warn!(path = %self.path.display(), %error, "the store did not close cleanly");
         }
-        self.lock.lock().expect("no panic while it is held").take();
+        if let Some(lock) = self.lock.lock().expect("no panic while it is held").take() {
+            // Closing is not enough: a process that is just being started shares the file, and with
+            // it the lock, until it runs. An error: then closing will have to do.
+            let _ = lock.unlock();
+        }
     }
 
     fn database(&self) -> Result<Open<'_>> {
@@ -198,11 +211,14 @@ impl Durable {
             leases.push((id.value(), ttl.value()));
         }
         let log = read.open_table(LOG)?;
+        let mut used = 0;
         for row in ReadableTable::range(&log, (from.0, 0)..)? {
             let (at, bytes) = row?;
             let at = address(at.value());
+            used += bytes.value().len() as u64;
             each(at, View::decode(bytes.value()).ok_or_else(|| damaged(at))?);
         }
+        self.used.fetch_add(used, Ordering::Relaxed);
         Ok(Meta { floor, trimmed, leases })
     }
 
@@ -210,7 +226,39 @@ impl Durable {
     /// [`Durable::reopen`]. Returns how far the log has been trimmed, if that was asked for.
     pub fn commit(&self, batch: &Batch<'_>) -> Result<Option<Revision>> {
         let database = self.database()?;
-        commit(database.get(), batch).map_err(Error::unavailable)
+        let (trimmed, freed) = commit(database.get(), batch).map_err(Error::unavailable)?;
+        let added = batch.records.iter().map(|(_, record)| record.size() as u64).sum();
+        self.used.fetch_add(added, Ordering::Relaxed);
+        self.used.fetch_sub(freed, Ordering::Relaxed);
+        Ok(trimmed)
+    }
+
+    /// What the file takes, and what the records in it have.
+    pub fn sizes(&self) -> (u64, u64) {
+        // An error: it is not there yet.
+        let length = std::fs::metadata(&self.path).map(|meta| meta.len()).unwrap_or_default();
+        (length, self.used.load(Ordering::Relaxed))
+    }
+
+    /// Every page against its checksum; only for a file that nobody else uses.
+    fn check_pages(&self) -> Result<()> {
+        let mut slot = self.database.write().expect("no panic while it is held");
+        let database = slot.as_mut().ok_or_else(|| Error::unavailable("the store is closed"))?;
+        match database.check_integrity() {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                tracing::warn!(path = %self.path.display(), "the file was repaired");
+                Ok(())
+            }
+            Err(error) => Err(unusable(&self.path, error.into())),
+        }
+    }
+
+    /// The newest revision of `floor..=current` that had come to be by then.
+    pub fn revision_at(&self, millis: u64, floor: Revision, current: Revision) -> Result<Revision> {
+        let database = self.database()?;
+        let found = revision_at(database.get(), millis, floor, current);
+        found.map_err(Error::unavailable)?.ok_or(Error::Compacted { requested: Revision(0), floor })
     }
 
     /// The events of `from..=upto` in `range`, or the first part of them. Blocks on the disk.
@@ -218,6 +266,52 @@ impl Durable {
         let database = self.database()?;
         history(database.get(), from, upto, range).map_err(Error::unavailable)
     }
+}
+
+/// What [`verify`] found to be in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    pub records: u64,
+    pub keys: u64,
+    pub revision: Revision,
+    pub floor: Revision,
+}
+
+/// Reads all of a store that nobody has open: every page against its checksum, every record, and
+/// whether each change has the one before it. Changes nothing.
+pub fn verify(dir: &Path) -> Result<Verified> {
+    let path = dir.join("store.redb");
+    if !path.is_file() {
+        return Err(Error::unusable(format!("there is no store in {}", dir.display())));
+    }
+    let open_disk = disk::file(path.clone(), true);
+    let durable = Durable::open_on(path, open_disk, Some(lock(dir)?))?;
+    durable.check_pages()?;
+    let mut found = Verified { revision: Revision(1), ..Verified::default() };
+    let mut live = BTreeMap::new();
+    let mut missing = vec![];
+    let meta = durable.load(Revision(0), &mut |at, view| {
+        found.records += 1;
+        found.revision = Revision(at.revision);
+        let before = live.insert(exact(view.key), (at, view.kind == crate::EventKind::Put));
+        if let Some(previous) = view.previous
+            && before.map(|(at, _)| at) != Some(previous)
+        {
+            missing.push((at.revision, previous.revision));
+        }
+    })?;
+    // What the floor has passed may be gone.
+    missing.retain(|(at, _)| *at > meta.floor.0);
+    if let Some((at, previous)) = missing.first() {
+        return Err(Error::unusable(format!(
+            "the change at revision {at} follows one at revision {previous} that is not there; \
+             restore a snapshot into a new data directory (decapod snapshot restore)"
+        )));
+    }
+    durable.close();
+    found.keys = live.values().filter(|(_, lives)| *lives).count() as u64;
+    found.floor = meta.floor;
+    Ok(found)
 }
 
 /// The open database, while it is being used.
@@ -290,13 +384,14 @@ fn create_tables(database: &Database) -> std::result::Result<(), redb::Error> {
     Ok(write.commit()?)
 }
 
+/// How far it trimmed, and how many bytes that freed.
 fn commit(
     database: &Database,
     batch: &Batch<'_>,
-) -> std::result::Result<Option<Revision>, redb::Error> {
+) -> std::result::Result<(Option<Revision>, u64), redb::Error> {
     let mut write = database.begin_write()?;
     write.set_durability(Durability::Immediate)?;
-    let mut trimmed = None;
+    let (mut trimmed, mut freed) = (None, 0);
     {
         let mut log = write.open_table(LOG)?;
         let mut bytes = vec![];
@@ -305,7 +400,8 @@ fn commit(
             log.insert((at.revision, at.index), &bytes[..])?;
         }
         if let Some(trim) = batch.trim {
-            let next = clear(&mut log, trim)?;
+            let next;
+            (next, freed) = clear(&mut log, trim)?;
             let mut meta = write.open_table(META)?;
             meta.insert("floor", trim.floor.0)?;
             meta.insert("trimmed", next.0)?;
@@ -322,15 +418,15 @@ fn commit(
         }
     }
     write.commit()?;
-    Ok(trimmed)
+    Ok((trimmed, freed))
 }
 
 /// Removes what the records of `from..floor` replaced, and those of them that are deletes. Stops
-/// after about `limit` records, at a revision's end; returns where.
+/// after about `limit` records, at a revision's end; returns where, and how many bytes went.
 fn clear(
     log: &mut Table<'_, (u64, u32), &'static [u8]>,
     trim: Trim,
-) -> std::result::Result<Revision, redb::Error> {
+) -> std::result::Result<(Revision, u64), redb::Error> {
     let mut doomed = vec![];
     let mut next = trim.floor;
     let mut last = 0;
@@ -348,10 +444,11 @@ fn clear(
             doomed.push(at);
         }
     }
+    let mut freed = 0;
     for at in doomed {
-        log.remove((at.revision, at.index))?;
+        freed += log.remove((at.revision, at.index))?.map_or(0, |gone| gone.value().len() as u64);
     }
-    Ok(next)
+    Ok((next, freed))
 }
 
 fn history(
@@ -384,6 +481,36 @@ fn history(
         }
     }
     Ok(Chunk { events, next: Revision(upto.0 + 1) })
+}
+
+/// By halves: times grow with revisions, as far as the clock is not set back.
+fn revision_at(
+    database: &Database,
+    millis: u64,
+    floor: Revision,
+    current: Revision,
+) -> std::result::Result<Option<Revision>, redb::Error> {
+    let read = database.begin_read()?;
+    let log = read.open_table(LOG)?;
+    // The first record from a revision on: which it is, and of when.
+    let first = |from: u64| {
+        let Some(row) = ReadableTable::range(&log, (from, 0)..)?.next() else { return Ok(None) };
+        let (at, bytes) = row?;
+        let at = address(at.value());
+        let view = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+        Ok::<_, redb::Error>(Some((at.revision, view.at)))
+    };
+    let is_past = |from: u64| Ok::<_, redb::Error>(first(from)?.is_none_or(|(_, at)| at > millis));
+    if is_past(floor.0)? {
+        // Of an empty store nothing was forgotten.
+        return Ok((floor == Revision(1)).then_some(floor));
+    }
+    let (mut low, mut high) = (floor.0, current.0 + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if is_past(middle)? { high = middle } else { low = middle }
+    }
+    Ok(Some(Revision(low)))
 }
 
 /// The previous state, from its own record. It may be gone if the floor has passed meanwhile; then

@@ -47,12 +47,13 @@ impl Leases {
         }
     }
 
-    pub fn keep_alive(&mut self, id: LeaseId, now: Instant) -> Result<()> {
+    /// Returns its whole time, in seconds.
+    pub fn keep_alive(&mut self, id: LeaseId, now: Instant) -> Result<i64> {
         let lease = self.leases.get_mut(&id).ok_or(Error::LeaseNotFound(id))?;
         self.deadlines.remove(&(lease.deadline, id));
         lease.deadline = now + lease.ttl;
         self.deadlines.insert((lease.deadline, id));
-        Ok(())
+        Ok(lease.ttl.as_secs() as i64)
     }
 
     /// A key moves from one lease to another; 0 is none.
@@ -75,6 +76,18 @@ impl Leases {
     /// The leases that have ended.
     pub fn due(&self, now: Instant) -> Vec<LeaseId> {
         self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
+    }
+
+    /// All of them as they stand.
+    pub fn list(&self, now: Instant) -> Vec<crate::Lease> {
+        let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        let lease = |(id, lease): (&LeaseId, &Lease)| crate::Lease {
+            id: *id,
+            ttl_seconds: seconds(lease.ttl),
+            left_seconds: seconds(lease.deadline.saturating_duration_since(now)),
+            keys: lease.keys.iter().cloned().collect(),
+        };
+        self.leases.iter().map(lease).collect()
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

@@ -131,6 +131,7 @@ impl<'a> Pending<'a> {
             Compare::Version(key, version) => {
                 self.current(key).map_or(0, |stored| stored.version) == *version
             }
+            Compare::Every { range, relation, field } => field.every(*relation, &self.scan(range)),
         }
     }
 

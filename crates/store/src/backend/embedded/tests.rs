@@ -15,6 +15,9 @@ use crate::{
     Error, KeyRange, Op, RangeRequest, Result, Revision, Store, Txn, WatchItem, WatchRequest,
 };
 
+#[path = "../../../tests/it/linear.rs"]
+mod linear;
+
 const LIMIT: Duration = Duration::from_secs(20);
 const SECTOR: usize = 512;
 
@@ -296,7 +299,7 @@ async fn a_write_of_unknown_fate_is_seen_once_or_never() {
 #[tokio::test]
 async fn power_loss_costs_no_acknowledged_write() {
     let first = number("STORE_SEED", 1);
-    for seed in first..first + number("STORE_ROUNDS", 40) {
+    for seed in first..first + number("STORE_ROUNDS", 300) {
         let _world = base::sim::enter(seed);
         println!("STORE_SEED={seed} STORE_ROUNDS=1 repeats this one");
         let platter = Platter::default();
@@ -406,4 +409,53 @@ async fn values_do_not_pin_their_request() {
     let success = vec![Op::Put { key: request.slice(10..20), value: weak, lease: 0 }];
     store.txn(Txn { success, ..Txn::default() }).await.expect("written");
     assert!(request.is_unique(), "nothing else holds the request's buffer");
+}
+
+/// Clients call while the disk fails and works again, and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_calls_have_an_order_though_the_disk_fails() {
+    let seed = std::env::var("LINEAR_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let platter = Platter::default();
+    let store = platter.open().expect("it opens");
+    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+    let trouble = async {
+        let mut random = fastrand::Rng::with_seed(seed);
+        loop {
+            let writes = random.bool();
+            platter.with(|content| {
+                content.writes_fail = writes;
+                content.syncs_fail = !writes;
+            });
+            // Until somebody noticed.
+            let noticed = async { while put(&store, "trouble", "x").await.is_ok() {} };
+            tokio::select! {
+                () = noticed => {}
+                _ = &mut stopped => return,
+            }
+            platter.with(|content| {
+                content.writes_fail = false;
+                content.syncs_fail = false;
+            });
+            let works = async {
+                eventually(async || put(&store, "trouble", "y").await.ok()).await;
+                for _ in 0..random.usize(10..200) {
+                    put(&store, "trouble", "z").await.expect("it works");
+                }
+            };
+            tokio::select! {
+                () = works => {}
+                _ = &mut stopped => return,
+            }
+        }
+    };
+    let shared: Arc<dyn Store> = store.clone();
+    let load = linear::Load { clients: 8, keys: 6, calls: 100 };
+    let checked = async {
+        let found = linear::check(&shared, load, seed).await;
+        drop(stop);
+        found
+    };
+    let ((calls, unknown), ()) = tokio::join!(checked, trouble);
+    assert_eq!(calls, 800);
+    println!("{unknown} of {calls} calls have an unknown fate");
 }
