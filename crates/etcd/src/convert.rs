@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use store::{
-    Compare, Error, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, OpResult, Result, Revision,
-    Txn,
+    Compare, Error, Event, EventKind, Field, KeyRange, KeyValue, LeaseId, Op, OpResult, Relation,
+    Result, Revision, Txn,
 };
 
 use crate::messages as wire;
@@ -60,22 +60,49 @@ pub fn first_lease(txn: &Txn) -> LeaseId {
 }
 
 fn compare(compare: Compare) -> wire::Compare {
-    let (target, key, with) = match compare {
+    let (range, relation, field) = match compare {
         Compare::ModRevision(key, revision) => {
-            (wire::CompareTarget::Mod, key, wire::CompareWith::ModRevision(number(revision)))
+            (KeyRange::one(key), Relation::Equal, Field::ModRevision(revision))
         }
         Compare::Version(key, version) => {
-            let version = version.try_into().unwrap_or(i64::MAX);
-            (wire::CompareTarget::Version, key, wire::CompareWith::Version(version))
+            (KeyRange::one(key), Relation::Equal, Field::Version(version))
         }
+        Compare::Every { range, relation, field } => (range, relation, field),
     };
-    wire::Compare { target: target.into(), key, with: Some(with) }
+    let (target, with) = match field {
+        Field::Version(version) => {
+            let version = version.try_into().unwrap_or(i64::MAX);
+            (wire::CompareTarget::Version, wire::CompareWith::Version(version))
+        }
+        Field::CreateRevision(revision) => {
+            (wire::CompareTarget::Create, wire::CompareWith::CreateRevision(number(revision)))
+        }
+        Field::ModRevision(revision) => {
+            (wire::CompareTarget::Mod, wire::CompareWith::ModRevision(number(revision)))
+        }
+        Field::Lease(lease) => (wire::CompareTarget::Lease, wire::CompareWith::Lease(lease)),
+        Field::Value(value) => (wire::CompareTarget::Value, wire::CompareWith::Value(value)),
+    };
+    let result = match relation {
+        Relation::Equal => wire::CompareResult::Equal,
+        Relation::Greater => wire::CompareResult::Greater,
+        Relation::Less => wire::CompareResult::Less,
+        Relation::NotEqual => wire::CompareResult::NotEqual,
+    };
+    wire::Compare {
+        result: result.into(),
+        target: target.into(),
+        key: start(&range),
+        with: Some(with),
+        range_end: end(&range),
+    }
 }
 
 fn op(op: Op) -> wire::RequestOp {
     let request = match op {
         Op::Put { key, value, lease } => {
-            wire::Request::Put(wire::PutRequest { key, value, lease, prev_kv: true })
+            let put = wire::PutRequest { key, value, lease, prev_kv: true, ..Default::default() };
+            wire::Request::Put(put)
         }
         Op::DeleteRange { range } => wire::Request::DeleteRange(wire::DeleteRangeRequest {
             key: start(&range),

@@ -1,4 +1,5 @@
-//! A real etcd cluster as the store: the way out of one machine.
+//! etcd's v3 API, both ways: a real etcd cluster as the store (the way out of one machine), and any
+//! store served as an etcd ([`server`]).
 //!
 //! In: etcd's endpoints and how to trust them. Out: [`store::Store`]. Every call is one of etcd's v3
 //! API, over gRPC; messages are written by hand, since a fresh machine has no protoc.
@@ -11,6 +12,7 @@ pub mod compactor;
 mod convert;
 mod messages;
 mod rpc;
+pub mod server;
 mod watch;
 
 use std::sync::Arc;
@@ -20,7 +22,8 @@ use async_trait::async_trait;
 use base::task::Tasks;
 use futures::StreamExt;
 use store::{
-    Error, LeaseId, RangeResponse, Result, Revision, Store, Txn, TxnResponse, Watch, WatchRequest,
+    Error, Lease, LeaseId, RangeResponse, Result, Revision, Store, Txn, TxnResponse, Watch,
+    WatchRequest,
 };
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
@@ -57,7 +60,7 @@ impl Etcd {
 
     async fn call<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
     where
-        Q: prost::Message + Send + Sync + 'static,
+        Q: prost::Message + Clone + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
         let closed = || Status::unavailable("the connection is closed");
@@ -94,6 +97,7 @@ impl Store for Etcd {
             limit: request.limit.try_into().unwrap_or(i64::MAX),
             revision: convert::number(request.revision.unwrap_or_default()),
             count_only: request.count_only,
+            ..Default::default()
         };
         let answer: messages::RangeResponse = match self.call("/etcdserverpb.KV/Range", wire).await
         {
@@ -166,12 +170,48 @@ impl Store for Etcd {
     }
 
     async fn lease_grant(&self, ttl_seconds: i64) -> Result<LeaseId> {
-        let wire = messages::LeaseGrantRequest { ttl: ttl_seconds.max(1) };
+        let wire = messages::LeaseGrantRequest { ttl: ttl_seconds.max(1), id: 0 };
         let answer: messages::LeaseGrantResponse = self
             .call("/etcdserverpb.Lease/LeaseGrant", wire)
             .await
             .map_err(|status| unavailable(&status))?;
         Ok(answer.id)
+    }
+
+    async fn lease_grant_as(&self, lease: LeaseId, ttl_seconds: i64) -> Result<()> {
+        let wire = messages::LeaseGrantRequest { ttl: ttl_seconds.max(1), id: lease };
+        let answer: Answer<messages::LeaseGrantResponse> =
+            self.call("/etcdserverpb.Lease/LeaseGrant", wire).await;
+        match answer {
+            Ok(_) => Ok(()),
+            Err(status) if status.message().ends_with("lease already exists") => {
+                Err(Error::LeaseExists(lease))
+            }
+            Err(status) => Err(unavailable(&status)),
+        }
+    }
+
+    async fn leases(&self) -> Result<Vec<Lease>> {
+        let list: Answer<messages::LeaseLeasesResponse> =
+            self.call("/etcdserverpb.Lease/LeaseLeases", messages::Empty {}).await;
+        let mut leases = vec![];
+        for messages::LeaseRequest { id } in list.map_err(|s| unavailable(&s))?.leases {
+            let wire = messages::LeaseTimeToLiveRequest { id, keys: true };
+            let lease: Answer<messages::LeaseTimeToLiveResponse> =
+                self.call("/etcdserverpb.Lease/LeaseTimeToLive", wire).await;
+            let lease = lease.map_err(|s| unavailable(&s))?;
+            // It may have ended meanwhile.
+            if lease.ttl >= 0 {
+                leases.push(Lease {
+                    id,
+                    ttl_seconds: lease.granted_ttl,
+                    left_seconds: lease.ttl,
+                    keys: lease.keys,
+                });
+            }
+        }
+        leases.sort_by_key(|lease| lease.id);
+        Ok(leases)
     }
 
     async fn lease_revoke(&self, lease: LeaseId) -> Result<()> {
@@ -181,7 +221,7 @@ impl Store for Etcd {
         done.map(|_| ()).map_err(|status| lease_error(&status, lease))
     }
 
-    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<()> {
+    async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64> {
         let once = futures::stream::iter([messages::LeaseRequest { id: lease }]);
         let ask = async {
             let mut answers = self.rpc.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
@@ -191,7 +231,66 @@ impl Store for Etcd {
         let closed = || Error::Unavailable("etcd: the connection is closed".into());
         let answer = self.tasks.stop_signal().or(ask).await.ok_or_else(closed)?;
         let answer = answer.map_err(|status| lease_error(&status, lease))?;
-        if answer.ttl <= 0 { Err(Error::LeaseNotFound(lease)) } else { Ok(()) }
+        if answer.ttl <= 0 { Err(Error::LeaseNotFound(lease)) } else { Ok(answer.ttl) }
+    }
+
+    async fn status(&self) -> Result<store::Status> {
+        let status: Answer<messages::StatusResponse> =
+            self.call("/etcdserverpb.Maintenance/Status", messages::Empty {}).await;
+        let status = status.map_err(|s| unavailable(&s))?;
+        let all = store::RangeRequest {
+            count_only: true,
+            ..store::RangeRequest::new(store::KeyRange::prefix(bytes::Bytes::new()))
+        };
+        let all = self.range(all).await?;
+        let size = |bytes: i64| bytes.try_into().unwrap_or_default();
+        Ok(store::Status {
+            backend: format!("etcd {}", status.version),
+            revision: all.revision,
+            floor: Some(watch::floor(&self.rpc).await.map_err(|s| unavailable(&s))?),
+            keys: all.count,
+            disk_bytes: size(status.db_size),
+            used_bytes: size(status.db_size_in_use),
+            commits: store::Histogram::default(),
+            alarms: status.errors,
+        })
+    }
+
+    async fn snapshot(&self) -> Result<store::Snapshot> {
+        let path = "/etcdserverpb.Maintenance/Snapshot";
+        let opening = self.rpc.download(path, messages::Empty {});
+        let closed = || Error::Unavailable("etcd: the connection is closed".into());
+        let mut answers: tonic::Streaming<messages::SnapshotResponse> = self
+            .tasks
+            .stop_signal()
+            .or(opening)
+            .await
+            .ok_or_else(closed)?
+            .map_err(|s| unavailable(&s))?;
+        let (sender, chunks) = mpsc::channel(4);
+        self.tasks.spawn("etcd snapshot", async move {
+            while let Some(answer) = answers.next().await {
+                let chunk = answer.map(|answer| answer.blob).map_err(|s| unavailable(&s));
+                let is_last = chunk.is_err();
+                if sender.send(chunk).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Ok(store::Snapshot { revision: None, size: None, chunks })
+    }
+
+    async fn revision_at(&self, millis: u64) -> Result<Revision> {
+        let wire = messages::RevisionAtRequest { millis };
+        let answer: Answer<messages::RevisionAtResponse> =
+            self.call(server::REVISION_AT, wire).await;
+        match answer {
+            Ok(answer) => Ok(convert::revision(answer.revision)),
+            Err(status) if status.code() == Code::Unimplemented => {
+                Err(Error::Unsupported("etcd does not know when its revisions came to be"))
+            }
+            Err(status) => Err(self.revision_error(status, Revision(0)).await),
+        }
     }
 
     async fn close(&self) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use base::backoff::Backoff;
 use prost::Message;
 use store::Error;
 use tonic::client::Grpc;
@@ -15,6 +16,18 @@ use crate::Options;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a call is made, and the pauses in between: about a second and a half, the time that an
+/// election takes.
+const ATTEMPTS: usize = 8;
+const AGAIN_FIRST: Duration = Duration::from_millis(25);
+const AGAIN_CEILING: Duration = Duration::from_millis(500);
+/// What may be called twice.
+const READS: &[&str] = &[
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.Lease/LeaseLeases",
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    "/etcdserverpb.Maintenance/Status",
+];
 /// Lists have no limit of their own; upstream's client sets none either.
 const ANSWER_LIMIT: usize = i32::MAX as usize;
 
@@ -52,8 +65,30 @@ impl Rpc {
         Ok(Self(Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT)))
     }
 
-    /// A call of one request and one answer, as `/etcdserverpb.KV/Range`.
+    /// A call of one request and one answer, as `/etcdserverpb.KV/Range`. It is made again where
+    /// nobody can have heard it (a member is down; another may answer), and if it only reads,
+    /// whatever became of it. Upstream: so does etcd's own client.
     pub async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let only_reads = READS.contains(&path);
+        let mut backoff = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
+        for _ in 1..ATTEMPTS {
+            match self.call_once(path, request.clone()).await {
+                Err(status)
+                    if never_sent(&status) || only_reads && status.code() == Code::Unavailable =>
+                {
+                    tokio::time::sleep(backoff.step()).await;
+                }
+                answer => return answer,
+            }
+        }
+        self.call_once(path, request).await
+    }
+
+    async fn call_once<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
     where
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
@@ -62,6 +97,24 @@ impl Rpc {
         ready(&mut grpc).await?;
         let path = http::uri::PathAndQuery::from_static(path);
         let answer = grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// A call of one request whose answer is a stream.
+    pub async fn download<Q, A>(
+        &self,
+        path: &'static str,
+        request: Q,
+    ) -> Result<Streaming<A>, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let mut grpc = self.0.clone();
+        ready(&mut grpc).await?;
+        let path = http::uri::PathAndQuery::from_static(path);
+        let answer =
+            grpc.server_streaming(Request::new(request), path, ProstCodec::default()).await?;
         Ok(answer.into_inner())
     }
 
@@ -113,6 +166,18 @@ pub(crate) fn unavailable(status: &Status) -> Error {
         None => status.message().to_owned(),
     };
     Error::Unavailable(format!("etcd: {what}{why}").into())
+}
+
+/// Whether there was no connection to send it on.
+fn never_sent(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The innermost cause: "connection refused" tells more than "transport error".

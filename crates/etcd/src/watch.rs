@@ -217,6 +217,7 @@ async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result<Opened, St
         range_end: convert::end(range),
         start_revision: convert::number(start),
         prev_kv: true,
+        ..Default::default()
     };
     let (requests, receiver) = mpsc::channel(2);
     let call = wire::WatchCall::Create(create);

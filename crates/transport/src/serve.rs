@@ -247,13 +247,18 @@ async fn http<S, B>(
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let remote = info.remote;
+    let (remote, is_tls) = (info.remote, info.is_tls);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(info.clone());
         service.clone().oneshot(request)
     });
     let builder = auto::Builder::new(TokioExecutor::new());
-    let mut builder = if is_h2 { builder.http2_only() } else { builder.http1_only() };
+    let mut builder = match (is_h2, is_tls) {
+        (true, _) => builder.http2_only(),
+        (false, true) => builder.http1_only(),
+        // Nothing was agreed on: the first bytes tell (gRPC over plain connections is HTTP/2).
+        (false, false) => builder,
+    };
     builder
         .http1()
         .timer(TokioTimer::new())

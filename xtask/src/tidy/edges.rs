@@ -18,7 +18,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("pki", &["base"]),
     ("net", &["base"]),
     ("store", &["base"]),
-    ("etcd", &["store"]),
+    ("etcd", &["store", "transport"]),
     ("api", &["machinery"]),
     ("cri", &["base"]),
     ("client", &["machinery", "api", "transport"]),

@@ -17,6 +17,9 @@ use testkit::wait;
 mod contract;
 #[path = "../../../store/tests/it/lab.rs"]
 mod lab;
+#[path = "../../../store/tests/it/linear.rs"]
+mod linear;
+mod members;
 
 const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir), durable: true };
 
@@ -35,6 +38,35 @@ fn program() -> Option<PathBuf> {
     let found =
         || std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file());
     named.or_else(found)
+}
+
+/// Our own server in front of an embedded store, asked by our own client.
+const SERVED: Backend = Backend { name: "served", open: |dir, _| served(dir), durable: true };
+
+#[test]
+fn a_served_store_keeps_the_contract() {
+    contract::run(&SERVED, usize::MAX, EXCEPT_SERVED, |_| {});
+}
+
+/// A transaction writes a key once there, as with etcd.
+const EXCEPT_SERVED: &[&str] =
+    &["ops_see_the_ops_before_them", "a_transaction_arrives_as_one_item"];
+
+/// It lives as long as the runtime of its case, and is found again.
+fn served(dir: &Path) -> store::Result<Arc<dyn Store>> {
+    let socket = dir.join("socket");
+    if !socket.exists() {
+        let options = store::Options { sync: false, ..store::Options::default() };
+        let store = store::Embedded::open(&dir.join("store"), options)?;
+        let listener = transport::Listener::unix(&socket).expect("the directory is ours");
+        let options = etcd::server::Options { request_limit: 4 << 20, ..Default::default() };
+        let tasks = base::task::Tasks::new("served");
+        let server = etcd::server::Server::new(store, options, tasks.clone());
+        let (limits, stop) = (transport::Limits::default(), tasks.stop_signal());
+        tasks.spawn("server", transport::serve(listener, None, server, limits, stop));
+    }
+    let endpoints = vec![format!("unix://{}", socket.display())];
+    etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })
 }
 
 #[test]

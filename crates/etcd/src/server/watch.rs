@@ -1,0 +1,320 @@
+//! Watches: many on one stream, as etcd's clients have them.
+//!
+//! ```text
+//! requests ─► create: a store watch, and a task that brings its items here, in order
+//!             cancel, progress
+//! items    ─► answers: events · progress · canceled
+//! ```
+//!
+//! Invariants: all items of a stream pass one queue, so that an answer to "how far are you" stands
+//! behind every event that it speaks of. A reader that is slow stops its own stream only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::task::Tasks;
+use futures::StreamExt;
+use store::{Event, EventKind, Revision, Watch, WatchItem, WatchRequest};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tonic::Streaming;
+
+use super::messages as wire;
+use super::{Answer, Answers, Shared, kv, status};
+use crate::convert;
+
+/// Answers that may wait for the connection, and items for the stream.
+const QUEUE: usize = 16;
+/// Upstream: `--watch-progress-notify-interval`.
+const NOTIFY: Duration = Duration::from_secs(600);
+/// How etcd says "all watches of this stream".
+const ALL: i64 = -1;
+
+pub async fn watch(
+    shared: Arc<Shared>,
+    requests: Streaming<wire::WatchRequest>,
+) -> Answer<Answers<wire::WatchResponse>> {
+    let (answers, receiver) = mpsc::channel(QUEUE);
+    let (sender, items) = mpsc::channel(QUEUE);
+    let tasks = shared.tasks.clone();
+    let stream = Stream {
+        shared,
+        answers,
+        sender,
+        tasks: Tasks::new("watches of a stream"),
+        watches: BTreeMap::new(),
+        next_id: 0,
+        waiting: None,
+    };
+    tasks.spawn("watch stream", stream.run(requests, items));
+    Ok(receiver.into())
+}
+
+struct Stream {
+    shared: Arc<Shared>,
+    answers: mpsc::Sender<Answer<wire::WatchResponse>>,
+    sender: mpsc::Sender<(i64, Option<WatchItem>)>,
+    /// Those that bring items; they end with the stream.
+    tasks: Tasks,
+    watches: BTreeMap<i64, One>,
+    next_id: i64,
+    /// A question about progress: who has not answered yet, and the least answer.
+    waiting: Option<(Vec<i64>, Revision)>,
+}
+
+/// A watch of the stream.
+struct One {
+    progress: mpsc::Sender<()>,
+    task: tokio::task::AbortHandle,
+    previous: bool,
+    filters: Vec<wire::EventType>,
+    notify: bool,
+    /// A notification is due when it next says how far it is.
+    due: bool,
+}
+
+/// The client has gone away.
+struct Gone;
+
+impl Stream {
+    async fn run(
+        mut self,
+        mut requests: Streaming<wire::WatchRequest>,
+        mut items: mpsc::Receiver<(i64, Option<WatchItem>)>,
+    ) {
+        let mut clock = tokio::time::interval(NOTIFY);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        clock.tick().await;
+        let mut asks = true;
+        let answers = self.answers.clone();
+        loop {
+            let done = tokio::select! {
+                request = requests.next(), if asks => match request {
+                    Some(Ok(request)) => self.ask(request).await,
+                    Some(Err(_)) => return,
+                    // It has nothing more to ask, but may still read.
+                    None => {
+                        asks = false;
+                        Ok(())
+                    }
+                },
+                item = items.recv() => match item {
+                    Some((id, item)) => self.item(id, item).await,
+                    None => return,
+                },
+                _ = clock.tick() => {
+                    self.notify();
+                    Ok(())
+                }
+                () = answers.closed() => return,
+            };
+            if done.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn ask(&mut self, request: wire::WatchRequest) -> Result<(), Gone> {
+        match request.call {
+            Some(wire::WatchCall::Create(create)) => self.create(create).await,
+            Some(wire::WatchCall::Cancel(cancel)) => {
+                let id = cancel.watch_id;
+                match self.watches.remove(&id) {
+                    Some(one) => {
+                        one.task.abort();
+                        self.answered(id, Revision(u64::MAX)).await?;
+                        self.say_canceled(id, String::new(), 0).await
+                    }
+                    None => Ok(()),
+                }
+            }
+            Some(wire::WatchCall::Progress(_)) => {
+                let ids: Vec<i64> = self.watches.keys().copied().collect();
+                if ids.is_empty() {
+                    let answer = wire::WatchResponse { watch_id: ALL, ..Default::default() };
+                    return self.say_now(answer).await;
+                }
+                for one in self.watches.values() {
+                    // Full: one is waiting already.
+                    let _ = one.progress.try_send(());
+                }
+                self.waiting = Some((ids, Revision(u64::MAX)));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn create(&mut self, create: wire::WatchCreateRequest) -> Result<(), Gone> {
+        let id = match create.watch_id {
+            0 => self.free_id(),
+            id => id,
+        };
+        if self.watches.contains_key(&id) {
+            let why = "mvcc: duplicate watch ID provided on the WatchStream".to_owned();
+            return self.say_canceled(ALL, why, 0).await;
+        }
+        let present = match self.shared.store.revision().await {
+            Ok(present) => present,
+            Err(error) => return self.send(Err(status(error))).await,
+        };
+        // From what the answer says on, whatever is written meanwhile.
+        let start = match u64::try_from(create.start_revision) {
+            Ok(0) | Err(_) => Revision(present.0 + 1),
+            Ok(start) => Revision(start),
+        };
+        let filters = create.filters().collect();
+        let key = if create.key.is_empty() { bytes::Bytes::from_static(b"\0") } else { create.key };
+        let range = kv::key_range(key, create.range_end);
+        let watch = match self.shared.store.watch(WatchRequest { range, start: Some(start) }).await
+        {
+            Ok(watch) => watch,
+            Err(error) => return self.send(Err(status(error))).await,
+        };
+        let Watch { items, progress } = watch;
+        let task = self.tasks.spawn("watch", bring(id, items, self.sender.clone()));
+        let (previous, notify) = (create.prev_kv, create.progress_notify);
+        self.watches.insert(id, One { progress, task, previous, filters, notify, due: false });
+        let header = self.shared.header(present);
+        let answer =
+            wire::WatchResponse { header, watch_id: id, created: true, ..Default::default() };
+        self.send(Ok(answer)).await
+    }
+
+    fn free_id(&mut self) -> i64 {
+        while self.watches.contains_key(&self.next_id) {
+            self.next_id += 1;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    /// `None`: the store ended it.
+    async fn item(&mut self, id: i64, item: Option<WatchItem>) -> Result<(), Gone> {
+        let Some(one) = self.watches.get_mut(&id) else { return Ok(()) };
+        match item {
+            Some(WatchItem::Events(revision, events)) => {
+                let events: Vec<wire::Event> =
+                    events.iter().filter_map(|event| one.show(event)).collect();
+                if events.is_empty() {
+                    return Ok(());
+                }
+                let header = self.shared.header(revision);
+                let answer =
+                    wire::WatchResponse { header, watch_id: id, events, ..Default::default() };
+                self.send(Ok(answer)).await
+            }
+            Some(WatchItem::Progress(revision)) => {
+                if std::mem::take(&mut one.due) {
+                    let header = self.shared.header(revision);
+                    let answer = wire::WatchResponse { header, watch_id: id, ..Default::default() };
+                    self.send(Ok(answer)).await?;
+                }
+                self.answered(id, revision).await
+            }
+            Some(WatchItem::Compacted(floor)) => {
+                self.watches.remove(&id);
+                self.answered(id, Revision(u64::MAX)).await?;
+                let why = "etcdserver: mvcc: required revision has been compacted";
+                self.say_canceled(id, why.into(), convert::number(floor)).await
+            }
+            None => {
+                self.watches.remove(&id);
+                self.say_canceled(id, "etcdserver: watch canceled".into(), 0).await
+            }
+        }
+    }
+
+    /// One of those that were asked is that far; the last one's word is the stream's.
+    async fn answered(&mut self, id: i64, revision: Revision) -> Result<(), Gone> {
+        let Some((ids, least)) = &mut self.waiting else { return Ok(()) };
+        ids.retain(|waiting| *waiting != id);
+        *least = revision.min(*least);
+        if !ids.is_empty() {
+            return Ok(());
+        }
+        let least = *least;
+        self.waiting = None;
+        let answer = wire::WatchResponse { watch_id: ALL, ..Default::default() };
+        if least == Revision(u64::MAX) {
+            // All of them have ended.
+            return self.say_now(answer).await;
+        }
+        let header = self.shared.header(least);
+        self.send(Ok(wire::WatchResponse { header, ..answer })).await
+    }
+
+    fn notify(&mut self) {
+        for one in self.watches.values_mut().filter(|one| one.notify) {
+            one.due = true;
+            // Full: one is waiting already.
+            let _ = one.progress.try_send(());
+        }
+    }
+
+    async fn say_canceled(&self, id: i64, why: String, floor: i64) -> Result<(), Gone> {
+        let answer = wire::WatchResponse {
+            watch_id: id,
+            canceled: true,
+            created: id == ALL,
+            cancel_reason: why,
+            compact_revision: floor,
+            ..Default::default()
+        };
+        self.say_now(answer).await
+    }
+
+    /// With the present revision.
+    async fn say_now(&self, answer: wire::WatchResponse) -> Result<(), Gone> {
+        let header = self.shared.present().await;
+        self.send(header.map(|header| wire::WatchResponse { header, ..answer })).await
+    }
+
+    async fn send(&self, answer: Answer<wire::WatchResponse>) -> Result<(), Gone> {
+        let is_last = answer.is_err();
+        let sent = self.answers.send(answer).await;
+        if is_last || sent.is_err() { Err(Gone) } else { Ok(()) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
+impl One {
+    fn show(&self, event: &Event) -> Option<wire::Event> {
+        let kind = match event.kind {
+            EventKind::Put => wire::EventType::Put,
+            EventKind::Delete => wire::EventType::Delete,
+        };
+        if self.filters.contains(&kind) {
+            return None;
+        }
+        let previous = event.previous.clone().filter(|_| self.previous);
+        Some(wire::Event {
+            r#type: kind.into(),
+            kv: Some(kv::key_value(event.kv.clone(), false)),
+            prev_kv: previous.map(|kv| kv::key_value(kv, false)),
+        })
+    }
+}
+
+/// Brings the items of one watch to the stream, and its end.
+async fn bring(
+    id: i64,
+    mut items: mpsc::Receiver<WatchItem>,
+    to: mpsc::Sender<(i64, Option<WatchItem>)>,
+) {
+    while let Some(item) = items.recv().await {
+        let is_last = matches!(item, WatchItem::Compacted(_));
+        if to.send((id, Some(item))).await.is_err() || is_last {
+            return;
+        }
+    }
+    // An error: the stream has ended first.
+    let _ = to.send((id, None)).await;
+}

@@ -1,0 +1,219 @@
+//! A real etcd of three members with TLS client certificates, in trouble: members killed one after
+//! the other (so the leader is among them), one that does not answer for a while, all of them down
+//! and back. What clients saw must have an order, and a watch must miss nothing.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pki::{Authority, Profile, San};
+use store::{KeyRange, Revision, Store, Watch, WatchItem, WatchRequest};
+
+use crate::{free_port, linear, program};
+
+const MEMBERS: usize = 3;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Member {
+    name: String,
+    client: u16,
+    peer: u16,
+    running: Option<Child>,
+}
+
+/// Members are killed when it is dropped.
+struct Cluster {
+    dir: tempfile::TempDir,
+    members: Vec<Member>,
+    authority: Authority,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        (0..MEMBERS).for_each(|at| self.kill(at));
+    }
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let authority = Authority::generate("etcd").expect("an authority");
+        let dir = tempfile::tempdir().expect("a directory");
+        let sans = vec![San::parse("127.0.0.1"), San::parse("localhost")];
+        let served = authority.issue(&Profile::server("etcd", sans)).expect("a certificate");
+        for (name, pem) in [
+            ("ca.pem", authority.cert_pem()),
+            ("cert.pem", served.cert_pem.as_str()),
+            ("key.pem", served.key_pem.as_str()),
+        ] {
+            std::fs::write(dir.path().join(name), pem).expect("the directory is ours");
+        }
+        let member = |at| Member {
+            name: format!("m{at}"),
+            client: free_port(),
+            peer: free_port(),
+            running: None,
+        };
+        let members = (0..MEMBERS).map(member).collect();
+        let mut cluster = Self { dir, members, authority };
+        (0..MEMBERS).for_each(|at| cluster.run(at));
+        cluster
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts a member, or starts it again on its data.
+    fn run(&mut self, at: usize) {
+        let url = |scheme: &str, port: u16| format!("{scheme}://127.0.0.1:{port}");
+        let all = self.members.iter().map(|m| format!("{}={}", m.name, url("http", m.peer)));
+        let all = all.collect::<Vec<_>>().join(",");
+        let member = &self.members[at];
+        let (client, peer) = (url("https", member.client), url("http", member.peer));
+        let mut command = Command::new(program().expect("asked before"));
+        command
+            .args(["--name", &member.name, "--initial-cluster", &all])
+            .arg("--data-dir")
+            .arg(self.file(&member.name))
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--client-cert-auth", "--trusted-ca-file"])
+            .arg(self.file("ca.pem"))
+            .arg("--cert-file")
+            .arg(self.file("cert.pem"))
+            .arg("--key-file")
+            .arg(self.file("key.pem"))
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn().expect("etcd starts");
+        self.members[at].running = Some(child);
+    }
+
+    /// SIGKILL: nothing is said, nothing is written.
+    fn kill(&mut self, at: usize) {
+        if let Some(mut child) = self.members[at].running.take() {
+            // An error: it has ended by itself, and is awaited all the same.
+            let _ = child.kill();
+            child.wait().expect("it ends");
+        }
+    }
+
+    fn signal(&self, at: usize, signal: Signal) {
+        let child = self.members[at].running.as_ref().expect("it runs");
+        let pid = i32::try_from(child.id()).expect("a process id");
+        kill(Pid::from_raw(pid), signal).expect("it is ours");
+    }
+
+    fn open(&self) -> Arc<dyn Store> {
+        let client = Profile::client("apiserver", &[]);
+        let client = self.authority.issue(&client).expect("a certificate");
+        let url = |member: &Member| format!("https://127.0.0.1:{}", member.client);
+        etcd::Etcd::open(&etcd::Options {
+            endpoints: self.members.iter().map(url).collect(),
+            ca_pem: Some(self.authority.cert_pem().into()),
+            identity_pem: Some((client.cert_pem.into(), client.key_pem.into())),
+        })
+        .expect("endpoints and certificates")
+    }
+}
+
+async fn works(store: &dyn Store) -> Revision {
+    let asking = async {
+        loop {
+            if let Ok(Ok(revision)) =
+                tokio::time::timeout(Duration::from_secs(5), store.revision()).await
+            {
+                return revision;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asking).await.expect("etcd answers")
+}
+
+async fn watch(store: &dyn Store, start: u64) -> Watch {
+    let range = KeyRange::prefix(&b"/linear/"[..]);
+    let request = WatchRequest { range, start: Some(Revision(start)) };
+    store.watch(request).await.expect("it starts")
+}
+
+/// All events up to a revision, as text.
+async fn follow(watch: &mut Watch, until: Revision) -> Vec<String> {
+    let mut seen = vec![];
+    loop {
+        watch.request_progress();
+        match tokio::time::timeout(PATIENCE, watch.items.recv()).await.expect("in time") {
+            Some(WatchItem::Events(revision, events)) => {
+                seen.extend(events.iter().map(|event| format!("{revision} {event:?}")));
+            }
+            Some(WatchItem::Progress(revision)) if revision >= until => return seen,
+            Some(WatchItem::Progress(_)) => {}
+            Some(WatchItem::Compacted(floor)) => panic!("compacted at {floor}"),
+            None => panic!("the watch ended"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_members_in_trouble_lose_nothing() {
+    if program().is_none() {
+        println!("skipped: no etcd on the path, and ETCD does not name one");
+        return;
+    }
+    let mut cluster = Cluster::start();
+    let store = cluster.open();
+    let begun = works(&*store).await;
+    let mut live = watch(&*store, begun.0 + 1).await;
+    let watching = tokio::task::JoinSet::from_iter([async move {
+        let mut seen = vec![];
+        // The end is told by a last write.
+        while !seen.iter().any(|event: &String| event.contains("the end")) {
+            match live.items.recv().await {
+                Some(WatchItem::Events(revision, events)) => {
+                    seen.extend(events.iter().map(|event| format!("{revision} {event:?}")));
+                }
+                Some(WatchItem::Progress(_)) => {}
+                other => panic!("the watch ended: {other:?}"),
+            }
+        }
+        seen
+    }]);
+    let load = linear::Load { clients: 6, keys: 4, calls: 100 };
+    for seed in 0..MEMBERS as u64 {
+        let check = linear::check(&store, load, seed);
+        let (found, ()) = tokio::join!(check, kill_and_restart(&mut cluster, seed as usize));
+        println!("member {seed} killed: {found:?} calls, and of unknown fate");
+    }
+    cluster.signal(0, Signal::SIGSTOP);
+    let cut = linear::check(&store, load, 10).await;
+    cluster.signal(0, Signal::SIGCONT);
+    println!("member 0 cut off: {cut:?}");
+    (0..MEMBERS).for_each(|at| cluster.kill(at));
+    let down = tokio::time::timeout(Duration::from_secs(10), store.revision()).await;
+    assert!(!matches!(down, Ok(Ok(_))), "nobody is there to say so");
+    (0..MEMBERS).for_each(|at| cluster.run(at));
+    let back = works(&*store).await;
+    assert!(back > begun);
+    linear::check(&store, load, 11).await;
+    let end = store::Op::Put { key: "/linear/end".into(), value: "the end".into(), lease: 0 };
+    let end = store::Txn { success: vec![end], ..store::Txn::default() };
+    let end = store.txn(end).await.expect("etcd works").revision;
+    let seen =
+        tokio::time::timeout(PATIENCE, watching.join_all()).await.expect("in time").remove(0);
+    let truth = follow(&mut watch(&*store, begun.0 + 1).await, end).await;
+    assert_eq!(seen.len(), truth.len());
+    assert_eq!(seen, truth, "what was seen as it happened, and what history says");
+    store.close().await;
+}
+
+/// A member is gone for a second while others go on.
+async fn kill_and_restart(cluster: &mut Cluster, at: usize) {
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cluster.kill(at);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.run(at);
+}
