@@ -3,6 +3,7 @@
 //! In: typed requests from `verbs` and from the server's own parts. Out: bytes at revisions.
 //! Only this module writes to the store.
 
+mod claims;
 mod compiled;
 mod delete;
 mod managed;

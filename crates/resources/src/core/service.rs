@@ -1,8 +1,8 @@
 //! Services: their addresses and node ports are the server's to give.
 //!
 //! A cluster IP is taken by creating the IPAddress object of its name, so that the store decides
-//! races and `kubectl get ipaddresses` shows what is taken. Node ports are remembered in memory,
-//! read from the Services at first use.
+//! races and `kubectl get ipaddresses` shows what is taken. A node port is a claim of the registry's,
+//! decided by the store too; Services of before there were claims get theirs at first use.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use machinery::field::{FieldErrors, Path};
 use machinery::status::Reason;
 use machinery::{Object, ObjectMeta, StatusError};
 use serde_json::Value;
-use tokio::sync::Mutex;
+use tokio::sync::OnceCell;
 
 use crate::Row;
 use crate::defaults::fill;
@@ -40,7 +40,7 @@ const TRIES: usize = 16;
 const AFFINITY_SECONDS: i32 = 10_800;
 
 pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> Row {
-    Row::new::<Service>(ServiceStrategy { node_ports, taken: Mutex::new(None) })
+    Row::new::<Service>(ServiceStrategy { node_ports, known: OnceCell::new() })
         .short(&["svc"])
         .categories(&["all"])
         .storage("services/specs")
@@ -55,9 +55,8 @@ pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> 
 
 struct ServiceStrategy {
     node_ports: RangeInclusive<u16>,
-    /// The node ports in use; `None` until the Services were read. Held while ports are picked, so
-    /// that no two Services pick the same.
-    taken: Mutex<Option<BTreeSet<u16>>>,
+    /// Set once all Services that there were have their claims.
+    known: OnceCell<()>,
 }
 
 #[async_trait]
@@ -109,10 +108,8 @@ impl Strategy for ServiceStrategy {
     async fn deleted(&self, registry: &Registry, object: &dyn Object) {
         let service = object.expect::<Service>();
         release_addresses(registry, service, None).await;
-        if let Some(taken) = self.taken.lock().await.as_mut() {
-            ports_of(service).for_each(|port| {
-                taken.remove(&port);
-            });
+        for port in ports_of(service) {
+            registry.release_claim(&claim_of(port), &owner(service)).await;
         }
     }
 
@@ -298,12 +295,8 @@ impl ServiceStrategy {
         service: &mut Service,
         old: Option<&Service>,
     ) -> Result<(), StatusError> {
-        let mut taken = self.taken.lock().await;
-        if taken.is_none() {
-            let all = registry.cached::<Service>("").await?;
-            *taken = Some(all.iter().flat_map(ports_of).collect());
-        }
-        let taken = taken.as_mut().expect("filled above");
+        self.known.get_or_try_init(|| claim_for_all(registry)).await?;
+        let owner = owner(service);
         let name = service.name().to_owned();
         let wants = has_node_ports(kind(service))
             && service.spec.as_ref().and_then(|spec| spec.allocate_load_balancer_node_ports)
@@ -325,9 +318,8 @@ impl ServiceStrategy {
                             "provided port is not in the valid range. The range of valid ports is {low}-{high}"
                         ))
                     } else {
-                        taken
-                            .contains(&asked)
-                            .then(|| "provided port is already allocated".to_owned())
+                        let is_mine = claim(registry, ctx, asked, &owner).await?;
+                        (!is_mine).then(|| "provided port is already allocated".to_owned())
                     };
                     if let Some(problem) = problem {
                         let mut errors = FieldErrors::default();
@@ -337,9 +329,7 @@ impl ServiceStrategy {
                     mine.insert(asked);
                 }
                 None if wants => {
-                    let free = self.free_port(taken, &mine).ok_or_else(|| {
-                        StatusError::internal("failed to allocate a nodePort: range is full")
-                    })?;
+                    let free = self.free_port(registry, ctx, &mine, &owner).await?;
                     mine.insert(free);
                     port.node_port = Some(free.into());
                 }
@@ -347,21 +337,72 @@ impl ServiceStrategy {
             }
         }
         if !ctx.dry_run {
-            had.difference(&mine).for_each(|port| {
-                taken.remove(port);
-            });
-            taken.extend(mine);
+            for port in had.difference(&mine) {
+                registry.release_claim(&claim_of(*port), &owner).await;
+            }
         }
         Ok(())
     }
 
-    fn free_port(&self, taken: &BTreeSet<u16>, mine: &BTreeSet<u16>) -> Option<u16> {
-        let free = |port: &u16| !taken.contains(port) && !mine.contains(port);
+    /// Any port that is free, taken for the owner.
+    async fn free_port(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        mine: &BTreeSet<u16>,
+        owner: &str,
+    ) -> Result<u16, StatusError> {
         let size = u64::from(self.node_ports.end() - self.node_ports.start()) + 1;
-        let random =
-            (0..TRIES).map(|_| self.node_ports.start() + base::rng::below(size) as u16).find(free);
-        random.or_else(|| self.node_ports.clone().find(free))
+        let random = (0..TRIES).map(|_| self.node_ports.start() + base::rng::below(size) as u16);
+        for port in random.chain(self.node_ports.clone()) {
+            if !mine.contains(&port) && claim(registry, ctx, port, owner).await? {
+                return Ok(port);
+            }
+        }
+        Err(StatusError::internal("failed to allocate a nodePort: range is full"))
     }
+}
+
+/// What a Service is called in claims.
+fn owner(service: &Service) -> String {
+    format!("{}/{}", service.namespace(), service.name())
+}
+
+fn claim_of(port: u16) -> String {
+    format!("nodeports/{port}")
+}
+
+/// Takes a port; a dry run only looks whether another Service has it.
+async fn claim(
+    registry: &Registry,
+    ctx: &RequestContext,
+    port: u16,
+    owner_name: &str,
+) -> Result<bool, StatusError> {
+    if ctx.dry_run {
+        let all = registry.cached::<Service>("").await?;
+        let others = all.iter().filter(|service| owner(service) != owner_name);
+        return Ok(!others.flat_map(ports_of).any(|taken| taken == port));
+    }
+    let holds = |other: String| async move {
+        let (namespace, name) = other.split_once('/').unwrap_or_default();
+        let service = registry.find::<Service>(namespace, name).await?;
+        Ok(service.is_some_and(|service| ports_of(&service).any(|taken| taken == port)))
+    };
+    registry.claim(&claim_of(port), owner_name, holds).await
+}
+
+/// For Services that were written before there were claims, or by others.
+async fn claim_for_all(registry: &Registry) -> Result<(), StatusError> {
+    for service in registry.cached::<Service>("").await? {
+        for port in ports_of(&service) {
+            let holds = |_| std::future::ready(Ok(true));
+            if !registry.claim(&claim_of(port), &owner(&service), holds).await? {
+                tracing::warn!(port, service = owner(&service), "two Services have this node port");
+            }
+        }
+    }
+    Ok(())
 }
 
 fn ports_of(service: &Service) -> impl Iterator<Item = u16> + '_ {
