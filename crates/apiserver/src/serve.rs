@@ -32,6 +32,9 @@ use crate::registry::Registry;
 use crate::request::UserInfo;
 use crate::resource::Body;
 
+/// Upstream: `--etcd-readycheck-timeout`.
+const STORE_CHECK: Duration = Duration::from_secs(2);
+
 /// What `/version` says.
 #[derive(Clone, Debug)]
 pub struct Version {
@@ -148,7 +151,10 @@ impl Server {
         health.add_async("etcd", move || {
             let store = store.clone();
             Box::pin(async move {
-                store.revision().await.map(|_| ()).map_err(|error| error.to_string())
+                match tokio::time::timeout(STORE_CHECK, store.revision()).await {
+                    Ok(answer) => answer.map(|_| ()).map_err(|error| error.to_string()),
+                    Err(_) => Err("the store does not answer".into()),
+                }
             })
         });
         Self(Arc::new(Shared {

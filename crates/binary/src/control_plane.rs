@@ -130,6 +130,7 @@ pub async fn start_with(
     })?;
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
     let store = crate::datastore::open(&flags.datastore, data_dir, tasks).await?;
+    flags.snapshots.start(store.clone(), data_dir, tasks)?;
     let keys = &credentials.keys;
     let registry = registry(flags, store, credentials, tasks)?;
 

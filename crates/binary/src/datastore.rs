@@ -1,6 +1,10 @@
 //! Where the state is kept: the embedded store, or a real etcd when one is named.
+//!
+//! The embedded store of a running server is also reachable by a socket that speaks etcd's API and
+//! that only its owner may use: `decapod snapshot` and `decapod store` come in there.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +12,7 @@ use anyhow::{Context, bail};
 use apiserver::codec::at_rest::{self, MediaType};
 use apiserver::codec::protobuf::Protobuf;
 use base::task::Tasks;
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use store::Store;
 
@@ -31,6 +36,148 @@ pub struct Datastore {
     /// How built-in kinds are written to etcd; both are read
     #[arg(long, value_enum, default_value = "application/vnd.kubernetes.protobuf")]
     pub storage_media_type: StorageMediaType,
+    #[command(flatten)]
+    pub history: History,
+}
+
+/// Of the embedded store.
+#[derive(Args, Clone, Debug, Default)]
+pub struct History {
+    /// Keep the embedded store's history at least so long, as 24h [default: 5m]
+    #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
+    pub store_history: Option<Duration>,
+}
+
+/// Which store a command is about: that of an etcd, or the data directory's.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Which {
+    /// That of this etcd cluster (https://HOST:2379,...) instead of the data directory's
+    #[arg(long = "datastore-endpoint", value_delimiter = ',', value_name = "URL", global = true)]
+    pub endpoints: Vec<String>,
+    /// CA certificates that etcd's certificates are checked against
+    #[arg(long = "datastore-cafile", value_name = "FILE", global = true)]
+    pub ca_file: Option<PathBuf>,
+    /// Client certificate for etcd
+    #[arg(long = "datastore-certfile", value_name = "FILE", global = true)]
+    pub cert_file: Option<PathBuf>,
+    /// Key of the client certificate for etcd
+    #[arg(long = "datastore-keyfile", value_name = "FILE", global = true)]
+    pub key_file: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Snapshot {
+    #[command(flatten)]
+    which: Which,
+    #[command(subcommand)]
+    command: cli::snapshot::Command,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct StoreCommand {
+    #[command(flatten)]
+    which: Which,
+    #[command(subcommand)]
+    command: cli::store::Command,
+}
+
+impl Snapshot {
+    pub async fn run(self, data_dir: &Path) -> anyhow::Result<ExitCode> {
+        let is_needed = self.command.needs_store(!self.which.endpoints.is_empty());
+        let store = if is_needed { Some(self.which.open(data_dir).await?) } else { None };
+        let code = self.command.run(data_dir, store.clone(), plain).await;
+        close(store).await;
+        code
+    }
+}
+
+impl StoreCommand {
+    pub async fn run(self, data_dir: &Path) -> anyhow::Result<ExitCode> {
+        let is_needed = self.command.needs_store();
+        let store = if is_needed { Some(self.which.open(data_dir).await?) } else { None };
+        let code = self.command.run(data_dir, store.clone(), plain).await;
+        close(store).await;
+        code
+    }
+}
+
+async fn close(store: Option<Arc<dyn Store>>) {
+    if let Some(store) = store {
+        store.close().await;
+    }
+}
+
+/// A value as the registry writes it, whatever it looks like at rest.
+fn plain(key: &[u8], value: Bytes) -> store::Result<Bytes> {
+    at_rest::plain(Protobuf(api::protobuf::descriptors), key, value)
+}
+
+impl Which {
+    async fn open(&self, data_dir: &Path) -> anyhow::Result<Arc<dyn Store>> {
+        if !self.endpoints.is_empty() {
+            return connect(&Datastore {
+                endpoints: self.endpoints.clone(),
+                ca_file: self.ca_file.clone(),
+                cert_file: self.cert_file.clone(),
+                key_file: self.key_file.clone(),
+                ..Datastore::default()
+            })
+            .await;
+        }
+        let socket = socket(data_dir);
+        if tokio::net::UnixStream::connect(&socket).await.is_ok() {
+            let endpoints = vec![format!("unix://{}", socket.display())];
+            return Ok(etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })?);
+        }
+        let directory = data_dir.join("store");
+        if !directory.join("store.redb").exists() {
+            bail!(
+                "there is no store in {}; name another data directory with -d",
+                data_dir.display()
+            );
+        }
+        // How much history is kept is the server's business.
+        let options = store::Options {
+            history_revisions: u64::MAX / 2,
+            history_bytes: u64::MAX,
+            ..store::Options::default()
+        };
+        store::Embedded::open(&directory, options)
+            .with_context(|| format!("cannot open the state store in {}", directory.display()))
+    }
+}
+
+/// Where a server's store answers: in the data directory, unless that is too deep for a socket.
+fn socket(data_dir: &Path) -> PathBuf {
+    /// The kernel's limit is 108 bytes.
+    const LONGEST: usize = 100;
+    let full = data_dir.canonicalize().unwrap_or_else(|_| data_dir.to_owned());
+    let near = full.join("store.sock");
+    if near.as_os_str().len() <= LONGEST {
+        near
+    } else {
+        runtime::layout::run_dir(&full).join("store.sock")
+    }
+}
+
+/// Serves the store to the commands of this machine.
+fn serve_socket(store: &Arc<dyn Store>, data_dir: &Path, tasks: &Tasks) -> anyhow::Result<()> {
+    let path = socket(data_dir);
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+    }
+    let listener = transport::Listener::unix(&path).with_context(|| path.display().to_string())?;
+    let options = etcd::server::Options { name: "decapod".into(), ..Default::default() };
+    let server = etcd::server::Server::new(store.clone(), options, tasks.clone());
+    let stop = tasks.stop_signal();
+    tasks.spawn_graceful("store socket", async move {
+        transport::serve(listener, None, server, transport::Limits::default(), stop).await;
+        // An error: somebody was faster.
+        let _ = std::fs::remove_file(path);
+    });
+    Ok(())
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
@@ -50,10 +197,37 @@ pub async fn open(
 ) -> anyhow::Result<Arc<dyn Store>> {
     if flags.endpoints.is_empty() {
         let directory = data_dir.join("store");
-        let options = store::backend::embedded::Options::default();
-        return store::backend::embedded::Embedded::open(&directory, options)
-            .with_context(|| format!("cannot open the state store in {}", directory.display()));
+        let usual = store::Options::default();
+        let options = match flags.history.store_history {
+            None => usual,
+            // Who names a time wants that time, whatever it takes on the disk.
+            Some(age) => store::Options { history_age: age, history_bytes: u64::MAX, ..usual },
+        };
+        let opened = store::Embedded::open(&directory, options)
+            .with_context(|| format!("cannot open the state store in {}", directory.display()))?;
+        if let Err(error) = serve_socket(&opened, data_dir, tasks) {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "`decapod snapshot` and `decapod store` cannot reach this server"
+            );
+        }
+        return Ok(opened);
     }
+    let remote = connect(flags).await?;
+    let compacted = remote.clone();
+    tasks.spawn(
+        "etcd compactor",
+        etcd::compactor::run(compacted, etcd::compactor::DEFAULT_INTERVAL),
+    );
+    let writes = match flags.storage_media_type {
+        StorageMediaType::Json => MediaType::Json,
+        StorageMediaType::Protobuf => MediaType::Protobuf,
+    };
+    Ok(at_rest::like_upstream(remote, Protobuf(api::protobuf::descriptors), writes))
+}
+
+/// To an etcd that answers.
+async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
     for endpoint in &flags.endpoints {
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
             bail!(
@@ -78,14 +252,5 @@ pub async fn open(
         Ok(answer) => answer.with_context(named)?,
         Err(_) => bail!("{}: no answer within {} seconds", named(), PATIENCE.as_secs()),
     };
-    let compacted = remote.clone();
-    tasks.spawn(
-        "etcd compactor",
-        etcd::compactor::run(compacted, etcd::compactor::DEFAULT_INTERVAL),
-    );
-    let writes = match flags.storage_media_type {
-        StorageMediaType::Json => MediaType::Json,
-        StorageMediaType::Protobuf => MediaType::Protobuf,
-    };
-    Ok(at_rest::like_upstream(remote, Protobuf(api::protobuf::descriptors), writes))
+    Ok(remote)
 }

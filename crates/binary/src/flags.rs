@@ -71,6 +71,8 @@ pub struct Server {
     pub service_node_port_range: RangeInclusive<u16>,
     #[command(flatten)]
     pub datastore: crate::datastore::Datastore,
+    #[command(flatten)]
+    pub snapshots: crate::snapshots::Flags,
     /// Plugins to add to the default ones
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
@@ -193,7 +195,7 @@ fn config_path(arguments: &[String]) -> Option<String> {
     None
 }
 
-fn push_setting(
+pub fn push_setting(
     extra: &mut Vec<String>,
     key: &str,
     value: serde_json::Value,

@@ -6,10 +6,12 @@ mod components;
 mod control_plane;
 mod datastore;
 mod dns;
+mod etcd_server;
 mod flags;
 mod kubeconfig;
 mod node;
 mod server;
+mod snapshots;
 mod token;
 
 use std::process::ExitCode;
@@ -38,6 +40,12 @@ enum Command {
     Images(cli::images::Images),
     /// Create and list the tokens that nodes join with
     Token(cli::token::Token),
+    /// Save, inspect and restore the state
+    Snapshot(datastore::Snapshot),
+    /// Look at the state store itself
+    Store(datastore::StoreCommand),
+    /// Serve etcd's v3 API from a store of one member
+    Etcd(Box<etcd_server::Etcd>),
     /// Stop what runs and remove every trace of it
     Uninstall(cli::uninstall::Uninstall),
     /// The API server alone
@@ -69,7 +77,8 @@ fn main() -> ExitCode {
 }
 
 fn start() -> anyhow::Result<ExitCode> {
-    let arguments = flags::with_config_file(std::env::args().collect())?;
+    let arguments = etcd_server::with_config_file(std::env::args().collect())?;
+    let arguments = flags::with_config_file(arguments)?;
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -89,6 +98,7 @@ impl Command {
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Kubectl(_) | Self::Images(_) | Self::Token(_) | Self::Uninstall(_) => "warn",
+            Self::Snapshot(_) | Self::Store(_) => "warn",
             _ => "info",
         }
     }
@@ -100,6 +110,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Kubectl(command) => return command.run(&data_dir).await,
         Command::Images(command) => return command.run(&data_dir).await,
         Command::Token(command) => return command.run(&data_dir).await,
+        Command::Snapshot(command) => return command.run(&data_dir).await,
+        Command::Store(command) => return command.run(&data_dir).await,
         Command::Uninstall(command) => return command.run(&data_dir).await,
         Command::Server(flags) => server::run(*flags, arguments.common).await?,
         Command::Agent(flags) => agent::run(*flags, arguments.common).await?,
@@ -108,6 +120,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::KubeScheduler(flags) => components::scheduler(flags).await?,
         Command::KubeProxy(flags) => components::proxy(flags).await?,
         Command::Kubelet(flags) => components::kubelet(flags, &data_dir).await?,
+        Command::Etcd(flags) => etcd_server::run(*flags, &data_dir).await?,
         Command::Dns(flags) => dns::run(flags).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -2,15 +2,17 @@
 //!
 //! In: parsed flags and a data directory. Out: text like upstream's, and an exit code. Everything
 //! about a running cluster goes through its API with the credentials of a kubeconfig; only
-//! `images` and `uninstall` touch the data directory itself.
+//! `images`, `snapshot`, `store` and `uninstall` touch the data directory itself.
 //!
 //! Each command is a `clap` type with a `run`. Errors are one clear line: [`kubectl`] prints its
 //! own, in kubectl's words, because their first words depend on who failed.
 
 pub mod cluster;
-mod duration;
+pub mod duration;
 pub mod failure;
 pub mod images;
 pub mod kubectl;
+pub mod snapshot;
+pub mod store;
 pub mod token;
 pub mod uninstall;

@@ -35,6 +35,11 @@ pub fn like_upstream(
     Transformed::over(store, Arc::new(AtRest { protobuf, writes }))
 }
 
+/// A value in the registry's JSON, whoever wrote it.
+pub fn plain(protobuf: Protobuf, key: &[u8], value: Bytes) -> store::Result<Bytes> {
+    AtRest { protobuf, writes: MediaType::Json }.open(key, value)
+}
+
 impl Transform for AtRest {
     fn seal(&self, key: &[u8], value: Bytes) -> store::Result<Bytes> {
         if self.writes == MediaType::Json {

@@ -54,6 +54,10 @@ pub async fn serve(
             only_get(&parts)?;
             Ok(version(shared, &parts, &query))
         }
+        REVISION => {
+            only_get(&parts)?;
+            revision_at(shared, &query).await
+        }
         "/metrics" => {
             let mut response = codec::text(StatusCode::OK, shared.metrics.encode());
             let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
@@ -72,6 +76,33 @@ pub async fn serve(
             Ok(shared.discovery.serve(shared, path, &parts.headers, accept))
         }
         _ => Ok(codec::page_not_found()),
+    }
+}
+
+/// Ours, not upstream's: `?time=2026-01-31T12:00:00Z` asks for the revision of that time, which a list
+/// takes as its exact resourceVersion.
+const REVISION: &str = "/decapod/revision";
+
+async fn revision_at(shared: &Shared, query: &Query) -> Result<Response<Body>, StatusError> {
+    let text = query.first("time").unwrap_or_default();
+    let wrong = || {
+        let message = format!("time: {text:?} is none; expected one as 2026-01-31T12:00:00Z");
+        StatusError::new(Reason::BadRequest, message)
+    };
+    let at: jiff::Timestamp = text.parse().map_err(|_| wrong())?;
+    let millis = u64::try_from(at.as_millisecond()).map_err(|_| wrong())?;
+    match shared.registry.store().revision_at(millis).await {
+        Ok(revision) => {
+            let answer = json!({ "revision": revision.to_string(), "time": at.to_string() });
+            Ok(codec::json(&Accept::JSON, StatusCode::OK, answer.to_string().into()))
+        }
+        Err(store::Error::Compacted { floor, .. }) => {
+            let message = format!(
+                "what was at {at} is no longer kept; the oldest revision is {floor} (--store-history keeps more)"
+            );
+            Err(StatusError::new(Reason::Expired, message))
+        }
+        Err(error) => Err(StatusError::new(Reason::ServiceUnavailable, error.to_string())),
     }
 }
 

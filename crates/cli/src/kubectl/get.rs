@@ -7,6 +7,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::console::Console;
+use super::past::{self, Past};
 use super::print::{Output, Printer, jsonpath, list_of, table};
 use super::resources::{Catalog, Resource};
 use super::target::{self, Target, Targets};
@@ -60,6 +61,8 @@ pub struct Get {
     /// If the requested object does not exist the command will return exit code 0
     #[arg(long)]
     pub ignore_not_found: bool,
+    #[command(flatten)]
+    pub past: Past,
     /// Raw URI to request from the server
     #[arg(long)]
     pub raw: Option<String>,
@@ -81,6 +84,12 @@ impl Get {
         let catalog = Catalog::read(cluster).await?;
         let mut cluster = cluster.clone();
         let targets = self.targets(&mut cluster, &catalog).await?;
+        let at = self.past.revision(&cluster).await?;
+        if at.is_some() && (self.watch || self.watch_only) {
+            return Err(own(
+                "the past does not change: --watch cannot be used with --at-revision and --at-time",
+            ));
+        }
         if targets.all.is_empty() {
             console.note("You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n");
             return Err(own("Required resource not specified."));
@@ -92,8 +101,8 @@ impl Get {
             return self.watch(&cluster, console, &targets, output).await;
         }
         match output {
-            Output::Table { wide } => self.tables(&cluster, console, &targets, wide).await,
-            _ => self.objects(&cluster, console, &targets, output).await,
+            Output::Table { wide } => self.tables(&cluster, console, &targets, wide, at).await,
+            _ => self.objects(&cluster, console, &targets, output, at).await,
         }
     }
 
@@ -129,7 +138,20 @@ impl Get {
         Ok(())
     }
 
-    fn path(&self, cluster: &Cluster, target: &Target, extra: &[(&str, &str)]) -> String {
+    /// Of what there is now, or of a list of what there was: objects of the past are found by lists
+    /// only.
+    fn path(
+        &self,
+        cluster: &Cluster,
+        target: &Target,
+        at: Option<u64>,
+        extra: &[(&str, &str)],
+    ) -> String {
+        if let Some(revision) = at {
+            let all = Target { resource: target.resource.clone(), name: None };
+            let path = self.path(cluster, &all, None, extra);
+            return past::exact(&path, target.name.as_deref(), revision);
+        }
         let namespace = (!self.all_namespaces).then_some(cluster.namespace.as_str());
         let path = match &target.name {
             Some(name) => target.resource.object(namespace, name),
@@ -160,6 +182,7 @@ impl Get {
         console: &Console,
         targets: &Targets,
         wide: bool,
+        at: Option<u64>,
     ) -> Result<()> {
         let sort = self.sort_by.as_deref().map(jsonpath::Template::relaxed).transpose();
         let sort = sort.map_err(own)?;
@@ -167,8 +190,11 @@ impl Get {
         let mut failures = vec![];
         let mut groups: Vec<(&Resource, Vec<table::Table>)> = vec![];
         for target in &targets.all {
-            let path = self.path(cluster, target, &[("includeObject", include)]);
+            let path = self.path(cluster, target, at, &[("includeObject", include)]);
             match fetch_table(cluster, &path).await {
+                Ok(table) if table.rows.is_empty() && at.is_some() && target.name.is_some() => {
+                    failures.extend(past::missing(target, at));
+                }
                 Ok(table) => match groups.last_mut() {
                     Some((resource, tables)) if **resource == target.resource => tables.push(table),
                     _ => groups.push((&target.resource, vec![table])),
@@ -212,10 +238,17 @@ impl Get {
         console: &Console,
         targets: &Targets,
         output: Output,
+        at: Option<u64>,
     ) -> Result<()> {
         let (mut items, mut failures) = (vec![], vec![]);
         for target in &targets.all {
-            match cluster.get(&self.path(cluster, target, &[])).await {
+            match cluster.get(&self.path(cluster, target, at, &[])).await {
+                Ok(list) if at.is_some() => {
+                    let found = items_of(list);
+                    let missing = past::missing(target, at).filter(|_| found.is_empty());
+                    failures.extend(missing);
+                    items.extend(found);
+                }
                 Ok(object) if target.name.is_some() => items.push(object),
                 Ok(list) => items.extend(items_of(list)),
                 Err(error) if error.is_not_found() && self.ignore_not_found => {}
@@ -255,7 +288,7 @@ impl Get {
         if targets.all.len() != 1 {
             return Err(own("you may only specify a single resource type to watch"));
         }
-        let mut path = self.path(cluster, first, &[]);
+        let mut path = self.path(cluster, first, None, &[]);
         let accept = if output.is_table() { table::ACCEPT } else { JSON };
         if let Some(name) = &first.name {
             // A name that does not exist is told at once, not waited for.
@@ -264,7 +297,7 @@ impl Get {
             }
             let all = Target { resource: first.resource.clone(), name: None };
             let field = format!("metadata.name={name}");
-            path = with_query(&self.path(cluster, &all, &[]), &[("fieldSelector", &field)]);
+            path = with_query(&self.path(cluster, &all, None, &[]), &[("fieldSelector", &field)]);
         }
         let list = cluster.get_as(&path, accept).await?;
         let version = list["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();

@@ -11,10 +11,12 @@
 mod apply;
 pub mod console;
 mod delete;
+mod diff;
 mod exec;
 mod get;
 mod logs;
 mod manifests;
+mod past;
 mod pods;
 mod print;
 mod resources;
@@ -48,6 +50,8 @@ pub enum Command {
     Get(get::Get),
     /// Apply a configuration to a resource by file name or stdin
     Apply(apply::Apply),
+    /// What an object looked like at a revision, what it looks like now, and who changed it
+    Diff(diff::Diff),
     /// Delete resources by file names, stdin, resources and names, or by resources and label selector
     Delete(delete::Delete),
     /// Print the logs for a container in a pod
@@ -120,6 +124,7 @@ impl Kubectl {
         match self.command {
             Command::Get(get) => get.run(&open()?, console).await,
             Command::Apply(apply) => apply.run(&open()?, console).await,
+            Command::Diff(diff) => diff.run(&open()?, console).await,
             Command::Delete(delete) => delete.run(&open()?, console).await,
             Command::Logs(logs) => logs.run(&open()?, console).await,
             Command::Exec(exec) => exec.run(&open()?, console).await,
