@@ -14,6 +14,7 @@ mod client;
 pub mod remote;
 mod serve;
 pub mod spdy;
+pub mod streaming;
 pub mod tls;
 mod upgrade;
 pub mod ws;

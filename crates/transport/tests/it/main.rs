@@ -242,6 +242,42 @@ async fn spdy_carries_a_command() {
 }
 
 #[tokio::test]
+async fn a_streaming_server_is_called_as_runtimes_are() {
+    use transport::channels::Streams;
+    use transport::streaming;
+    let world = World::start(ClientCerts::Request).await;
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
+    let (session, driver) = streaming::connect_command(&client, "/exec").await.expect("connects");
+    let talk = async move {
+        let streams = Streams { stdin: true, stdout: true, ..Streams::default() };
+        let command = streaming::open_command(&session, streams).await.expect("opens");
+        let streaming::Command { stdin, stdout, stderr, resize, mut error } = command;
+        assert!(stderr.is_none() && resize.is_none());
+        let (mut stdin, mut stdout) = (stdin.expect("asked for"), stdout.expect("asked for"));
+        let write = async {
+            stdin.write_all(b"hello").await.expect("writes");
+            stdin.shutdown().await.expect("ends");
+        };
+        let (mut out, mut status) = (String::new(), String::new());
+        let ((), read) = tokio::join!(write, stdout.read_to_string(&mut out));
+        read.expect("reads");
+        error.read_to_string(&mut status).await.expect("reads");
+        (out, status)
+    };
+    let both = async { tokio::join!(talk, driver) };
+    let (said, driven) =
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    driven.expect("ends well");
+    assert_eq!(said, ("hello".to_owned(), "done".to_owned()));
+    match streaming::connect_command(&client, "/nowhere").await {
+        Err(streaming::Error::Refused(_)) => {}
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("there is no such path"),
+    }
+    world.shutdown().await;
+}
+
+#[tokio::test]
 async fn ports_are_forwarded_over_spdy_in_a_websocket() {
     let world = World::start(ClientCerts::Request).await;
     let client = HttpClient::new(&world.options("jane", true)).expect("a client");
