@@ -3,6 +3,7 @@
 pub mod embedded;
 pub mod fake;
 mod io;
+pub mod remote;
 
 /// A row of [`BACKENDS`].
 pub struct Backend {
@@ -18,6 +19,11 @@ pub const BACKENDS: &[Backend] = &[
         name: embedded::NAME,
         about: "containers by a shim of this binary, no other program",
         endpoints: &["", "embedded"],
+    },
+    Backend {
+        name: remote::NAME,
+        about: "another runtime (containerd, CRI-O), asked over CRI v1",
+        endpoints: &["unix:///PATH", "/PATH"],
     },
     Backend { name: fake::NAME, about: "nothing runs; for tests", endpoints: &["fake"] },
 ];

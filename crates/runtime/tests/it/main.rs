@@ -1,8 +1,9 @@
-//! Real containers, as root, in mount and network namespaces of the test's own. Without root each
+//! Real containers (and a runtime made of paper), as root, in mount and network namespaces of the test's own. Without root each
 //! test says so and passes.
 
 mod containers;
 mod images;
+mod remote;
 mod restart;
 mod security;
 mod streams;
