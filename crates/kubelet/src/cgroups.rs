@@ -10,6 +10,7 @@
 //! In: pods. Out: directories with limits in every hierarchy. cgroup v1 has a hierarchy per
 //! controller, v2 has one; a hybrid machine is treated as v1.
 //! Invariant: failing to set a limit is a warning, never a reason not to run a pod.
+//! With the systemd driver the same tree is made of slices ([`slices`]).
 //! Upstream: `pkg/kubelet/cm`, cgroupfs driver.
 
 use std::collections::BTreeMap;
@@ -17,12 +18,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use cri::{CgroupDriver, LinuxContainerResources};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::names;
 use crate::resize::Resource;
 use crate::resources::{BEST_EFFORT, BURSTABLE, cpu_weight, qos_class};
 use crate::sandbox::pod_resources;
+use crate::slices;
 
 const CONTROLLERS: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids"];
 
@@ -71,15 +74,29 @@ pub struct Cgroups {
     /// `/` or `/<cluster>`: where `kubepods` goes.
     root: String,
     enabled: bool,
+    /// Whose the cgroups are: ours, or systemd's ([`slices`]).
+    driver: CgroupDriver,
 }
 
 impl Cgroups {
     pub fn new(layout: Layout, root: &str, enabled: bool) -> Self {
-        Self { layout, root: root.trim_end_matches('/').to_string(), enabled }
+        let root = root.trim_end_matches('/').to_string();
+        Self { layout, root, enabled, driver: CgroupDriver::Cgroupfs }
+    }
+
+    pub fn driven_by(self, driver: CgroupDriver) -> Self {
+        Self { driver, ..self }
     }
 
     /// The parent of the pod's containers, as the runtime takes it.
     pub fn pod_path(&self, pod: &Pod) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => self.pod_directory(pod),
+            CgroupDriver::Systemd => slices::name(&self.pod_directory(pod)),
+        }
+    }
+
+    fn pod_directory(&self, pod: &Pod) -> String {
         let class = match qos_class(pod) {
             BURSTABLE => "/burstable",
             BEST_EFFORT => "/besteffort",
@@ -95,6 +112,14 @@ impl Cgroups {
         }
         for (path, shares) in [("", None), ("/burstable", None), ("/besteffort", Some(2))] {
             let path = format!("{}/kubepods{path}", self.root);
+            if self.driver == CgroupDriver::Systemd {
+                let limits = LinuxContainerResources {
+                    cpu_shares: shares.unwrap_or(0),
+                    ..Default::default()
+                };
+                self.warn("set", self.limit_slice(&path, &limits));
+                continue;
+            }
             self.warn("create", self.create(&path));
             if let Some(shares) = shares {
                 self.warn("set", self.set_shares(&path, shares));
@@ -107,8 +132,12 @@ impl Cgroups {
         if !self.enabled {
             return;
         }
-        let path = self.pod_path(pod);
+        let path = self.pod_directory(pod);
         let limits = pod_resources(pod);
+        if self.driver == CgroupDriver::Systemd {
+            self.warn("set", self.limit_slice(&path, &limits));
+            return;
+        }
         self.warn("create", self.create(&path));
         self.warn("set", self.set_shares(&path, limits.cpu_shares));
         if limits.cpu_quota > 0 {
@@ -131,28 +160,44 @@ impl Cgroups {
         if !self.enabled {
             return Ok(());
         }
-        let path = self.pod_path(pod);
+        let path = self.pod_directory(pod);
+        let at = match self.driver {
+            CgroupDriver::Cgroupfs => path.clone(),
+            CgroupDriver::Systemd => slices::directory(&path),
+        };
         // Zero: no limit is asked for. Limits are never taken away by a resize.
         let due = |wanted: i64, now: i64| wanted > 0 && wanted != now && (wanted > now) == grows;
+        let mut change = LinuxContainerResources::default();
         match resource {
             Resource::Memory => {
                 let wanted = limits.memory_limit_in_bytes;
-                if due(wanted, self.limit("memory", &path, "memory.limit_in_bytes", "memory.max")) {
-                    self.set_memory(&path, wanted)?;
+                if due(wanted, self.limit("memory", &at, "memory.limit_in_bytes", "memory.max")) {
+                    change.memory_limit_in_bytes = wanted;
                 }
             }
             Resource::Cpu => {
-                let quota = limits.cpu_quota;
-                if due(quota, self.limit("cpu", &path, "cpu.cfs_quota_us", "cpu.max")) {
-                    self.set_quota(&path, quota, limits.cpu_period)?;
+                if due(limits.cpu_quota, self.limit("cpu", &at, "cpu.cfs_quota_us", "cpu.max")) {
+                    (change.cpu_quota, change.cpu_period) = (limits.cpu_quota, limits.cpu_period);
                 }
                 let is_v2 = matches!(self.layout, Layout::V2(_));
                 let shares = limits.cpu_shares;
                 let wanted = if is_v2 { cpu_weight(shares) } else { shares };
-                if due(wanted, self.limit("cpu", &path, "cpu.shares", "cpu.weight")) {
-                    self.set_shares(&path, shares)?;
+                if due(wanted, self.limit("cpu", &at, "cpu.shares", "cpu.weight")) {
+                    change.cpu_shares = shares;
                 }
             }
+        }
+        if self.driver == CgroupDriver::Systemd {
+            return self.limit_slice(&path, &change);
+        }
+        if change.memory_limit_in_bytes > 0 {
+            self.set_memory(&path, change.memory_limit_in_bytes)?;
+        }
+        if change.cpu_quota > 0 {
+            self.set_quota(&path, change.cpu_quota, change.cpu_period)?;
+        }
+        if change.cpu_shares > 0 {
+            self.set_shares(&path, change.cpu_shares)?;
         }
         Ok(())
     }
@@ -173,12 +218,22 @@ impl Cgroups {
         }
         for class in ["", "/burstable", "/besteffort"] {
             let path = format!("{}/kubepods{class}/pod{uid}", self.root);
+            if self.driver == CgroupDriver::Systemd {
+                // It is in one class only; systemd knows nothing of the others.
+                let _ = slices::remove(&slices::name(&path));
+                continue;
+            }
             for dir in self.directories(&path) {
                 if dir.is_dir() {
                     self.warn("remove", remove_tree(&dir));
                 }
             }
         }
+    }
+
+    fn limit_slice(&self, path: &str, limits: &LinuxContainerResources) -> io::Result<()> {
+        let is_v2 = matches!(self.layout, Layout::V2(_));
+        slices::set(&slices::name(path), &slices::properties(limits, is_v2))
     }
 
     fn warn(&self, what: &str, done: io::Result<()>) {
@@ -334,6 +389,9 @@ mod tests {
             };
             let cgroups = Cgroups::new(layout, "/test", true);
             assert_eq!(cgroups.pod_path(&pod()), "/test/kubepods/burstable/podu1");
+            let by_systemd =
+                Cgroups::new(Layout::None, "/test", true).driven_by(CgroupDriver::Systemd);
+            assert_eq!(by_systemd.pod_path(&pod()), "test-kubepods-burstable-podu1.slice");
             cgroups.prepare();
             cgroups.create_pod(&pod());
             let below = "test/kubepods/burstable/podu1";

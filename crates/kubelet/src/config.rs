@@ -53,6 +53,8 @@ pub struct Config {
     pub cgroup_root: String,
     /// Make pod and QoS cgroups. False where the runtime keeps everything in one place.
     pub cgroups_per_qos: bool,
+    /// Must be the runtime's.
+    pub cgroup_driver: cri::CgroupDriver,
     pub max_pods: i64,
     /// Used until the API gives the node a range of its own.
     pub pod_cidr: Option<String>,
@@ -105,6 +107,7 @@ impl Config {
             log_dir: data_dir.join("logs/pods"),
             cgroup_root: "/".into(),
             cgroups_per_qos: true,
+            cgroup_driver: cri::CgroupDriver::Cgroupfs,
             max_pods: 110,
             pod_cidr: None,
             bind_address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 10250),

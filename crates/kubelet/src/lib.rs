@@ -45,11 +45,13 @@ mod observed;
 mod plan;
 mod pods;
 mod probe;
+mod relist;
 mod resize;
 mod resources;
 mod runtime;
 mod sandbox;
 mod server;
+mod slices;
 mod start;
 mod static_pods;
 mod status;
@@ -80,7 +82,11 @@ pub enum Error {
 }
 
 const SHUTDOWN: Duration = Duration::from_secs(5);
-const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(5);
+/// Until a runtime that broke off is asked again.
+const RUNTIME_RETRY: Duration = Duration::from_secs(1);
+/// How often the runtime is asked whether its network is ready at last (upstream: 5 s, always); what
+/// comes later is the node status's to tell.
+const NETWORK_RETRY: Duration = Duration::from_secs(1);
 
 /// Runs until `stop`. Pods are never touched by a stop: the next kubelet adopts them.
 pub async fn run(
@@ -141,7 +147,8 @@ async fn start(
             cgroups::Layout::of_this_machine(),
             &config.cgroup_root,
             config.cgroups_per_qos,
-        ),
+        )
+        .driven_by(config.cgroup_driver),
         resolver: hosts::Resolver::parse(
             &std::fs::read_to_string(&config.resolv_conf).unwrap_or_default(),
         ),
@@ -215,7 +222,17 @@ fn follow_node(
     context.tasks.spawn("node-follower", async move {
         let mut known = own.config.pod_cidr.clone();
         loop {
-            changed.notified().await;
+            tokio::select! {
+                () = changed.notified() => {}
+                // Nobody tells when another runtime's network plugin is configured at last.
+                () = tokio::time::sleep(NETWORK_RETRY), if !network.borrow().is_empty() => {
+                    set_up_network(&*own.runtime, known.as_deref(), &network).await;
+                    if network.borrow().is_empty() {
+                        hurry.notify_one();
+                    }
+                    continue;
+                }
+            }
             let Some(node) = lister.get("", &name) else { continue };
             let spec = node.spec.clone().unwrap_or_default();
             let cidrs = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
@@ -271,9 +288,11 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
 
 /// Wakes workers for what happens in the runtime.
 async fn follow_runtime(context: Arc<Context>, set: Arc<PodSet>) {
+    let mut is_away = false;
     loop {
         match context.runtime.events().await {
             Ok(mut events) => {
+                is_away = false;
                 set.wake(None);
                 loop {
                     use tokio::sync::broadcast::error::RecvError;
@@ -293,9 +312,18 @@ async fn follow_runtime(context: Arc<Context>, set: Arc<PodSet>) {
                     }
                 }
             }
-            Err(cri::Error::Unimplemented(_)) => set.wake(None),
-            Err(error) => tracing::warn!(%error, "no events from the runtime"),
+            Err(cri::Error::Unimplemented(_)) => {
+                is_away = true;
+                let error = relist::follow(&*context.runtime, &set).await;
+                tracing::warn!(%error, "the container runtime is away");
+            }
+            // Said once: it may take long.
+            Err(error) if !is_away => {
+                is_away = true;
+                tracing::warn!(%error, "the container runtime is away");
+            }
+            Err(_) => {}
         }
-        tokio::time::sleep(RELIST_WITHOUT_EVENTS).await;
+        tokio::time::sleep(RUNTIME_RETRY).await;
     }
 }

@@ -40,6 +40,9 @@ use crate::resources::{ResourceList, bytes_quantity, milli, milli_quantity, unit
 /// Upstream: nodeStatusMaxImages.
 const MAX_IMAGES: usize = 50;
 const MAX_NAMES: usize = 5;
+/// Upstream: maxWaitForContainerRuntime.
+const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
+const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 
 /// What the checks found.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +55,8 @@ pub struct Health {
     pub images: Vec<ContainerImage>,
     pub handlers: Vec<NodeRuntimeHandler>,
     pub runtime_version: String,
+    /// The runtime did not even say how it is.
+    pub runtime_is_silent: bool,
 }
 
 impl Health {
@@ -74,7 +79,11 @@ impl Health {
                 }
                 out.handlers = status.runtime_handlers.iter().map(handler).collect();
             }
-            Err(error) => problems.push(format!("container runtime is down: {error}")),
+            Err(error) => {
+                tracing::debug!(%error, "the container runtime does not tell its status");
+                out.runtime_is_silent = true;
+                problems.push("container runtime is down".into());
+            }
         }
         if problems.is_empty() && !network.is_empty() {
             problems.push(format!("container runtime network not ready: {network}"));
@@ -94,6 +103,23 @@ impl Health {
         let (used, limit) = processes();
         out.pid_pressure = limit > 0 && used as f64 > limit as f64 * 0.9;
         out
+    }
+}
+
+impl Health {
+    /// What is told after these findings: a runtime that restarts says nothing for some seconds,
+    /// which is no news. What it said of itself and its images stays true.
+    fn followed_by(self, mut fresh: Self, silence: Duration) -> Self {
+        if !fresh.runtime_is_silent {
+            return fresh;
+        }
+        if silence < RUNTIME_SILENCE {
+            fresh.not_ready = self.not_ready;
+        }
+        fresh.images = self.images;
+        fresh.handlers = self.handlers;
+        fresh.runtime_version = self.runtime_version;
+        fresh
     }
 }
 
@@ -331,15 +357,25 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
         tracing::info!(node = context.config.node_name, "node registered");
     }
     let mut reported = Instant::now();
+    let mut heard = Instant::now();
     let mut first_round = true;
     loop {
         if !first_round {
+            // Nobody tells when a runtime is back.
+            let pause = match health.runtime_is_silent {
+                true => RUNTIME_RETRY,
+                false => context.config.status_check,
+            };
             tokio::select! {
                 () = hurry.notified() => {}
-                () = tokio::time::sleep(context.config.status_check) => {}
+                () = tokio::time::sleep(pause) => {}
             }
             let network = context.network.borrow().clone();
-            health = Health::check(&*context.runtime, &context.config, &network).await;
+            let fresh = Health::check(&*context.runtime, &context.config, &network).await;
+            if !fresh.runtime_is_silent {
+                heard = Instant::now();
+            }
+            health = health.followed_by(fresh, heard.elapsed());
         }
         first_round = false;
         let due = reported.elapsed() >= context.config.status_report;
@@ -515,6 +551,25 @@ mod tests {
 
     fn machine() -> Machine {
         Machine { cpus: 2, memory: 8 << 30, architecture: "amd64", ..Machine::default() }
+    }
+
+    #[test]
+    fn a_silent_runtime_is_down_after_a_while() {
+        let well = Health { runtime_version: "c://1".into(), ..Health::default() };
+        let silent = Health {
+            runtime_is_silent: true,
+            not_ready: "container runtime is down".into(),
+            ..Health::default()
+        };
+        let check = |silence: u64, expected: &str| {
+            let told = well.clone().followed_by(silent.clone(), Duration::from_secs(silence));
+            assert_eq!(told.not_ready, expected, "after {silence} s");
+            assert_eq!(told.runtime_version, "c://1");
+        };
+        check(10, "");
+        check(29, "");
+        check(30, "container runtime is down");
+        assert_eq!(silent.followed_by(well, Duration::ZERO).not_ready, "");
     }
 
     #[test]

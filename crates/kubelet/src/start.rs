@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::EventType;
+use client::{ErrorExt, EventType};
 use cri::PodSandboxConfig;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret, VolumeProjection};
 use machinery::selector::Selector;
@@ -158,11 +158,15 @@ impl Worker {
             context.tell(&self.pod, EventType::Normal, "SandboxChanged", text);
         }
         context.cgroups.create_pod(&self.pod);
+        let handler = self.runtime_handler().await.map_err(|error| {
+            let text = format!("Failed to create pod sandbox: {error}");
+            context.tell(&self.pod, EventType::Warning, "FailedCreatePodSandBox", text);
+        })?;
         let config = self.sandbox_config(attempt);
         let logs = config.log_directory.clone();
         let created = async {
             std::fs::create_dir_all(&logs)?;
-            context.runtime.run_pod_sandbox(config.clone(), "").await
+            context.runtime.run_pod_sandbox(config.clone(), &handler).await
         };
         let id = created.await.map_err(|error| {
             let text = format!(
@@ -180,6 +184,21 @@ impl Worker {
             tracing::warn!(pod = names::full(&self.pod), %error, "no hosts file");
         })?;
         Ok(Place { id, config, addresses, volumes })
+    }
+
+    /// What the pod's RuntimeClass stands for in the runtime; nothing for its default.
+    /// Upstream: LookupRuntimeHandler.
+    async fn runtime_handler(&self) -> Result<String, String> {
+        use k8s_openapi::api::node::v1::RuntimeClass;
+        let class = self.pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref());
+        let Some(class) = class.filter(|name| !name.is_empty()) else { return Ok(String::new()) };
+        match self.context.client.api::<RuntimeClass>(None).get(class).await {
+            Ok(found) => Ok(found.handler),
+            Err(error) if error.is_not_found() => {
+                Err(format!("runtimeclass.node.k8s.io {class:?} not found"))
+            }
+            Err(error) => Err(format!("failed to lookup RuntimeClass {class}: {}", error.text())),
+        }
     }
 
     async fn wait_for_network(&mut self) -> Result<(), ()> {

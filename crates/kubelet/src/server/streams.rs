@@ -115,8 +115,14 @@ pub async fn forward(runtime: Arc<dyn Runtime>, sandbox: String, one: Forward) {
     let Forward { port, mut data, mut error } = one;
     match runtime.port_forward(&sandbox, port).await {
         Ok(mut pod) => {
-            // Resets are how connections end; the client sees its stream close.
-            let _ = tokio::io::copy_bidirectional(&mut data, &mut pod).await;
+            // Resets are how connections end; the client sees its stream close. A runtime that is
+            // another process tells of a refusal in words, in place of the first byte.
+            if let Err(why) = tokio::io::copy_bidirectional(&mut data, &mut pod).await
+                && why.kind() == std::io::ErrorKind::Other
+            {
+                let _ = error.write_all(why.to_string().as_bytes()).await;
+                let _ = error.shutdown().await;
+            }
         }
         Err(why) => {
             let text = format!("error forwarding port {port} to pod {sandbox}: {why}");
