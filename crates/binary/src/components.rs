@@ -148,14 +148,14 @@ pub struct Kubelet {
     tls_private_key_file: Option<PathBuf>,
     #[arg(long)]
     client_ca_file: Option<PathBuf>,
-    #[arg(long)]
-    container_runtime_endpoint: Option<String>,
     /// Percent of the disk in use from which unused images are removed
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_high_threshold: Option<u8>,
     /// Percent of the disk in use down to which they are removed
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_low_threshold: Option<u8>,
+    #[command(flatten)]
+    runtime: crate::flags::ContainerRuntime,
 }
 
 pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
@@ -168,7 +168,7 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         pod_manifest_path: flags.pod_manifest_path,
         image_gc_high_threshold: flags.image_gc_high_threshold,
         image_gc_low_threshold: flags.image_gc_low_threshold,
-        container_runtime_endpoint: flags.container_runtime_endpoint,
+        runtime: flags.runtime,
     };
     let addresses = match node.node_ip.as_slice() {
         [] => crate::node::primary_address().await.into_iter().collect(),

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use base::telemetry::LogFormat;
 use ipnet::IpNet;
@@ -52,7 +53,8 @@ pub struct Server {
     /// Run no kubelet, proxy and DNS here
     #[arg(long)]
     pub disable_agent: bool,
-    /// Leave out: kube-scheduler, kube-controller-manager, kube-proxy, dns
+    /// Leave out: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (the ways to
+    /// other nodes' pods, where a network plugin makes its own)
     #[arg(long, value_delimiter = ',', value_name = "COMPONENT")]
     pub disable: Vec<String>,
     /// Addresses of pods
@@ -145,9 +147,46 @@ pub struct Node {
     /// Percent of the disk in use down to which they are removed [default: 80]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_low_threshold: Option<u8>,
-    /// Socket of a CRI runtime, instead of the embedded one
-    #[arg(long)]
+    #[command(flatten)]
+    pub runtime: ContainerRuntime,
+}
+
+/// What runs the node's containers, with upstream's flags.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ContainerRuntime {
+    /// Socket of a CRI runtime, as unix:///run/containerd/containerd.sock [default: the embedded
+    /// runtime]
+    #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
+    /// Socket of its image service [default: the same]
+    #[arg(long, value_name = "ENDPOINT", requires = "container_runtime_endpoint")]
+    pub image_service_endpoint: Option<String>,
+    /// How long the runtime may take for a call; pulls have no limit
+    #[arg(long, default_value = "2m", value_parser = request_timeout, value_name = "DURATION")]
+    pub runtime_request_timeout: Duration,
+    /// cgroupfs or systemd, for a runtime that does not say which
+    #[arg(long, default_value = "cgroupfs", value_parser = ["cgroupfs", "systemd"])]
+    pub cgroup_driver: String,
+}
+
+impl ContainerRuntime {
+    /// `None`: the embedded one.
+    pub fn endpoints(&self) -> Option<runtime::backend::remote::Endpoints> {
+        let named = |text: &&str| !matches!(*text, "" | "embedded");
+        let runtime = self.container_runtime_endpoint.as_deref().filter(named)?;
+        Some(runtime::backend::remote::Endpoints {
+            runtime: runtime.to_owned(),
+            images: self.image_service_endpoint.clone().filter(|text| !text.is_empty()),
+            timeout: self.runtime_request_timeout,
+        })
+    }
+}
+
+fn request_timeout(text: &str) -> Result<Duration, String> {
+    match cli::duration::parse(text)? {
+        Duration::ZERO => Err("a call needs some time".into()),
+        time => Ok(time),
+    }
 }
 
 fn octal(text: &str) -> Result<u32, String> {

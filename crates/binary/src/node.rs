@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use base::task::Tasks;
@@ -16,6 +17,7 @@ use transport::tls::ServerTls;
 use crate::flags;
 
 const ETHERNET_MTU: u32 = 1500;
+const RUNTIME_RETRY: Duration = Duration::from_secs(1);
 /// A registries file that all clusters of the machine share.
 const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";
 
@@ -71,10 +73,10 @@ pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
 pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
-    let mtu = pod_mtu(&links, &node.addresses).await?;
-    let runtime = open_runtime(&node, flags, mtu, tasks).await?;
+    let runtime = open_runtime(&node, flags, &links, tasks).await?;
+    let driver = cgroup_driver(&*runtime, &flags.runtime.cgroup_driver).await?;
     net::sysctl::prepare_node(None).await?;
-    start_kubelet(&node, flags, runtime, tasks)?;
+    start_kubelet(&node, flags, runtime, driver, tasks)?;
     start_proxy(&node, tasks);
     start_routes(&node, tasks);
     if let Some(kubeconfig) = &node.dns_kubeconfig {
@@ -114,26 +116,96 @@ async fn pod_mtu(links: &net::Links, addresses: &[IpAddr]) -> anyhow::Result<u32
 async fn open_runtime(
     node: &Node,
     flags: &flags::Node,
-    mtu: u32,
+    links: &net::Links,
     tasks: &Tasks,
 ) -> anyhow::Result<Arc<dyn cri::Runtime>> {
-    if let Some(endpoint) = &flags.container_runtime_endpoint {
-        bail!(
-            "--container-runtime-endpoint {endpoint}: only the embedded runtime is built in so far"
-        );
+    let home = runtime_dir(&node.data_dir);
+    if let Some(endpoints) = flags.runtime.endpoints() {
+        refuse_leftovers(&home)?;
+        let remote = tokio::select! {
+            remote = wait_for_runtime(&endpoints, tasks) => remote?,
+            signal = crate::server::termination() => {
+                signal?;
+                bail!("stopped while the container runtime did not answer");
+            }
+        };
+        endpoints.remember(&node.data_dir)?;
+        route_services(links, &node.service_cidrs).await?;
+        return Ok(Arc::new(remote));
     }
+    runtime::backend::remote::Endpoints::forget(&node.data_dir)?;
     let own = node.data_dir.join("registries.yaml");
     let registries = if own.exists() { own } else { SHARED_REGISTRIES.into() };
     let config = runtime::Config {
         registries: Some(registries),
         service_cidrs: node.service_cidrs.clone(),
-        mtu,
-        ..runtime::Config::new(runtime_dir(&node.data_dir))
+        mtu: pod_mtu(links, &node.addresses).await?,
+        ..runtime::Config::new(home)
     };
     let runtime = runtime::Embedded::open(config, tasks.clone())
         .await
         .context("cannot open the container runtime")?;
     Ok(Arc::new(runtime))
+}
+
+/// Upstream's kubelet ends when its runtime is not there yet, to be started again by somebody. Here a
+/// control plane may be in the same process: it goes on, and the node waits.
+async fn wait_for_runtime(
+    endpoints: &runtime::backend::remote::Endpoints,
+    tasks: &Tasks,
+) -> anyhow::Result<runtime::backend::remote::Remote> {
+    let mut has_said = false;
+    loop {
+        match runtime::backend::remote::Remote::open(endpoints, tasks.clone()).await {
+            Ok(remote) => return Ok(remote),
+            Err(cri::Error::Unavailable(error)) => {
+                if !has_said {
+                    tracing::warn!(error, "the node waits for its container runtime");
+                }
+                has_said = true;
+                tokio::time::sleep(RUNTIME_RETRY).await;
+            }
+            Err(error) => bail!("--container-runtime-endpoint: {error}"),
+        }
+    }
+}
+
+/// The runtime's word, or the flag's where it has none.
+/// Upstream: getCgroupDriverFromCRI.
+async fn cgroup_driver(
+    runtime: &dyn cri::Runtime,
+    flag: &str,
+) -> anyhow::Result<cri::CgroupDriver> {
+    match runtime.runtime_config().await {
+        Ok(config) => Ok(config.cgroup_driver()),
+        Err(cri::Error::Unimplemented(_)) if flag == "systemd" => Ok(cri::CgroupDriver::Systemd),
+        Err(cri::Error::Unimplemented(_)) => Ok(cri::CgroupDriver::Cgroupfs),
+        Err(error) => Err(error).context("cannot learn the container runtime's cgroup driver"),
+    }
+}
+
+/// Containers of the embedded runtime run without us: nobody would look after them again.
+fn refuse_leftovers(home: &Path) -> anyhow::Result<()> {
+    let containers = home.join("containers");
+    let left = std::fs::read_dir(&containers).into_iter().flatten().flatten().count();
+    if left > 0 {
+        bail!(
+            "--container-runtime-endpoint: {left} containers of the embedded runtime are in {}; \
+             drain the node, or choose another --data-dir",
+            containers.display()
+        );
+    }
+    Ok(())
+}
+
+/// The embedded runtime's bridge is a way to the Services for a node without a default route; here
+/// it is the interface of the node's own address, as nobody but the runtime knows its pods'.
+async fn route_services(links: &net::Links, service_cidrs: &[IpNet]) -> anyhow::Result<()> {
+    let Some(uplink) = links.uplink().await? else { return Ok(()) };
+    for cidr in service_cidrs {
+        links.ensure_service_route(*cidr, &uplink.interface).await?;
+    }
+    Ok(())
 }
 
 /// Where the embedded runtime keeps images and containers.
@@ -145,9 +217,11 @@ fn start_kubelet(
     node: &Node,
     flags: &flags::Node,
     runtime: Arc<dyn cri::Runtime>,
+    driver: cri::CgroupDriver,
     tasks: &Tasks,
 ) -> anyhow::Result<()> {
     let mut config = kubelet::Config::new(&node.name, node.data_dir.clone());
+    config.cgroup_driver = driver;
     config.node_ips = node.addresses.clone();
     config.labels = labels(&flags.node_label)?;
     config.taints =

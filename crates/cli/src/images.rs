@@ -2,6 +2,9 @@
 //!
 //! In: archives or names. Out: changes to the image store, which locks what has to be locked, and
 //! lines for people. Nothing is asked of the server: images can be there before its first start.
+//! A node with another runtime has its images there ([`foreign`]).
+
+mod foreign;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -67,6 +70,9 @@ pub struct References {
 
 impl Images {
     pub async fn run(self, data_dir: &Path) -> Result<ExitCode> {
+        if let Some(endpoints) = runtime::backend::remote::Endpoints::of_cluster(data_dir)? {
+            return foreign::run(&endpoints, self.command).await;
+        }
         let home = data_dir.join("runtime");
         if let Command::List(list) = &self.command
             && !home.join("images").exists()

@@ -4,7 +4,6 @@
 //!  kubelet ─► cri::Runtime ─┬─ backend::embedded ─► images   content store, layers, overlay
 //!                           │                    ├─► sandbox  pinned namespaces, pod address
 //!                           │                    └─► shim     one process per container
-//!                           ├─ backend::remote      containerd, CRI-O: over CRI v1
 //!                           └─ backend::fake        for the kubelet's tests
 //! ```
 //!
@@ -30,7 +29,6 @@ pub mod shim;
 
 pub use backend::embedded::{Config, Embedded};
 pub use backend::fake::Fake;
-pub use backend::remote::{Endpoints, Remote};
 pub use backend::{BACKENDS, Backend};
 pub use destroy::destroy_all;
 pub use images::store::ImageStore;

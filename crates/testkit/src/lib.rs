@@ -8,6 +8,7 @@
 pub mod cgroups;
 pub mod clients;
 pub mod cluster;
+pub mod containerd;
 pub mod daemon;
 pub mod host;
 pub mod http;

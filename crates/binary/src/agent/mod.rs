@@ -116,7 +116,7 @@ async fn start(
         addresses: machine.addresses,
         data_dir: data_dir.to_owned(),
         kubelet: of_kubelet,
-        routes: Some(of_proxy.clone()),
+        routes: settings.runs("pod-routes").then(|| of_proxy.clone()),
         proxy: settings.runs("kube-proxy").then_some(of_proxy),
         dns_kubeconfig,
         dns_renewed: renewed,

@@ -11,6 +11,7 @@
 //! with it, mounts below it, cgroups of its pods. What clusters of one host share (the nftables
 //! tables of kube-proxy, `kubepods`) stays while another one's process is alive here.
 
+mod foreign;
 mod leftovers;
 mod processes;
 
@@ -74,9 +75,14 @@ impl Place {
         }
         let is_alone = processes::other_nodes(&all, &ours).next().is_none();
         let owns_network = processes::other_nodes(&all, &ours).all(|other| !other.same_network);
-        let had_node = self.runtime_dir.exists() || self.run_dir.exists();
-        if had_node {
+        let had_runtime = self.runtime_dir.exists() || self.run_dir.exists();
+        if had_runtime {
             say(self.remove_containers().await?);
+        }
+        let foreign = foreign::remove_pods(&self.data_dir).await?;
+        let had_node = had_runtime || foreign.is_some();
+        if let Some(text) = foreign {
+            say(text);
         }
         if had_node && owns_network {
             for link in leftovers::remove_links().await? {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use base::task::Tasks;
 use bytes::{BufMut, Bytes, BytesMut};
 use cri::*;
-use decapod_runtime::{Endpoints, Remote};
+use decapod_runtime::backend::remote::{Endpoints, Remote};
 use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::StreamBody;

@@ -29,6 +29,19 @@ pub const NGINX_ONE: &str = "docker.io/library/nginx:1.22";
 /// platforms, zstd.
 pub const NGINX_TWO: &str = "docker.io/library/nginx:1.23";
 
+/// One that does nothing, for runtimes that hold a pod's namespaces with a process. OCI layout, gzip.
+pub const PAUSE: &str = "decapod.test/pause:1";
+
+/// The archive of [`PAUSE`].
+pub fn pause() -> Result<PathBuf> {
+    let directory = crate::places::cache()?.join(format!("images-{RECIPES}"));
+    fs::create_dir_all(&directory).with_context(|| format!("{}", directory.display()))?;
+    cached(&directory, "pause.oci.tar", |path| {
+        let image = Image::new(PAUSE).layer(busybox_layer()?).command(&["sleep", "2147483647"]);
+        write_oci_layout(path, &[("amd64", &image)], Compression::Gzip)
+    })
+}
+
 /// The archives, in the order of the constants above.
 pub fn all() -> Result<Vec<PathBuf>> {
     let directory = crate::places::cache()?.join(format!("images-{RECIPES}"));

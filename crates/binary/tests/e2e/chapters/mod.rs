@@ -3,6 +3,7 @@
 mod apply;
 mod clients;
 mod commands;
+mod containerd;
 mod ending;
 mod healing;
 mod killing;
@@ -57,6 +58,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("statics: a static pod has a mirror", statics::mirror),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
+    chapter("containerd: another runtime runs a node", containerd::runs_a_node),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
     chapter("nodes: a second one joins", nodes::joins),
     chapter("nodes: pods spread over both", nodes::spread),
