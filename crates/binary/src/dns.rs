@@ -50,6 +50,7 @@ pub async fn run(flags: Dns) -> anyhow::Result<()> {
     let config = dns::Config::new(crate::node::dns_sockets(&flags.address), &flags.domain);
     let tasks = Tasks::new("dns");
     let stop = tasks.stop_signal();
+    crate::server::give_back_what_the_start_needed(&tasks);
     let serving = dns::run(client, config, stop);
     tokio::pin!(serving);
     tokio::select! {

@@ -18,6 +18,8 @@ use crate::node::{self, Node};
 
 /// What may be left out with `--disable`.
 const COMPONENTS: [&str; 4] = ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns"];
+/// After this long a start is over.
+const SETTLED: Duration = Duration::from_secs(20);
 /// Requests, watches and commits get this long at the end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
@@ -42,12 +44,21 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let (url, token) = (control.url(), data_dir.join("token"));
     say(&format!("more nodes: decapod agent --server {url} --token-file {}", token.display()));
     say("Ctrl-C stops the control plane; pods keep running");
+    give_back_what_the_start_needed(&tasks);
     wait_for_signal(&tasks).await?;
     say("stopping");
     control.server.begin_shutdown();
     tasks.shutdown(SHUTDOWN_LIMIT).await;
     control.server.registry().store().close().await;
     Ok(())
+}
+
+/// Once, when caches are filled and the node is Ready.
+pub fn give_back_what_the_start_needed(tasks: &Tasks) {
+    tasks.spawn("memory", async {
+        tokio::time::sleep(SETTLED).await;
+        runtime::memory::trim();
+    });
 }
 
 /// Progress for the person at the terminal.

@@ -22,6 +22,7 @@ mod host_ports;
 pub mod images;
 mod ipam;
 pub mod layout;
+pub mod memory;
 mod network;
 mod oci;
 mod sandbox;

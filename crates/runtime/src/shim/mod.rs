@@ -18,7 +18,6 @@ mod container;
 mod event_loop;
 mod exec;
 mod log;
-mod memory;
 mod pause;
 mod protocol;
 mod stdio;
@@ -116,7 +115,7 @@ fn run_container(config: &Path) -> i32 {
     match prepare(config).and_then(container::start) {
         Ok((running, started)) => {
             report(&Report { error: None, started: Some(started) });
-            memory::trim();
+            crate::memory::trim();
             match running.run() {
                 Ok(()) => 0,
                 Err(error) => {

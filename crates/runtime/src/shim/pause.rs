@@ -35,7 +35,7 @@ fn start(pid_file: &Path) -> io::Result<()> {
     match unsafe { nix::unistd::fork()? } {
         ForkResult::Child => {
             drop(ready_reader);
-            super::memory::trim();
+            crate::memory::trim();
             if let Err(error) = confine() {
                 eprintln!("pause: {error}");
                 std::process::exit(1);

@@ -1,16 +1,16 @@
-//! Giving back what the start needed.
+//! Giving back what a start needed.
 //!
-//! A node has a shim per container, and the start touches megabytes that the loop afterwards never
-//! looks at: code, read-only data, freed heap. Pages of the program that are as they are in the file
-//! are unmapped; they come back from the page cache when they are needed.
+//! A start touches megabytes that the loop afterwards never looks at: code, read-only data, freed
+//! heap. Shims do this, one per container, and so do a server and its DNS. Pages of the program that
+//! are as they are in the file are unmapped; they come back from the page cache when they are needed.
 //!
 //! Invariant: a mapping with a page of its own (relocated data, say) is left alone, since dropping
 //! that page would lose what is in it.
 
 use std::fs;
 
-/// Best effort: the shim works as well without.
-pub(super) fn trim() {
+/// Best effort: programs work as well without.
+pub fn trim() {
     let Ok(smaps) = fs::read_to_string("/proc/self/smaps") else { return };
     for (start, end) in clean_file_mappings(&smaps) {
         // SAFETY: the range is a read-only mapping of a file without private pages: its content
@@ -19,7 +19,7 @@ pub(super) fn trim() {
     }
     drop(smaps);
     #[cfg(target_env = "gnu")]
-    // SAFETY: a library call without preconditions; there is one thread.
+    // SAFETY: a library call without preconditions.
     unsafe {
         libc::malloc_trim(0);
     }
