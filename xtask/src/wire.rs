@@ -20,6 +20,14 @@ const USAGE: &str = "usage: cargo xtask wire [--area A,B] [--case RE] [--accept]
 /// Areas that want a server on which nothing else happens.
 const ALONE: &[&str] = &["admission", "controllers", "discovery", "nodes"];
 
+/// What the recorded server was told, as far as answers show it.
+const AS_RECORDED: &[&str] = &[
+    "--disable-agent",
+    "--https-listen-port=0",
+    "--service-cidr=10.0.0.0/24",
+    "--cluster-dns=10.0.0.10",
+];
+
 /// Cases that nobody judges, for they tell who was first, the next request or the garbage collector.
 const RACES: &[&str] = &["verbs/delete/options-foreground"];
 
@@ -73,7 +81,7 @@ fn side_by_side(
     case: Option<&str>,
 ) -> Vec<Outcome<Replay>> {
     let one = |group: &[String]| {
-        let server = Server::start(binary)?;
+        let server = Server::start_with(binary, AS_RECORDED)?;
         Ok(parse_replay(&replay(corpus, &server.kubeconfig(), group, case)?))
     };
     std::thread::scope(|scope| {

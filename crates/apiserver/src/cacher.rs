@@ -136,6 +136,8 @@ impl CacheEvent {
 
 struct State {
     entries: BTreeMap<Key, Arc<Entry>>,
+    /// Of all entries' values.
+    bytes: usize,
     ring: VecDeque<Arc<CacheEvent>>,
     ring_bytes: usize,
     /// All events above this revision (up to `revision`) are in the ring.
@@ -172,6 +174,7 @@ impl Cacher {
         let storage = row.storage.as_deref().expect("only stored resources have a cacher");
         let state = State {
             entries: BTreeMap::new(),
+            bytes: 0,
             ring: VecDeque::new(),
             ring_bytes: 0,
             floor: Revision(0),
@@ -244,12 +247,13 @@ impl Cacher {
     }
 
     fn replace(&self, kvs: Vec<KeyValue>, revision: Revision) {
-        let entries =
+        let entries: BTreeMap<Key, Arc<Entry>> =
             kvs.iter().filter_map(|kv| self.entry(kv)).map(|e| (e.key.clone(), e)).collect();
+        let bytes = entries.values().map(|entry| entry.value.len()).sum();
         let mut state = self.state.write().expect("no panic under the lock");
         let ring = VecDeque::new();
-        *state =
-            State { entries, ring, ring_bytes: 0, floor: revision, revision, changed: revision };
+        let (floor, changed) = (revision, revision);
+        *state = State { entries, bytes, ring, ring_bytes: 0, floor, revision, changed };
         drop(state);
         self.reached.send_replace(revision);
     }
@@ -283,6 +287,8 @@ impl Cacher {
                 Some(entry) => state.entries.insert(key, entry.clone()),
                 None => state.entries.remove(&key),
             };
+            let size = |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |one| one.value.len());
+            state.bytes = state.bytes + size(&entry) - size(&previous);
             if entry.is_some() || previous.is_some() {
                 state.remember(Arc::new(CacheEvent { revision, entry, previous }));
             }
@@ -305,6 +311,12 @@ impl Cacher {
     /// The revision the cache has reached.
     pub fn revision(&self) -> Revision {
         self.state.read().expect("no panic under the lock").revision
+    }
+
+    /// How many objects there are, and the bytes of their values.
+    pub fn size(&self) -> (usize, usize) {
+        let state = self.state.read().expect("no panic under the lock");
+        (state.entries.len(), state.bytes)
     }
 
     /// Waits until the cache has its first list.

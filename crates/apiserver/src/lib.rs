@@ -20,6 +20,7 @@ pub mod authz;
 pub mod cacher;
 pub mod codec;
 pub mod discovery;
+pub mod fairness;
 pub mod filters;
 pub mod health;
 pub mod metrics;
@@ -28,10 +29,12 @@ pub mod registry;
 pub mod relay;
 pub mod request;
 pub mod resource;
+pub mod runtime_config;
 pub mod serve;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod verbs;
+mod zpages;
 
 pub use machinery::StatusError;
 pub use registry::Registry;

@@ -4,7 +4,7 @@
 //! resource is a row made from a CRD; it takes the same path.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -444,6 +444,8 @@ pub const CREATED_AT_COLUMN: Column = Column {
 #[derive(Default, Clone)]
 pub struct ResourceTable {
     rows: BTreeMap<(String, String, String), Arc<Resource>>,
+    /// Rows that clients do not see; the server's own parts find them by their kind.
+    hidden: BTreeSet<(String, String, String)>,
 }
 
 impl ResourceTable {
@@ -460,16 +462,22 @@ impl ResourceTable {
         self.rows.insert(key, row);
     }
 
+    /// Clients do not see these rows any more, given by group, version and plural.
+    pub fn hide(&mut self, rows: impl IntoIterator<Item = (String, String, String)>) {
+        self.hidden.extend(rows);
+    }
+
     /// Keeps the rows that `keep` says.
     pub fn retain(&mut self, mut keep: impl FnMut(&Arc<Resource>) -> bool) {
         self.rows.retain(|_, row| keep(row));
     }
 
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.rows.get(&(group.to_owned(), version.to_owned(), plural.to_owned()))
+        let key = (group.to_owned(), version.to_owned(), plural.to_owned());
+        if self.hidden.contains(&key) { None } else { self.rows.get(&key) }
     }
 
-    /// The row of a kind, whatever its version when `version` is empty.
+    /// The row of a kind, hidden or not, whatever its version when `version` is empty.
     pub fn by_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
         self.rows.values().find(|row| {
             row.group == group && row.kind == kind && (version.is_empty() || row.version == version)
@@ -477,6 +485,6 @@ impl ResourceTable {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.rows.values()
+        self.rows.iter().filter(|(key, _)| !self.hidden.contains(key)).map(|(_, row)| row)
     }
 }

@@ -23,14 +23,15 @@ use crate::aggregate::Aggregator;
 use crate::authn::{Authenticator, LocalIdentity, PeerCertificates};
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::discovery::Discovery;
+use crate::fairness::Fairness;
 use crate::filters::authorization;
-use crate::filters::in_flight::InFlight;
+use crate::filters::in_flight::{InFlight, Limiter};
 use crate::health::Health;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, family, labels, samples};
 use crate::openapi::{OpenApi, SchemaSource};
 use crate::registry::Registry;
 use crate::request::UserInfo;
-use crate::resource::Body;
+use crate::resource::{Body, Resource};
 
 /// Upstream: `--etcd-readycheck-timeout`.
 const STORE_CHECK: Duration = Duration::from_secs(2);
@@ -57,20 +58,70 @@ impl Default for Version {
     }
 }
 
+impl Version {
+    fn encode(&self, out: &mut String) {
+        let labels = labels([
+            ("build_date", &self.build_date),
+            ("compiler", "rustc"),
+            ("git_commit", &self.git_commit),
+            ("git_tree_state", "clean"),
+            ("git_version", self.git_version),
+            ("go_version", "none"),
+            ("major", self.major),
+            ("minor", self.minor),
+            ("platform", concat!("linux/", "amd64")),
+        ]);
+        let help = "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
+        family(out, "kubernetes_build_info", "gauge", help);
+        samples(out, "kubernetes_build_info", [(&labels, 1)]);
+    }
+}
+
+/// Number and size of what is stored, of the resources that somebody reads.
+fn encode_objects(registry: &Registry, out: &mut String) {
+    let sizes = registry.stored_sizes();
+    let named = |row: &Resource| labels([("group", &row.group), ("resource", &row.plural)]);
+    let name = "apiserver_resource_objects";
+    let help = "[ALPHA] Number of stored objects at the time of last check split by kind. In case of a fetching error, the value will be -1.";
+    family(out, name, "gauge", help);
+    for (row, objects, _) in &sizes {
+        samples(out, name, [(&named(row), objects)]);
+    }
+    let name = "apiserver_resource_size_estimate_bytes";
+    let help = "[ALPHA] Estimated size of stored objects in database. Estimate is based on sum of last observed sizes of serialized objects. In case of a fetching error, the value will be -1.";
+    family(out, name, "gauge", help);
+    for (row, _, bytes) in &sizes {
+        samples(out, name, [(&named(row), bytes)]);
+    }
+    let name = "apiserver_storage_objects";
+    let help = "[STABLE] [DEPRECATED, consider using apiserver_resource_objects instead] Number of stored objects at the time of last check split by kind. In case of a fetching error, the value will be -1.";
+    family(out, name, "gauge", help);
+    for (row, objects, _) in &sizes {
+        let resource = machinery::status::qualified(&row.plural, &row.group);
+        samples(out, name, [(&labels([("resource", &resource)]), objects)]);
+    }
+}
+
 /// A document that is served as it is.
 #[derive(Clone, Debug)]
 pub struct Page {
     pub path: String,
     pub content_type: &'static str,
     pub body: Bytes,
+    /// What OpenAPI says that it is, and under which heading.
+    pub about: &'static str,
+    pub tag: &'static str,
 }
 
 pub struct Options {
     /// Requests without credentials count for `system:anonymous`.
     pub anonymous: bool,
     pub request_timeout: Duration,
+    /// How many requests run at one time, watches aside. With priority and fairness their sum is
+    /// shared by all; without, 0 stands for no limit.
     pub reads_in_flight: usize,
     pub writes_in_flight: usize,
+    pub fairness: bool,
     /// Watches that name no timeout end within once and twice this time.
     pub min_watch: Duration,
     /// What `/api` tells as the server's address, as `192.0.2.1:6443`.
@@ -95,6 +146,7 @@ impl Default for Options {
             request_timeout: Duration::from_secs(60),
             reads_in_flight: 400,
             writes_in_flight: 200,
+            fairness: true,
             min_watch: Duration::from_secs(1800),
             advertised: String::new(),
             version: Version::default(),
@@ -112,12 +164,13 @@ pub(crate) struct Shared {
     pub registry: Registry,
     pub authenticators: Vec<Box<dyn Authenticator>>,
     pub authorizers: Vec<Box<dyn Authorizer>>,
-    pub in_flight: InFlight,
+    pub limiter: Limiter,
     pub metrics: Arc<Metrics>,
     pub health: Health,
     pub discovery: Discovery,
     pub openapi: OpenApi,
     pub options: Options,
+    pub started: jiff::Timestamp,
     /// True from the beginning of the shutdown on: watches end.
     is_shutting_down: watch::Sender<bool>,
 }
@@ -157,16 +210,35 @@ impl Server {
                 }
             })
         });
+        let (reads, writes) = (options.reads_in_flight, options.writes_in_flight);
+        let metrics = Arc::<Metrics>::default();
+        let limiter = match options.fairness {
+            true => {
+                let seats = u32::try_from(reads + writes).unwrap_or(u32::MAX);
+                let fairness = Fairness::new(seats, registry.tasks().clone());
+                let source = fairness.clone();
+                metrics.register(Box::new(move |out| source.encode(out)));
+                Limiter::Fair(fairness)
+            }
+            false => Limiter::InFlight(InFlight::new(reads, writes)),
+        };
+        metrics.register(Box::new(crate::metrics::process::encode));
+        let (objects, version) = (registry.clone(), options.version.clone());
+        metrics.register(Box::new(move |out| {
+            encode_objects(&objects, out);
+            version.encode(out);
+        }));
         Self(Arc::new(Shared {
             registry,
             authenticators,
             authorizers,
-            in_flight: InFlight::new(options.reads_in_flight, options.writes_in_flight),
-            metrics: Arc::default(),
+            limiter,
+            metrics,
             health,
             discovery: Discovery::new(options.group_order),
-            openapi: OpenApi::new(options.schemas.clone()),
+            openapi: OpenApi::new(options.schemas.clone(), options.pages.clone()),
             options,
+            started: base::clock::now_seconds(),
             is_shutting_down: watch::Sender::new(false),
         }))
     }
@@ -197,6 +269,14 @@ impl Server {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
+    }
+
+    /// Priority and fairness, for whoever reads their objects; nothing where it is turned off.
+    pub fn fairness(&self) -> Option<&Fairness> {
+        match &self.0.limiter {
+            Limiter::Fair(fairness) => Some(fairness),
+            Limiter::InFlight(_) => None,
+        }
     }
 
     /// What the authorizers say, for reviews that ask on behalf of others.

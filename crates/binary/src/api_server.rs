@@ -68,6 +68,8 @@ pub struct ApiServer {
     etcd_certfile: Option<PathBuf>,
     #[arg(long, value_name = "FILE")]
     etcd_keyfile: Option<PathBuf>,
+    #[command(flatten)]
+    serving: flags::Serving,
     /// Of AlwaysAllow, AlwaysDeny, Node, RBAC, in this order
     #[arg(long, value_delimiter = ',', default_value = "Node,RBAC")]
     authorization_mode: Vec<String>,
@@ -156,6 +158,8 @@ impl ApiServer {
         let mut server = Words::try_parse_from(words)
             .map_err(|error| anyhow::anyhow!(first_line(&error.to_string())))?
             .server;
+        self.serving.check()?;
+        server.serving = self.serving.clone();
         // The DNS Service is the installer's business where components run alone.
         server.cluster_dns.clear();
         Ok(server)

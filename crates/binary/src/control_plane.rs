@@ -151,15 +151,14 @@ pub async fn start_with(
         cert_pem: front_proxy.cert_pem,
         key_pem: front_proxy.key_pem,
     });
+    hide_versions(&flags.serving, &registry)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         anonymous: credentials.anonymous,
         pages: pages(keys, address, port),
-        group_order: api::GROUP_ORDER,
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
-        protobuf: Some(api::protobuf::descriptors),
         aggregator: Some(Arc::new(aggregation.clone())),
-        ..apiserver::serve::Options::default()
+        ..server_options(&flags.serving)
     };
     let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];
     let server = apiserver::serve::Server::new(
@@ -168,6 +167,7 @@ pub async fn start_with(
         boxed,
         options,
     );
+    server.metrics().register(Box::new(client::encode_queues));
     let hooks: Vec<_> = HOOKS.iter().map(|name| server.health().hook(name)).collect();
 
     let tls = server_tls(flags, pki, credentials, address)?;
@@ -176,15 +176,38 @@ pub async fn start_with(
         transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
     });
     let cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
-    resources::bootstrap::ensure(&registry, &cluster)
-        .await
+    let first = resources::bootstrap::ensure(&registry, &cluster);
+    tokio::try_join!(first, resources::fairness::ensure(&registry))
         .context("cannot write the first objects")?;
+    resources::fairness::start(&registry, server.fairness(), tasks);
     auth::rbac::bootstrap::reconcile(&registry)
         .await
         .context("cannot write the bootstrap roles")?;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(apiserver::health::Hook::done);
     Ok(ControlPlane { server, port, address })
+}
+
+/// Takes out of sight what `--runtime-config` turns off.
+fn hide_versions(serving: &flags::Serving, registry: &apiserver::Registry) -> anyhow::Result<()> {
+    let hidden = serving.runtime_config().hidden(&registry.resources(), |_| true);
+    let hidden = hidden.map_err(anyhow::Error::msg)?;
+    registry.change_resources(|table| table.hide(hidden));
+    Ok(())
+}
+
+/// What does not depend on who else is there.
+fn server_options(serving: &flags::Serving) -> apiserver::serve::Options {
+    apiserver::serve::Options {
+        reads_in_flight: serving.max_requests_inflight as usize,
+        writes_in_flight: serving.max_mutating_requests_inflight as usize,
+        fairness: serving.enable_priority_and_fairness,
+        request_timeout: serving.request_timeout,
+        min_watch: serving.min_request_timeout(),
+        group_order: api::GROUP_ORDER,
+        protobuf: Some(api::protobuf::descriptors),
+        ..apiserver::serve::Options::default()
+    }
 }
 
 /// What clients look for in `/readyz?verbose`, by upstream's names. Here all of it is one step: the
@@ -197,11 +220,14 @@ const HOOKS: &[&str] = &[
     "start-apiextensions-controllers",
     "crd-informer-synced",
     "start-system-namespaces-controller",
+    "priority-and-fairness-config-consumer",
+    "priority-and-fairness-filter",
     "start-cluster-authentication-info-controller",
     "storage-readiness",
     "start-service-ip-repair-controllers",
     "rbac/bootstrap-roles",
     "scheduling/bootstrap-system-priority-classes",
+    "priority-and-fairness-config-producer",
     "bootstrap-controller",
     "start-kubernetes-service-cidr-controller",
     "aggregator-reload-proxy-client-cert",
@@ -355,18 +381,28 @@ fn conversion_webhooks(registry: &apiserver::Registry) -> extensions::Post {
 /// What others need to check service account tokens by themselves.
 fn pages(keys: &TokenKeys, address: IpAddr, port: u16) -> Vec<Page> {
     let jwks_uri = format!("{}/openid/v1/jwks", url(address, port));
-    let page = |path: &str, content_type, body: serde_json::Value| Page {
+    let page = |path: &str, content_type, body: serde_json::Value, about, tag| Page {
         path: path.into(),
         content_type,
         body: body.to_string().into(),
+        about,
+        tag,
     };
     vec![
         page(
             "/.well-known/openid-configuration",
             "application/json",
             keys.openid_configuration(&jwks_uri),
+            "get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'",
+            "WellKnown",
         ),
-        page("/openid/v1/jwks", "application/jwk-set+json", keys.jwks()),
+        page(
+            "/openid/v1/jwks",
+            "application/jwk-set+json",
+            keys.jwks(),
+            "get service account issuer OpenID JSON Web Key Set (contains public token verification keys)",
+            "openid",
+        ),
     ]
 }
 

@@ -75,6 +75,8 @@ pub struct Server {
     pub datastore: crate::datastore::Datastore,
     #[command(flatten)]
     pub snapshots: crate::snapshots::Flags,
+    #[command(flatten)]
+    pub serving: Serving,
     /// Plugins to add to the default ones
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
@@ -121,6 +123,61 @@ impl Agent {
         };
         pki::JoinToken::parse(&text).context("the token cannot be used").map(Some)
     }
+}
+
+/// What the API server serves, how much at one time, and for how long.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Serving {
+    /// Requests that only read, at one time; see --enable-priority-and-fairness
+    #[arg(long, default_value_t = 400)]
+    pub max_requests_inflight: u32,
+    /// Requests that change something, at one time
+    #[arg(long, default_value_t = 200)]
+    pub max_mutating_requests_inflight: u32,
+    /// Share the sum of both limits by FlowSchemas and PriorityLevelConfigurations
+    #[arg(
+        long,
+        default_value_t = true,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub enable_priority_and_fairness: bool,
+    /// How long a request may take that is not meant to be long
+    #[arg(long, default_value = "1m", value_parser = duration)]
+    pub request_timeout: Duration,
+    /// Watches that name no timeout end after this many seconds at the earliest
+    #[arg(long, default_value_t = 1800)]
+    min_request_timeout: u64,
+    /// KEY=true|false: api/all, api/ga, api/beta, api/alpha, GROUP/VERSION[/RESOURCE]
+    #[arg(long, value_delimiter = ',')]
+    runtime_config: Vec<String>,
+}
+
+impl Serving {
+    pub fn min_request_timeout(&self) -> Duration {
+        Duration::from_secs(self.min_request_timeout)
+    }
+
+    pub fn runtime_config(&self) -> apiserver::runtime_config::RuntimeConfig {
+        apiserver::runtime_config::RuntimeConfig::parse(&self.runtime_config)
+    }
+
+    pub fn check(&self) -> anyhow::Result<()> {
+        let (reads, writes) = (self.max_requests_inflight, self.max_mutating_requests_inflight);
+        if self.enable_priority_and_fairness && reads == 0 && writes == 0 {
+            anyhow::bail!(
+                "invalid configuration: MaxRequestsInFlight={reads} and MaxMutatingRequestsInFlight={writes}; they must add up to something positive"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let time = apiserver::filters::parse_duration(text).map_err(|why| format!("time: {why}"))?;
+    time.filter(|time| !time.is_zero()).ok_or_else(|| "must be longer than nothing".into())
 }
 
 /// What concerns the node that this process is.

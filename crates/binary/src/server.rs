@@ -67,6 +67,7 @@ pub fn say(text: &str) {
 }
 
 fn check(flags: &Server) -> anyhow::Result<()> {
+    flags.serving.check()?;
     if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
         bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
     }

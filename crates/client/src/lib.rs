@@ -17,6 +17,7 @@ pub mod election;
 pub mod events;
 mod informer;
 mod queue;
+mod queue_metrics;
 mod reflector;
 mod resource;
 
@@ -30,6 +31,7 @@ pub use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
 };
 pub use queue::WorkQueue;
+pub use queue_metrics::encode as encode_queues;
 pub use resource::{Gvr, Kind};
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::queue_metrics::{self, Counted, Timing};
+
 /// Upstream: `DefaultControllerRateLimiter`, per item.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
@@ -41,7 +43,10 @@ struct Shared<K> {
 struct State<K> {
     order: VecDeque<K>,
     waiting: HashSet<K>,
-    running: HashSet<K>,
+    /// Since when each is worked on.
+    running: HashMap<K, Instant>,
+    /// Since when what waits does.
+    added: HashMap<K, Instant>,
     /// By time, then insertion, so that equal keys and equal times both work.
     delayed: BTreeSet<(Instant, u64)>,
     delayed_keys: HashMap<u64, K>,
@@ -53,12 +58,17 @@ struct State<K> {
 }
 
 /// For metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     pub adds: u64,
     pub retries: u64,
     pub depth: usize,
     pub unfinished: usize,
+    /// Of what is worked on now: all of it, and the one that takes longest.
+    pub unfinished_time: Duration,
+    pub longest: Duration,
+    pub waited: Timing,
+    pub worked: Timing,
 }
 
 impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
@@ -66,7 +76,8 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
         let state = State {
             order: VecDeque::new(),
             waiting: HashSet::new(),
-            running: HashSet::new(),
+            running: HashMap::new(),
+            added: HashMap::new(),
             delayed: BTreeSet::new(),
             delayed_keys: HashMap::new(),
             soonest: HashMap::new(),
@@ -75,7 +86,10 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
             closed: false,
             counts: Counts::default(),
         };
-        Self(Arc::new(Shared { name, state: Mutex::new(state), wake: Notify::new() }))
+        let shared = Arc::new(Shared { name, state: Mutex::new(state), wake: Notify::new() });
+        let known: Arc<dyn Counted> = shared.clone();
+        queue_metrics::add(Arc::downgrade(&known));
+        Self(shared)
     }
 
     pub fn name(&self) -> &'static str {
@@ -151,7 +165,9 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
     /// The key is worked on; if it was added meanwhile, it waits again.
     pub fn done(&self, key: &K) {
         let mut state = self.state();
-        state.running.remove(key);
+        if let Some(since) = state.running.remove(key) {
+            state.counts.worked.observe(since.elapsed());
+        }
         if state.waiting.contains(key) {
             state.order.push_back(key.clone());
             drop(state);
@@ -166,12 +182,29 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
     }
 
     pub fn counts(&self) -> Counts {
-        let state = self.state();
-        Counts { depth: state.waiting.len(), unfinished: state.running.len(), ..state.counts }
+        self.0.counts()
     }
 
     fn state(&self) -> MutexGuard<'_, State<K>> {
         self.0.state.lock().expect("no panic while held")
+    }
+}
+
+impl<K: Clone + Eq + Hash + Send> Counted for Shared<K> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn counts(&self) -> Counts {
+        let state = self.state.lock().expect("no panic while held");
+        let times = || state.running.values().map(Instant::elapsed);
+        Counts {
+            depth: state.waiting.len(),
+            unfinished: state.running.len(),
+            unfinished_time: times().sum(),
+            longest: times().max().unwrap_or_default(),
+            ..state.counts
+        }
     }
 }
 
@@ -182,7 +215,8 @@ impl<K: Clone + Eq + Hash> State<K> {
             return false;
         }
         self.counts.adds += 1;
-        if self.running.contains(&key) {
+        self.added.insert(key.clone(), Instant::now());
+        if self.running.contains_key(&key) {
             return false;
         }
         self.order.push_back(key);
@@ -192,8 +226,11 @@ impl<K: Clone + Eq + Hash> State<K> {
     fn take(&mut self) -> Option<K> {
         let key = self.order.pop_front()?;
         self.waiting.remove(&key);
-        let fresh = self.running.insert(key.clone());
-        assert!(fresh, "a key never runs twice at once");
+        if let Some(since) = self.added.remove(&key) {
+            self.counts.waited.observe(since.elapsed());
+        }
+        let before = self.running.insert(key.clone(), Instant::now());
+        assert!(before.is_none(), "a key never runs twice at once");
         Some(key)
     }
 
@@ -238,7 +275,9 @@ mod tests {
         assert_eq!(queue.next().await, Some("a"));
         queue.add("a");
         assert_eq!(queue.next().await, Some("b"));
-        assert_eq!(queue.counts(), Counts { adds: 3, retries: 0, depth: 1, unfinished: 2 });
+        let counts = queue.counts();
+        assert_eq!((counts.adds, counts.retries), (3, 0));
+        assert_eq!((counts.depth, counts.unfinished), (1, 2));
         queue.done(&"a");
         assert_eq!(queue.next().await, Some("a"));
         queue.close();

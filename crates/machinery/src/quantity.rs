@@ -225,6 +225,16 @@ pub fn canonical(text: &str) -> Result<String, ParseError> {
     })
 }
 
+/// Cut to thousandths, rounded up, as upstream keeps the resources of pods. Nothing where that
+/// changes nothing.
+pub fn rounded_to_milli(quantity: &Quantity) -> Option<Quantity> {
+    let Amount(value) = Amount::parse(&quantity.0).ok()?;
+    let step = NANO / 1000;
+    let over = value.rem_euclid(step);
+    let up = Amount(value - over + step);
+    (over != 0).then(|| Quantity(up.canonical(Format::of(&quantity.0))))
+}
+
 /// In thousandths; what cannot be read counts nothing.
 pub fn milli(quantity: &Quantity) -> i64 {
     Amount::parse(&quantity.0).unwrap_or_default().milli()
@@ -238,6 +248,19 @@ pub fn units(quantity: &Quantity) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resources_are_rounded_up_to_thousandths() {
+        let check = |text: &str, expected: Option<&str>| {
+            let rounded = rounded_to_milli(&Quantity(text.into()));
+            assert_eq!(rounded.map(|rounded| rounded.0).as_deref(), expected, "{text}");
+        };
+        check("1n", Some("1m"));
+        check("1.0005", Some("1001m"));
+        check("0.0001Ki", Some("103m"));
+        check("100m", None);
+        check("1Gi", None);
+    }
 
     #[test]
     fn reads_upstreams_forms() {

@@ -13,6 +13,7 @@ mod core;
 mod csr;
 mod defaults;
 mod events;
+pub mod fairness;
 mod job;
 mod kubelets;
 mod log_stream;

@@ -97,10 +97,16 @@ pub fn decode(
     let is_object = json.trim_ascii_start().first() == Some(&b'{');
     let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
     let types = types.ok_or_else(|| unrecognized(&type_meta_error(&json)))?;
-    check_type(&types, wanted, body)?;
+    check_type(&types, wanted, body, &json)?;
     let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
-    let Decoded { mut object, unknown_fields } =
-        wanted.codec.decode(&json).map_err(|error| cannot(&misfit(&json, wanted, &error)))?;
+    let Decoded { mut object, unknown_fields } = wanted
+        .codec
+        .decode(&json)
+        .or_else(|error| match gojson::without_negative_zeros(&json) {
+            Some(other) => wanted.codec.decode(&other),
+            None => Err(error),
+        })
+        .map_err(|error| cannot(&misfit(&json, wanted, &error)))?;
     strict.extend(unknown_fields.iter().map(|path| format!("unknown field {path:?}")));
     match ctx.field_validation {
         FieldValidation::Strict if !strict.is_empty() => {
@@ -137,7 +143,12 @@ fn from_protobuf(
 }
 
 /// Is it the wanted kind in the wanted version?
-fn check_type(types: &TypeMeta, wanted: &Wanted<'_>, body: &[u8]) -> Result<(), StatusError> {
+fn check_type(
+    types: &TypeMeta,
+    wanted: &Wanted<'_>,
+    body: &[u8],
+    json: &[u8],
+) -> Result<(), StatusError> {
     let wanted_version = wanted.api_version();
     let api_version = given(&types.api_version).unwrap_or(&wanted_version);
     let kind = given(&types.kind).unwrap_or(wanted.kind);
@@ -153,6 +164,11 @@ fn check_type(types: &TypeMeta, wanted: &Wanted<'_>, body: &[u8]) -> Result<(), 
         let why = format!(
             "no kind {kind:?} is registered for version {api_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
         );
+        return Err(cannot_be_handled(types, wanted, &why));
+    }
+    // Upstream decodes into the kind that the body names first.
+    let definition = wanted.schemas.definition_name(group, version, kind);
+    if let Some(why) = definition.and_then(|name| explain(json, &name, wanted.schemas)) {
         return Err(cannot_be_handled(types, wanted, &why));
     }
     if group == wanted.group && kind == wanted.kind {
@@ -270,11 +286,28 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
     match read(DuplicateKeyPolicy::Error) {
         Ok(value) => Ok((value, None)),
         Err(error) => {
-            let value = read(DuplicateKeyPolicy::LastWins).map_err(|error| error.to_string())?;
+            let value = read(DuplicateKeyPolicy::LastWins)
+                .map_err(|error| go_yaml_error(&error.to_string()))?;
             let note = duplicate_note(body, &error.to_string());
             Ok((value, Some(format!("yaml: unmarshal errors:\n  {note}"))))
         }
     }
+}
+
+/// A scanner's error in Go's words: the line first, unless it is the first one; no context.
+fn go_yaml_error(error: &str) -> String {
+    let (what, place) = error.split_once(" at line ").unwrap_or((error, ""));
+    let digits = place.find(|c: char| !c.is_ascii_digit()).unwrap_or(place.len());
+    let line: usize = place[..digits].parse().unwrap_or_default();
+    let what = match what.split_once(", ") {
+        Some((context, problem)) if context.starts_with("while ") => problem,
+        _ => what,
+    };
+    let what = match what {
+        tab if tab.starts_with("found a tab") => "found a tab character that violates indentation",
+        other => other,
+    };
+    if line > 1 { format!("line {line}: {what}") } else { what.to_owned() }
 }
 
 /// `line 8: key "dup" already set in map`: where the first key is that its map has already.
@@ -383,6 +416,20 @@ mod tests {
         ] {
             let got = attempt(body, BodyFormat::Json, FieldValidation::Strict);
             assert_eq!(got.err().as_deref(), Some(expected), "{body}");
+        }
+    }
+
+    #[test]
+    fn yaml_errors_are_gos() {
+        for (body, expected) in [
+            ("a: b: c", "mapping values are not allowed in this context"),
+            ("a:\n  b: c: d", "line 2: mapping values are not allowed in this context"),
+            (
+                "apiVersion: v1\n\tkind: Pod",
+                "line 2: found a tab character that violates indentation",
+            ),
+        ] {
+            assert_eq!(yaml(body.as_bytes()).expect_err("bad"), expected, "{body}");
         }
     }
 

@@ -10,9 +10,12 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::gotime;
 use crate::openapi::SchemaSource;
 
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
+const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
 
 /// The first misfit, or nothing if none is found.
 pub fn explain(json: &[u8], definition: &str, schemas: &dyn SchemaSource) -> Option<String> {
@@ -78,6 +81,10 @@ impl Walk<'_> {
             return (!is_text).then(|| {
                 "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'".into()
             });
+        }
+        if (name == TIME || name == MICRO_TIME) && kind(text) == "string" {
+            let time: String = serde_json::from_str(text).ok()?;
+            return gotime::misfit(&time, name == MICRO_TIME);
         }
         if schema.get("format").and_then(Value::as_str) == Some("int-or-string") {
             return (!matches!(kind(text), "string" | "number"))

@@ -19,6 +19,27 @@ pub fn check(bytes: &[u8]) -> Result<Vec<String>, String> {
     Ok(scanner.duplicates)
 }
 
+/// The text with `0` for every number `-0`, which Go takes for an integer and serde does not;
+/// nothing where there is none. The text is JSON.
+pub fn without_negative_zeros(bytes: &[u8]) -> Option<Vec<u8>> {
+    let ends = |byte: Option<&u8>| byte.is_none_or(|byte| b",]} \t\r\n".contains(byte));
+    let (mut out, mut is_text, mut is_escaped, mut found) = (vec![], false, false, false);
+    for (at, byte) in bytes.iter().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b'-' if !is_text && bytes.get(at + 1) == Some(&b'0') && ends(bytes.get(at + 2)) => {
+                found = true;
+                continue;
+            }
+            _ => {}
+        }
+        out.push(*byte);
+    }
+    found.then_some(out)
+}
+
 enum Frame {
     Object { keys: HashSet<String>, key: String },
     Array { index: usize },
@@ -328,6 +349,16 @@ mod tests {
         }
         let deep = "[".repeat(11_000);
         assert_eq!(check(deep.as_bytes()), Err("invalid character '[' exceeded max depth".into()));
+    }
+
+    #[test]
+    fn negative_zeros_lose_their_sign() {
+        let check = |text: &str, expected: Option<&str>| {
+            let got = without_negative_zeros(text.as_bytes());
+            assert_eq!(got.as_deref(), expected.map(str::as_bytes), "{text}");
+        };
+        check(r#"{"a":-0,"b":[-0, -0.5],"c":"-0"}"#, Some(r#"{"a":0,"b":[0, -0.5],"c":"-0"}"#));
+        check(r#"{"a":"\"-0,","b":-01}"#, None);
     }
 
     #[test]

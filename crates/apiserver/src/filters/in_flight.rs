@@ -1,26 +1,48 @@
-//! How many requests run at one time: reads and writes apart, so that a flood of one leaves room
-//! for the other. Those above the limit wait a moment, then are sent away.
+//! How many requests run at one time: by priority and fairness, or, where that is turned off, reads
+//! and writes apart. Those without a place are sent away, with the time to come again.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use machinery::StatusError;
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
+use http::request::Parts;
+use http::{Response, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
-use crate::request::RequestInfo;
+use crate::codec;
+use crate::fairness::{Class, Fairness, Place, Refused, Stored, WatchGuard, work};
+use crate::request::{RequestInfo, UserInfo};
+use crate::resource::Body;
 use crate::serve::Shared;
+use crate::verbs::query::Query;
 
-/// How long a request waits for its place.
-const PATIENCE: Duration = Duration::from_secs(15);
+const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+/// Whom the limits of reads and writes do not turn away.
+const MASTERS: &str = "system:masters";
+/// A request may wait for this part of the time it has, and no longer than the other.
+const WAITING_PART: u32 = 4;
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// What limits the requests of a server.
+pub enum Limiter {
+    Fair(Fairness),
+    InFlight(InFlight),
+}
+
+/// Places of reads and of writes; none where there is no limit.
 pub struct InFlight {
-    reads: Arc<Semaphore>,
-    writes: Arc<Semaphore>,
+    reads: Option<Arc<Semaphore>>,
+    writes: Option<Arc<Semaphore>>,
 }
 
 impl InFlight {
+    /// 0 stands for no limit.
     pub fn new(reads: usize, writes: usize) -> Self {
-        Self { reads: Arc::new(Semaphore::new(reads)), writes: Arc::new(Semaphore::new(writes)) }
+        let places = |count| (count > 0).then(|| Arc::new(Semaphore::new(count)));
+        Self { reads: places(reads), writes: places(writes) }
     }
 }
 
@@ -38,20 +60,124 @@ pub fn is_long_running(info: &RequestInfo) -> bool {
         || info.path.starts_with("/debug/pprof/")
 }
 
-/// A place, kept until the answer is there. Long-running requests and health checks need none.
+/// The right to be answered. Places are kept until the answer's head is there: of a watch, that is
+/// when it begins.
+pub enum Held {
+    /// Nobody asked.
+    Free,
+    InFlight {
+        _place: OwnedSemaphorePermit,
+    },
+    Fair {
+        class: Class,
+        _place: Place,
+        watch: Option<WatchGuard>,
+        waited: Duration,
+    },
+}
+
+/// Kept with the body of a long answer until its end.
+#[derive(Clone)]
+pub struct UntilTheEnd(
+    #[expect(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>,
+);
+
+/// How long a request waited for its place; with the answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Waited(pub Duration);
+
+impl Held {
+    /// Gives the place back, and tells what it was given for.
+    pub fn release(self, mut response: Response<Body>) -> Response<Body> {
+        if let Self::Fair { class, watch, waited, .. } = self {
+            tell(response.headers_mut(), &class);
+            if !waited.is_zero() {
+                response.extensions_mut().insert(Waited(waited));
+            }
+            if let Some(watch) = watch {
+                response.extensions_mut().insert(UntilTheEnd(Arc::new(watch)));
+            }
+        }
+        response
+    }
+}
+
+fn tell(headers: &mut HeaderMap, class: &Class) {
+    for (name, uid) in [(SCHEMA_UID, class.schema_uid()), (LEVEL_UID, class.level_uid())] {
+        let value = HeaderValue::from_str(uid);
+        headers.insert(name, value.unwrap_or_else(|_| HeaderValue::from_static("")));
+    }
+}
+
+/// Waits for a place. Streams through the server need none; watches need one to begin.
 pub async fn enter(
     shared: &Shared,
     info: &RequestInfo,
-) -> Result<Option<OwnedSemaphorePermit>, StatusError> {
-    let is_health = !info.is_resource && is_read(info);
-    if is_long_running(info) || is_health {
-        return Ok(None);
+    user: &UserInfo,
+    parts: &Parts,
+    time: Duration,
+) -> Result<Held, Response<Body>> {
+    match &shared.limiter {
+        Limiter::Fair(fairness) if !is_long_running(info) || info.verb == "watch" => {
+            enter_fairly(shared, fairness, info, user, parts, time).await
+        }
+        Limiter::InFlight(limits) if !is_long_running(info) => {
+            let places = if is_read(info) { &limits.reads } else { &limits.writes };
+            let Some(places) = places else { return Ok(Held::Free) };
+            match places.clone().try_acquire_owned() {
+                Ok(_place) => Ok(Held::InFlight { _place }),
+                Err(_) if user.in_group(MASTERS) => Ok(Held::Free),
+                Err(_) => Err(refusal(1)),
+            }
+        }
+        Limiter::Fair(_) | Limiter::InFlight(_) => Ok(Held::Free),
     }
-    let places = if is_read(info) { &shared.in_flight.reads } else { &shared.in_flight.writes };
-    match tokio::time::timeout(PATIENCE, places.clone().acquire_owned()).await {
-        Ok(place) => Ok(Some(place.expect("the semaphore is never closed"))),
-        Err(_) => {
-            Err(StatusError::too_many_requests("Too many requests, please try again later.", 1))
+}
+
+async fn enter_fairly(
+    shared: &Shared,
+    fairness: &Fairness,
+    info: &RequestInfo,
+    user: &UserInfo,
+    parts: &Parts,
+    time: Duration,
+) -> Result<Held, Response<Body>> {
+    let class = fairness.classify(info, user);
+    let work = work(
+        info,
+        &Query::of(&parts.uri),
+        class.widest(),
+        || stored(shared, info),
+        || fairness.watches().interested(info),
+    );
+    let patience = (time / WAITING_PART).min(LONGEST_WAIT);
+    let start = Instant::now();
+    match fairness.enter(&class, info, user, work, patience).await {
+        Ok(place) => {
+            let (watch, waited) = (fairness.watches().enter(info), start.elapsed());
+            Ok(Held::Fair { class, _place: place, watch, waited })
+        }
+        Err(Refused { retry_after }) => {
+            let mut response = refusal(retry_after);
+            tell(response.headers_mut(), &class);
+            Err(response)
         }
     }
+}
+
+/// What is known to be stored of the resource that a request names.
+fn stored(shared: &Shared, info: &RequestInfo) -> Option<Stored> {
+    let table = shared.registry.resources();
+    let row = table.get(&info.group, &info.version, &info.resource)?;
+    let (objects, bytes) = shared.registry.stored_size(row)?;
+    Some(Stored { objects, bytes })
+}
+
+/// Upstream's bare text, with its line end.
+fn refusal(retry_after: u64) -> Response<Body> {
+    let text = "Too many requests, please try again later.\n";
+    let mut response = codec::text(StatusCode::TOO_MANY_REQUESTS, text);
+    response.headers_mut().insert(RETRY_AFTER, retry_after.into());
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }

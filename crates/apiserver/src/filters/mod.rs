@@ -16,14 +16,18 @@ mod observe;
 mod panics;
 mod timeout;
 
+pub use timeout::parse as parse_duration;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{CACHE_CONTROL, HeaderValue};
+use http::request::Parts;
 use http::{Request, Response};
 use machinery::StatusError;
 
 use crate::codec;
-use crate::request::RequestInfo;
+use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
 use crate::serve::Shared;
 use crate::verbs;
@@ -40,8 +44,14 @@ pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> Respo
     // A bug in a handler costs one request, not the process.
     let work = panics::catch(async {
         // A client that waits for more than a minute has lost; watches and streams may take long.
-        let limited = timeout::limit(&shared, &info, inside(&shared, &info, request));
-        limited.await.unwrap_or_else(|error| codec::error(&codec::Accept::JSON, &error))
+        let answer = match timeout::of(&shared, &info, request.uri()) {
+            Ok(time) => {
+                let work = inside(&shared, &info, request, time);
+                timeout::limit(time, &info, work).await
+            }
+            Err(error) => Err(error),
+        };
+        answer.unwrap_or_else(|error| codec::error(&codec::Accept::JSON, &error))
     });
     let mut response = work.await;
     // Large answers shrink tenfold for a little CPU.
@@ -60,6 +70,7 @@ async fn inside(
     shared: &Arc<Shared>,
     info: &Arc<RequestInfo>,
     request: Request<Body>,
+    time: Duration,
 ) -> Result<Response<Body>, StatusError> {
     let (mut parts, body) = request.into_parts();
     // Who is it? Certificates, tokens, or the process itself.
@@ -67,11 +78,24 @@ async fn inside(
     // Who do they want to be? Authorized as an action of its own.
     let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
     // No request holds a place here before it is known whose it is, and none without limit.
-    let place = in_flight::enter(shared, info).await?;
+    let held = match in_flight::enter(shared, info, &user, &parts, time).await {
+        Ok(held) => held,
+        Err(refusal) => return Ok(refusal),
+    };
+    let answer = allowed(shared, info, user, parts, body).await;
+    Ok(held.release(answer.unwrap_or_else(|error| codec::error(&codec::Accept::JSON, &error))))
+}
+
+/// What is done with a place.
+async fn allowed(
+    shared: &Arc<Shared>,
+    info: &Arc<RequestInfo>,
+    user: UserInfo,
+    parts: Parts,
+    body: Body,
+) -> Result<Response<Body>, StatusError> {
     // May they?
     authorization::authorize(shared, info, &user).await?;
     // A body is read by the verb that wants one, through `body::read`, which has a limit.
-    let response = verbs::dispatch(shared, info, user, parts, body).await;
-    drop(place);
-    response
+    verbs::dispatch(shared, info, user, parts, body).await
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use http::header::USER_AGENT;
+use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::{Request, Response};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::time::Instant;
 
-use super::in_flight::{is_long_running, is_read};
-use crate::metrics::Metrics;
+use super::in_flight::{UntilTheEnd, Waited};
+use crate::metrics::{Answer, Metrics, Subject};
 use crate::request::RequestInfo;
 use crate::resource::Body;
 use crate::serve::Shared;
@@ -21,30 +22,40 @@ pub struct Observed {
     metrics: Arc<Metrics>,
     info: Arc<RequestInfo>,
     user_agent: String,
-    is_dry_run: bool,
+    subject: Subject,
     start: Instant,
+    is_answered: bool,
 }
 
 impl Observed {
     pub fn start<B>(shared: &Shared, info: &Arc<RequestInfo>, request: &Request<B>) -> Self {
-        let agent = request.headers().get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
         let is_dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun=All"));
-        shared.metrics.request_started(info, is_long_running(info), is_read(info));
+        let table = shared.registry.resources();
+        let is_known = table.get(&info.group, &info.version, &info.resource).is_some();
+        let is_apply = text(CONTENT_TYPE).is_some_and(|kind| kind.contains("apply-patch"));
+        let method = if is_apply { "APPLY" } else { request.method().as_str() };
+        let subject = Subject::new(info, method, is_known, is_dry_run);
+        shared.metrics.request_started(&subject);
         Self {
             metrics: shared.metrics.clone(),
             info: info.clone(),
-            user_agent: agent.unwrap_or_default().to_owned(),
-            is_dry_run,
+            user_agent: text(USER_AGENT).unwrap_or_default().to_owned(),
+            subject,
             start: Instant::now(),
+            is_answered: false,
         }
     }
 
     /// The answer's head is there. What the body takes counts only for long requests.
-    pub fn finish(self, response: Response<Body>) -> Response<Body> {
-        let seconds = self.start.elapsed().as_secs_f64();
-        let code = response.status().as_u16();
-        let is_long = is_long_running(&self.info);
-        self.metrics.request_answered(&self.info, self.is_dry_run, code, seconds, is_long);
+    pub fn finish(mut self, mut response: Response<Body>) -> Response<Body> {
+        self.is_answered = true;
+        let time = self.start.elapsed();
+        let (seconds, code) = (time.as_secs_f64(), response.status().as_u16());
+        let waited = response.extensions_mut().remove::<Waited>().unwrap_or_default().0;
+        let bytes = response.body().size_hint().exact();
+        self.metrics.request_answered(&self.subject, &Answer { code, time, waited, bytes });
+        let is_long = self.subject.is_long;
         let slow = seconds > SLOW_SECONDS && !is_long;
         let Self { info, user_agent, .. } = &self;
         if slow {
@@ -70,9 +81,10 @@ impl Observed {
             return response;
         }
         // The gauges fall when the last frame is sent, or the client is gone.
+        let held = response.extensions_mut().remove::<UntilTheEnd>();
         response.map(|body| {
             body.map_frame(move |frame| {
-                let _until_the_end = &self;
+                let _until_the_end = (&self, &held);
                 frame
             })
             .boxed_unsync()
@@ -82,6 +94,9 @@ impl Observed {
 
 impl Drop for Observed {
     fn drop(&mut self) {
-        self.metrics.request_ended(&self.info, is_long_running(&self.info), is_read(&self.info));
+        if !self.is_answered {
+            self.metrics.request_aborted(&self.subject);
+        }
+        self.metrics.request_ended(&self.subject);
     }
 }

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::operations::{Operation, Shape, operations, parameter};
+use super::operations::{Operation, Shape, group_word, operations, parameter, tag};
 use super::{SchemaSource, rows_of};
 use crate::resource::{Resource, ResourceTable};
+use crate::serve::Page;
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 const MEDIA_TYPES: &[&str] = &["application/json", "application/yaml"];
@@ -16,6 +17,8 @@ const PATCH_TYPES: &[&str] = &[
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
 ];
+
+const VERSIONS: &str = "get available API versions";
 
 /// The dialects differ in where schemas are, and how parameters and bodies are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,27 +45,20 @@ struct Builder<'a> {
 }
 
 /// The document below `/openapi/v3/`; `None` if there is none at this path.
-pub fn v3(table: &ResourceTable, path: &str, schemas: &dyn SchemaSource) -> Option<Value> {
+pub fn v3(
+    table: &ResourceTable,
+    path: &str,
+    pages: &[Page],
+    schemas: &dyn SchemaSource,
+) -> Option<Value> {
     let mut builder = Builder::new(Dialect::V3, schemas);
     let mut rows = rows_of(table, path).peekable();
     let is_version = rows.peek().is_some();
     for row in rows {
         builder.row(row);
     }
-    if is_version {
-        builder.overview(&format!("/{path}/"), "get available resources", "APIResourceList");
-    } else {
-        match path.split('/').collect::<Vec<_>>()[..] {
-            ["api"] => builder.overview("/api/", "get available API versions", "APIVersions"),
-            ["apis"] => builder.overview("/apis/", "get available API versions", "APIGroupList"),
-            ["version"] => {
-                builder.overview("/version/", "get the version information for this server", "")
-            }
-            ["apis", group] if table.iter().any(|row| row.group == group) => {
-                builder.overview(&format!("/{path}/"), "get information of a group", "APIGroup");
-            }
-            _ => return None,
-        }
+    if !builder.about(table, path, pages) && !is_version {
+        return None;
     }
     let (paths, definitions) = builder.finish();
     Some(json!({
@@ -77,10 +73,18 @@ pub fn v3(table: &ResourceTable, path: &str, schemas: &dyn SchemaSource) -> Opti
 }
 
 /// Everything in one document.
-pub fn v2(table: &ResourceTable, schemas: &dyn SchemaSource) -> Value {
+pub fn v2(
+    table: &ResourceTable,
+    paths: &[String],
+    pages: &[Page],
+    schemas: &dyn SchemaSource,
+) -> Value {
     let mut builder = Builder::new(Dialect::V2, schemas);
     for row in table.iter() {
         builder.row(row);
+    }
+    for path in paths {
+        builder.about(table, path, pages);
     }
     let (paths, definitions) = builder.finish();
     json!({
@@ -118,19 +122,56 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A document about the API itself.
-    fn overview(&mut self, path: &str, description: &str, kind: &str) {
-        let name = format!("{META}.{kind}");
-        let schema =
-            if kind.is_empty() { json!({ "type": "object" }) } else { self.reference(&name) };
-        let get = json!({
-            "description": description,
-            "responses": {
-                "200": { "description": "OK", "content": content(MEDIA_TYPES, &schema) },
-                "401": { "description": "Unauthorized" },
+    /// The path that tells about the API itself, if there is one.
+    fn about(&mut self, table: &ResourceTable, path: &str, pages: &[Page]) -> bool {
+        if let Some(page) = pages.iter().find(|page| page.path.trim_matches('/') == path) {
+            let (types, schema) = ([page.content_type], json!({ "type": "string" }));
+            self.overview(path, page.about, page.tag, &types, &schema);
+            return true;
+        }
+        let row = rows_of(table, path).next();
+        let (description, tag, kind) = match path.split('/').collect::<Vec<_>>()[..] {
+            ["api"] => (VERSIONS, "core".into(), format!("{META}.APIVersions")),
+            ["apis"] => (VERSIONS, "apis".into(), format!("{META}.APIGroupList")),
+            ["version"] => {
+                let kind = "io.k8s.apimachinery.pkg.version.Info".to_owned();
+                ("get the version information for this server", "version".into(), kind)
+            }
+            ["apis", group] if table.iter().any(|row| row.group == group) => {
+                ("get information of a group", group_word(group), format!("{META}.APIGroup"))
+            }
+            _ => match row {
+                Some(row) => {
+                    ("get available resources", tag(row), format!("{META}.APIResourceList"))
+                }
+                None => return false,
             },
-        });
-        self.paths.entry(path.into()).or_default().insert("get".into(), get);
+        };
+        let schema = self.reference(&kind);
+        self.overview(path, description, &tag, MEDIA_TYPES, &schema);
+        true
+    }
+
+    fn overview(
+        &mut self,
+        path: &str,
+        description: &str,
+        tag: &str,
+        types: &[&str],
+        schema: &Value,
+    ) {
+        let mut response = json!({ "description": "OK" });
+        let mut get = json!({ "description": description, "tags": [tag] });
+        match self.dialect {
+            Dialect::V2 => {
+                response["schema"] = schema.clone();
+                get["produces"] = types.into();
+                get["schemes"] = json!(["https"]);
+            }
+            Dialect::V3 => response["content"] = content(types, schema),
+        }
+        get["responses"] = json!({ "200": response, "401": { "description": "Unauthorized" } });
+        self.paths.entry(format!("/{path}/")).or_default().insert("get".into(), get);
     }
 
     /// A reference, noted for the definitions; without a schema, any object.
@@ -263,7 +304,7 @@ fn content(types: &[&str], schema: &Value) -> Value {
 }
 
 fn path_parameters(dialect: Dialect, path: &str) -> Value {
-    let mut names: Vec<&str> = ["name", "namespace"]
+    let mut names: Vec<&str> = ["name", "namespace", "path"]
         .into_iter()
         .filter(|name| path.contains(&format!("{{{name}}}")))
         .collect();

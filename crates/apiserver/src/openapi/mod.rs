@@ -5,6 +5,7 @@
 //! Documents are made when somebody asks, and kept until the rows change.
 
 mod document;
+mod gnostic;
 mod operations;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +23,7 @@ use crate::codec::negotiate::clauses;
 use crate::codec::{self, Accept};
 use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable};
-use crate::serve::Shared;
+use crate::serve::{Page, Shared};
 
 /// Knows the schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
 pub trait SchemaSource: Send + Sync {
@@ -65,8 +66,15 @@ impl SchemaSource for NoSchemas {
     }
 }
 
+/// Media types of the protobuf form of v2: the old name, and the one with a dot.
+const PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+];
+
 pub struct OpenApi {
     schemas: Arc<dyn SchemaSource>,
+    pages: Vec<Page>,
     /// Custom kinds may change their schemas and keep their names: the hashes of their documents
     /// differ from those of the last start.
     start: String,
@@ -76,14 +84,15 @@ pub struct OpenApi {
 
 #[derive(Clone)]
 struct Document {
-    json: Bytes,
+    bytes: Bytes,
+    content_type: &'static str,
     hash: String,
 }
 
 impl OpenApi {
-    pub fn new(schemas: Option<Arc<dyn SchemaSource>>) -> Self {
+    pub fn new(schemas: Option<Arc<dyn SchemaSource>>, pages: Vec<Page>) -> Self {
         let schemas = schemas.unwrap_or_else(|| Arc::new(NoSchemas));
-        Self { schemas, start: base::rng::uuid(), cached: Mutex::default() }
+        Self { schemas, pages, start: base::rng::uuid(), cached: Mutex::default() }
     }
 
     pub fn schemas(&self) -> &dyn SchemaSource {
@@ -92,7 +101,8 @@ impl OpenApi {
 
     pub(crate) fn serve(&self, shared: &Shared, path: &str, headers: &HeaderMap) -> Response<Body> {
         let registry = &shared.registry;
-        if !accepts_json(headers) {
+        let protobuf = if path == "/openapi/v2" { wanted_protobuf(headers) } else { None };
+        if protobuf.is_none() && !accepts_json(headers) {
             let error = StatusError::new(
                 Reason::NotAcceptable,
                 "only the following media types are accepted: application/json",
@@ -103,9 +113,13 @@ impl OpenApi {
             let index = self.index(shared).to_string();
             return codec::text(StatusCode::OK, index);
         }
-        match self.document(registry, path) {
+        match self.document(registry, path, protobuf) {
             Some(document) => answer(document, headers),
-            None => codec::page_not_found(),
+            None => {
+                let mut nothing = Response::new(codec::empty());
+                *nothing.status_mut() = StatusCode::NOT_FOUND;
+                nothing
+            }
         }
     }
 
@@ -114,7 +128,7 @@ impl OpenApi {
         let table = registry.resources();
         let generation = registry.resources_generation();
         let mut paths = serde_json::Map::new();
-        for path in document_paths(&table) {
+        for path in self.paths(&table) {
             let hash = self.hash(&table, &path, generation);
             let url = format!("/openapi/v3/{path}?hash={hash}");
             paths.insert(path, json!({ "serverRelativeURL": url }));
@@ -129,29 +143,47 @@ impl OpenApi {
         json!({ "paths": paths })
     }
 
-    fn document(&self, registry: &Registry, path: &str) -> Option<Document> {
+    /// The documents that there are: `api`, `apis`, a group, a group's version, `version`, the pages.
+    fn paths(&self, table: &ResourceTable) -> Vec<String> {
+        let mut paths = document_paths(table);
+        paths.extend(self.pages.iter().map(|page| page.path.trim_matches('/').to_owned()));
+        paths
+    }
+
+    fn document(
+        &self,
+        registry: &Registry,
+        path: &str,
+        protobuf: Option<&'static str>,
+    ) -> Option<Document> {
         let generation = registry.resources_generation();
         let mut cached = self.cached.lock().expect("no panic under the lock");
         if cached.0 != generation {
             *cached = (generation, HashMap::new());
         }
-        if let Some(document) = cached.1.get(path) {
+        let key = format!("{path} {}", protobuf.unwrap_or_default());
+        if let Some(document) = cached.1.get(&key) {
             return Some(document.clone());
         }
         let table = registry.resources();
         let (json, hash) = match path.strip_prefix("/openapi/v3/") {
             Some(below) => {
-                (document::v3(&table, below, &*self.schemas)?, self.hash(&table, below, generation))
+                let json = document::v3(&table, below, &self.pages, &*self.schemas)?;
+                (json, self.hash(&table, below, generation))
             }
             None if path == "/openapi/v2" => {
-                let json = document::v2(&table, &*self.schemas);
+                let json = document::v2(&table, &self.paths(&table), &self.pages, &*self.schemas);
                 let hash = hex(&Sha256::digest(json.to_string()));
                 (json, hash)
             }
             None => return None,
         };
-        let document = Document { json: json.to_string().into(), hash };
-        cached.1.insert(path.to_owned(), document.clone());
+        let (bytes, content_type) = match protobuf {
+            Some(content_type) => (gnostic::document(&json), content_type),
+            None => (json.to_string().into_bytes(), "application/json"),
+        };
+        let document = Document { bytes: bytes.into(), content_type, hash };
+        cached.1.insert(key, document.clone());
         Some(document)
     }
 
@@ -177,6 +209,19 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
+/// The first of the types that a client asks for by name decides; stars mean JSON.
+fn wanted_protobuf(headers: &HeaderMap) -> Option<&'static str> {
+    let clauses = clauses(headers);
+    let known = clauses.iter().find_map(|clause| {
+        let protobuf = PROTOBUF.iter().find(|one| **one == clause.media).copied();
+        match clause.media {
+            "*/*" | "application/*" | "application/json" => Some(None),
+            _ => protobuf.map(Some),
+        }
+    });
+    known.flatten()
+}
+
 fn accepts_json(headers: &HeaderMap) -> bool {
     clauses(headers)
         .iter()
@@ -187,15 +232,14 @@ fn answer(document: Document, headers: &HeaderMap) -> Response<Body> {
     let known = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let is_known = known.is_some_and(|known| known.trim_matches('"') == document.hash);
     let mut response = match is_known {
-        true => codec::respond(StatusCode::NOT_MODIFIED, "application/json", codec::empty()),
-        false => codec::respond(StatusCode::OK, "application/json", codec::full(document.json)),
+        true => codec::respond(StatusCode::NOT_MODIFIED, document.content_type, codec::empty()),
+        false => codec::respond(StatusCode::OK, document.content_type, codec::full(document.bytes)),
     };
     let tag = HeaderValue::from_str(&format!("\"{}\"", document.hash)).expect("hex digits");
     response.headers_mut().insert(ETAG, tag);
     response
 }
 
-/// The documents that there are: `api`, `apis`, a group, a group's version.
 fn document_paths(table: &ResourceTable) -> Vec<String> {
     let mut paths: BTreeMap<String, ()> = BTreeMap::new();
     paths.insert("api".into(), ());

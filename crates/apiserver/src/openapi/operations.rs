@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 use crate::resource::{Behaviour, Resource, Subresource};
 
 /// One route.
+#[derive(Clone)]
 pub struct Operation {
     /// As `/api/v1/namespaces/{namespace}/pods/{name}`.
     pub path: String,
-    /// get, put, post, delete, patch.
+    /// get, put, post, delete, patch, head, options.
     pub method: &'static str,
     /// `x-kubernetes-action`: list, patch, deletecollection, connect…
     pub action: &'static str,
@@ -267,11 +268,37 @@ fn subresource_operations(
         }
         all.push(one);
     }
+    if subresource.name == "proxy" {
+        all = with_paths(row, &subject, all);
+    }
+    all
+}
+
+/// What is proxied takes any method, on any path.
+fn with_paths(row: &Resource, subject: &str, mut all: Vec<Operation>) -> Vec<Operation> {
+    let get = all.iter().find(|one| one.method == "get").cloned();
+    for method in ["head", "options"] {
+        all.extend(get.iter().map(|get| Operation {
+            method,
+            id: format!("connect{}{}{subject}", prefix(row), capital(method)),
+            description: get.description.replacen("get", method, 1),
+            ..get.clone()
+        }));
+    }
+    let below: Vec<Operation> = all
+        .iter()
+        .map(|one| Operation {
+            path: format!("{}/{{path}}", one.path),
+            id: format!("{}WithPath", one.id),
+            ..one.clone()
+        })
+        .collect();
+    all.extend(below);
     all
 }
 
 /// `core_v1`, `rbacAuthorization_v1`.
-fn tag(row: &Resource) -> String {
+pub fn tag(row: &Resource) -> String {
     format!("{}_{}", group_word(&row.group), row.version)
 }
 
@@ -280,7 +307,7 @@ fn prefix(row: &Resource) -> String {
     format!("{}{}", capital(&group_word(&row.group)), capital(&row.version))
 }
 
-fn group_word(group: &str) -> String {
+pub fn group_word(group: &str) -> String {
     let group = group.strip_suffix(".k8s.io").unwrap_or(group);
     let mut words = group.split(['.', '-']);
     let first = words.next().filter(|word| !word.is_empty()).unwrap_or("core");
@@ -313,6 +340,7 @@ pub fn parameter(name: &str) -> (&'static str, &'static str) {
         "limit" => ("integer", "The most items to return; the answer tells how to go on."),
         "name" => ("string", "The object's name."),
         "namespace" => ("string", "The namespace that the object is in."),
+        "path" => ("string", "The path below the proxied resource."),
         "orphanDependents" => ("boolean", "Superseded by propagationPolicy."),
         "pretty" => ("string", "`true`: indent the answer."),
         "propagationPolicy" => {

@@ -139,11 +139,7 @@ impl Registry {
     }
 
     pub(crate) fn cacher(&self, row: &Arc<Resource>) -> Arc<Cacher> {
-        let mut storage = row.storage.clone().expect("only stored resources are read");
-        // Versions of a custom kind may have different selectable fields.
-        if row.custom && row.strategy.has_selectable_fields() {
-            storage = format!("{storage}@{}", row.version);
-        }
+        let storage = cacher_name(row).expect("only stored resources are read");
         let mut cachers = self.0.cachers.lock().expect("no panic under the lock");
         let make = || {
             let cacher = Cacher::new(row.clone(), self.0.store.clone());
@@ -151,6 +147,31 @@ impl Registry {
             cacher
         };
         cachers.entry(storage).or_insert_with(make).clone()
+    }
+
+    /// Number and bytes of a resource's objects, where they are known without reading the store.
+    pub(crate) fn stored_size(&self, row: &Resource) -> Option<(u64, u64)> {
+        let cachers = self.0.cachers.lock().expect("no panic under the lock");
+        let (objects, bytes) = cachers.get(&cacher_name(row)?)?.size();
+        Some((objects as u64, bytes as u64))
+    }
+
+    /// Rows whose objects are in memory, with their number and bytes, by storage.
+    pub(crate) fn stored_sizes(&self) -> Vec<(Arc<Resource>, usize, usize)> {
+        let cachers = self.0.cachers.lock().expect("no panic under the lock");
+        let mut sizes: Vec<_> = cachers
+            .values()
+            .map(|cacher| {
+                let (objects, bytes) = cacher.size();
+                (cacher.row().clone(), objects, bytes)
+            })
+            .collect();
+        drop(cachers);
+        let name = |row: &Arc<Resource>| (row.group.clone(), row.plural.clone());
+        sizes.sort_by_cached_key(|(row, ..)| name(row));
+        // Versions of a custom kind may have a cache each.
+        sizes.dedup_by_key(|(row, ..)| name(row));
+        sizes
     }
 
     /// One object, as the server's own parts read it: from the store, always current.
@@ -308,6 +329,16 @@ impl Registry {
     /// The store's newest revision.
     pub async fn revision(&self) -> Result<Revision, StatusError> {
         self.0.store.revision().await.map_err(store_error)
+    }
+}
+
+/// What the cache of a row's objects is known by.
+fn cacher_name(row: &Resource) -> Option<String> {
+    let storage = row.storage.clone()?;
+    // Versions of a custom kind may have different selectable fields.
+    match row.custom && row.strategy.has_selectable_fields() {
+        true => Some(format!("{storage}@{}", row.version)),
+        false => Some(storage),
     }
 }
 

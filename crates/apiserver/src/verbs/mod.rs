@@ -28,6 +28,7 @@ use machinery::StatusError;
 use machinery::status::Reason;
 
 pub(crate) use call::Call;
+pub(crate) use paths::index;
 
 use crate::aggregate::elsewhere;
 use crate::codec;

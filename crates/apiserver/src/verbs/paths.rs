@@ -14,9 +14,11 @@ use super::query::Query;
 use crate::codec::negotiate::{Offer, Speaks, clauses, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::{self, Accept};
+use crate::filters::in_flight::Limiter;
 use crate::request::RequestInfo;
 use crate::resource::Body;
 use crate::serve::Shared;
+use crate::zpages;
 
 pub async fn serve(
     shared: &Arc<Shared>,
@@ -41,6 +43,9 @@ pub async fn serve(
             codec::full(page.body.clone()),
         ));
     }
+    if let Some(response) = zpages::serve(shared, path, &parts.headers) {
+        return Ok(response);
+    }
     if path.starts_with("/openapi/") {
         return Ok(shared.openapi.serve(shared, path, &parts.headers));
     }
@@ -63,6 +68,13 @@ pub async fn serve(
             let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
             response.headers_mut().insert(CONTENT_TYPE, kind);
             Ok(response)
+        }
+        path if path.starts_with("/debug/api_priority_and_fairness/") => {
+            let page = match &shared.limiter {
+                Limiter::Fair(fairness) => fairness.dump(path),
+                Limiter::InFlight(_) => None,
+            };
+            Ok(page.map_or_else(codec::page_not_found, |page| codec::text(StatusCode::OK, page)))
         }
         path if path == "/api"
             || path == "/apis"
@@ -148,7 +160,7 @@ fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
 }
 
 /// What `/` lists.
-fn index(shared: &Shared) -> Vec<String> {
+pub(crate) fn index(shared: &Shared) -> Vec<String> {
     let mut paths: Vec<String> =
         ["/healthz", "/livez", "/readyz", "/metrics", "/openapi/v2", "/openapi/v3", "/version"]
             .map(str::to_owned)

@@ -33,8 +33,13 @@ pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
         Some(options.timeout.unwrap_or_else(|| default_timeout(call.shared.options.min_watch)));
     let events = call.registry().watch(&call.row, call.namespace(), &options).await?;
     let mut framer = Framer::new(call.row.clone(), &call.accept, table_options);
+    let numbers = call.shared.metrics.watch(&call.row);
     let frames = events
-        .map(move |event| Ok(Frame::data(framer.frame(&event))))
+        .map(move |event| {
+            let frame = framer.frame(&event);
+            numbers.sent(frame.len());
+            Ok(Frame::data(frame))
+        })
         .take_until(call.shared.shutdown());
     let body = StreamBody::new(frames).boxed_unsync();
     Ok(codec::respond(StatusCode::OK, content_type, body))

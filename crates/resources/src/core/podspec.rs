@@ -83,7 +83,14 @@ fn default_container(container: &mut Container) {
     fill(&mut container.image_pull_policy, pull_policy(container.image.as_deref()));
     fill(&mut container.termination_message_path, "/dev/termination-log");
     fill(&mut container.termination_message_policy, "File");
-    container.resources.get_or_insert_default();
+    let resources = container.resources.get_or_insert_default();
+    for list in [&mut resources.limits, &mut resources.requests] {
+        for quantity in list.iter_mut().flat_map(BTreeMap::values_mut) {
+            if let Some(rounded) = machinery::quantity::rounded_to_milli(quantity) {
+                *quantity = rounded;
+            }
+        }
+    }
     for port in container.ports.iter_mut().flatten() {
         default_port(port);
     }

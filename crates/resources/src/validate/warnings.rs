@@ -164,9 +164,10 @@ fn claim(spec: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-/// Canonical quantities end with `m` where they are no whole numbers.
+/// Upstream asks by thousandths, of which its numbers do not hold more than 63 bits.
 fn fraction(at: &At<'_>, out: &mut Vec<String>) {
-    if at.str().ends_with('m') {
+    let amount = machinery::quantity::Amount::parse(at.str());
+    if amount.is_ok_and(|amount| amount.milli() % 1000 != 0) {
         let text = format!("fractional byte value {:?} is invalid, must be an integer", at.str());
         say(at, &text, out);
     }

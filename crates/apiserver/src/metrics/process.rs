@@ -1,0 +1,104 @@
+//! What this process takes, as Prometheus' client libraries tell it.
+
+use std::fmt::Write;
+use std::fs;
+
+use super::text::family;
+
+/// Of `/proc`, which counts in these on every Linux that runs us.
+const TICKS_PER_SECOND: f64 = 100.0;
+const PAGE: u64 = 4096;
+
+/// Asked at each scrape; what cannot be read is left out.
+pub fn encode(out: &mut String) {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name, in parentheses, may hold spaces.
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().collect())
+        .unwrap_or_default();
+    let field = |index: usize| fields.get(index).and_then(|text| text.parse::<u64>().ok());
+    let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
+    let cpu = field(11).zip(field(12)).map(|(user, system)| seconds(user + system));
+    let started = field(19).zip(boot_time()).map(|(ticks, boot)| boot as f64 + seconds(ticks));
+    let files = fs::read_dir("/proc/self/fd").map(Iterator::count).ok();
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+        let value = line.split_whitespace().next()?;
+        // No limit at all is the largest number, as Go has it.
+        Some(if value == "unlimited" { u64::MAX as f64 } else { value.parse().ok()? })
+    };
+    for (name, kind, help, value) in [
+        (
+            "process_cpu_seconds_total",
+            "counter",
+            "[ALPHA] Total user and system CPU time spent in seconds.",
+            cpu,
+        ),
+        (
+            "process_max_fds",
+            "gauge",
+            "[ALPHA] Maximum number of open file descriptors.",
+            limit("Max open files"),
+        ),
+        (
+            "process_open_fds",
+            "gauge",
+            "[ALPHA] Number of open file descriptors.",
+            files.map(|files| files as f64),
+        ),
+        (
+            "process_resident_memory_bytes",
+            "gauge",
+            "[ALPHA] Resident memory size in bytes.",
+            field(21).map(|pages| (pages * PAGE) as f64),
+        ),
+        (
+            "process_start_time_seconds",
+            "gauge",
+            "[ALPHA] Start time of the process since unix epoch in seconds.",
+            started,
+        ),
+        (
+            "process_virtual_memory_bytes",
+            "gauge",
+            "[ALPHA] Virtual memory size in bytes.",
+            field(20).map(|bytes| bytes as f64),
+        ),
+        (
+            "process_virtual_memory_max_bytes",
+            "gauge",
+            "[ALPHA] Maximum amount of virtual memory available in bytes.",
+            limit("Max address space"),
+        ),
+    ] {
+        if let Some(value) = value {
+            family(out, name, kind, help);
+            let _ = writeln!(out, "{name} {value}");
+        }
+    }
+}
+
+fn boot_time() -> Option<u64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_process_has_memory_and_files() {
+        let mut page = String::new();
+        super::encode(&mut page);
+        for name in [
+            "process_cpu_seconds_total ",
+            "process_open_fds ",
+            "process_max_fds ",
+            "process_resident_memory_bytes ",
+            "process_start_time_seconds 1",
+        ] {
+            assert!(page.contains(&format!("\n{name}")), "{name} in {page}");
+        }
+    }
+}

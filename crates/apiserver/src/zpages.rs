@@ -1,0 +1,139 @@
+//! `/statusz` and `/flagz`: what this server is, and how it was told to be.
+//!
+//! In: what the client accepts. Out: plain text, or a `config.k8s.io` object for those who ask for
+//! it by kind. Upstream: `pkg/server/statusz`, `pkg/server/flagz`.
+
+use std::fmt::Write;
+
+use http::{HeaderMap, Response, StatusCode};
+use machinery::StatusError;
+use machinery::status::Reason;
+use serde_json::{Value, json};
+
+use crate::codec::negotiate::{Clause, clauses};
+use crate::codec::{self, Accept, Media};
+use crate::resource::Body;
+use crate::serve::Shared;
+
+const COMPONENT: &str = "kube-apiserver";
+const GROUP: &str = "config.k8s.io";
+const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.";
+/// What is no debugging endpoint is no path worth telling.
+const UNTOLD: &[&str] = &["/apis", "/api", "/openid", "/openapi", "/.well-known"];
+
+struct Page {
+    kind: &'static str,
+    text: fn(&Shared) -> String,
+    json: fn(&Shared) -> Value,
+}
+
+const PAGES: &[(&str, Page)] = &[
+    (
+        "/flagz",
+        Page { kind: "Flagz", text: flags_text, json: |shared| json!({ "flags": flags(shared) }) },
+    ),
+    ("/statusz", Page { kind: "Statusz", text: status_text, json: status_json }),
+];
+
+/// The page at a path, if there is one.
+pub fn serve(shared: &Shared, path: &str, headers: &HeaderMap) -> Option<Response<Body>> {
+    let (_, page) = PAGES.iter().find(|(at, _)| *at == path)?;
+    for clause in clauses(headers) {
+        match clause.media {
+            "*/*" | "text/*" | "text/plain" => {
+                return Some(codec::text(StatusCode::OK, (page.text)(shared)));
+            }
+            "application/json" | "application/yaml" => {
+                if let Some(version) = version(&clause, page.kind) {
+                    let is_yaml = clause.media == "application/yaml";
+                    return Some(object(shared, page, version, is_yaml));
+                }
+            }
+            _ => {}
+        }
+    }
+    let message = "only the following media types are accepted: application/json, application/yaml, text/plain";
+    let error = StatusError::new(Reason::NotAcceptable, message).without_details();
+    Some(codec::error(&Accept::JSON, &error))
+}
+
+/// The version of the object that a clause asks for.
+fn version(clause: &Clause<'_>, kind: &str) -> Option<&'static str> {
+    let is_kind = clause.param("as") == Some(kind) && clause.param("g") == Some(GROUP);
+    let wanted = clause.param("v").filter(|_| is_kind)?;
+    ["v1beta1", "v1alpha1"].into_iter().find(|version| *version == wanted)
+}
+
+fn object(shared: &Shared, page: &Page, version: &str, is_yaml: bool) -> Response<Body> {
+    let mut json = json!({
+        "kind": page.kind,
+        "apiVersion": format!("{GROUP}/{version}"),
+        "metadata": { "name": COMPONENT },
+    });
+    if let (Some(object), Value::Object(more)) = (json.as_object_mut(), (page.json)(shared)) {
+        object.extend(more);
+    }
+    let media = if is_yaml { Media::Yaml } else { Media::Json };
+    codec::json(&Accept { media, ..Accept::JSON }, StatusCode::OK, json.to_string().into())
+}
+
+fn status_text(shared: &Shared) -> String {
+    let status = status_json(shared);
+    let up = status["uptimeSeconds"].as_u64().unwrap_or_default();
+    let text = |name: &str| status[name].as_str().unwrap_or_default().to_owned();
+    let paths: Vec<&str> =
+        status["paths"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    format!(
+        "\n{COMPONENT} statusz\n{WARNING}\n\nStarted: {}\nUp: {} hr {:02} min {:02} sec\nGo version: {}\nBinary version: {}\nEmulation version: {}\nPaths: {}\n",
+        text("startTime"),
+        up / 3600,
+        up / 60 % 60,
+        up % 60,
+        text("goVersion"),
+        text("binaryVersion"),
+        text("emulationVersion"),
+        paths.join(" "),
+    )
+}
+
+fn status_json(shared: &Shared) -> Value {
+    let version = &shared.options.version;
+    let mut paths: Vec<String> = crate::verbs::index(shared)
+        .iter()
+        .filter_map(|path| {
+            Some(format!("/{}", path.split('/').nth(1).filter(|part| !part.is_empty())?))
+        })
+        .filter(|folder| !UNTOLD.contains(&folder.as_str()))
+        .collect();
+    paths.dedup();
+    let up = base::clock::now().duration_since(shared.started).as_secs().max(0);
+    json!({
+        "startTime": shared.started.to_string(),
+        "uptimeSeconds": up,
+        "goVersion": "none",
+        "binaryVersion": format!("{}.{}.2", version.major, version.minor),
+        "emulationVersion": format!("{}.{}", version.major, version.minor),
+        "paths": paths,
+    })
+}
+
+fn flags_text(shared: &Shared) -> String {
+    let mut out = format!("\n{COMPONENT} flagz\n{WARNING}\n\n");
+    for (name, value) in flags(shared).as_object().into_iter().flatten() {
+        let _ = writeln!(out, "{name}={}", value.as_str().unwrap_or_default());
+    }
+    out
+}
+
+/// The flags that this server goes by itself.
+fn flags(shared: &Shared) -> Value {
+    let options = &shared.options;
+    json!({
+        "anonymous-auth": options.anonymous.to_string(),
+        "enable-priority-and-fairness": options.fairness.to_string(),
+        "max-mutating-requests-inflight": options.writes_in_flight.to_string(),
+        "max-requests-inflight": options.reads_in_flight.to_string(),
+        "min-request-timeout": options.min_watch.as_secs().to_string(),
+        "request-timeout": format!("{}s", options.request_timeout.as_secs()),
+    })
+}
