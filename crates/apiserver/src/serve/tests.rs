@@ -605,3 +605,87 @@ async fn paths_beside_resources_answer() {
     );
     bench.end().await;
 }
+
+/// One seat for the admin, and it is taken.
+#[tokio::test]
+async fn too_many_requests_are_sent_away() {
+    use crate::fairness::{
+        Config, Distinguisher, FlowSchema, Handling, PathRule, PriorityLevel, Rule, Subject, Work,
+    };
+    let bench = Bench::new();
+    let level = |name: &str, shares, borrowing_percent| PriorityLevel {
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        handling: Handling::Reject,
+        shares,
+        lendable_percent: 0,
+        borrowing_percent,
+    };
+    let everything = PathRule { verbs: vec!["*".into()], paths: vec!["*".into()] };
+    let rule = Rule {
+        subjects: vec![Subject::User("admin".into())],
+        paths: vec![everything],
+        ..Rule::default()
+    };
+    let schema = FlowSchema {
+        name: "admin".into(),
+        uid: "uid-schema".into(),
+        precedence: 10,
+        level: "few".into(),
+        distinguisher: Distinguisher::None,
+        rules: vec![rule],
+    };
+    let fairness = bench.server.fairness().expect("the default").clone();
+    let levels = vec![level("few", 1, Some(0)), level("others", 100_000, None)];
+    fairness.configure(Config { schemas: vec![schema], levels });
+
+    let served = bench.ask("GET /version", Value::Null).await;
+    assert_eq!(served.code, 200);
+    assert_eq!(served.header("x-kubernetes-pf-flowschema-uid"), "uid-schema");
+    assert_eq!(served.header("x-kubernetes-pf-prioritylevel-uid"), "uid-few");
+
+    let info = crate::request::RequestInfo { verb: "get".into(), ..Default::default() };
+    let admin = UserInfo::new("admin", &[]);
+    let class = fairness.classify(&info, &admin);
+    let patience = Duration::from_secs(1);
+    let place = fairness.enter(&class, &info, &admin, Work::seats(1), patience).await;
+    let refused = bench.ask("GET /version", Value::Null).await;
+    assert_eq!((refused.code, refused.header("retry-after")), (429, "1"));
+    assert_eq!(refused.body, "Too many requests, please try again later.\n");
+    assert_eq!(refused.header("content-type"), "text/plain; charset=utf-8");
+    assert_eq!(refused.header("x-content-type-options"), "nosniff");
+    assert_eq!(refused.header("x-kubernetes-pf-flowschema-uid"), "uid-schema");
+    // Others have seats of their own.
+    let other = bench.ask_with("GET /version", &[("user", "reader")], "").await;
+    assert_eq!(other.header("x-kubernetes-pf-flowschema-uid"), "");
+    drop(place);
+    assert_eq!(bench.ask("GET /version", Value::Null).await.code, 200);
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn the_timeout_parameter_is_checked() {
+    let bench = Bench::new();
+    for (query, code) in [("timeout=30s", 200), ("timeout=0s", 200), ("timeout=", 200)] {
+        assert_eq!(bench.ask(&format!("GET {MAPS}?{query}"), Value::Null).await.code, code);
+    }
+    let refused = bench.ask(&format!("GET {MAPS}?timeout=soon"), Value::Null).await;
+    assert_eq!(refused.code, 400);
+    assert_eq!(
+        refused.message(),
+        "invalid timeout specified in the request URL - time: invalid duration \"soon\""
+    );
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn hidden_rows_are_not_served() {
+    let bench = Bench::new();
+    let rows = [("apps".to_owned(), "v1".to_owned(), "deployments".to_owned())];
+    bench.server.registry().change_resources(|table| table.hide(rows));
+    let gone = bench.ask("GET /apis/apps/v1/namespaces/a/deployments", Value::Null).await;
+    assert_eq!((gone.code, &gone.body[..]), (404, &b"404 page not found\n"[..]));
+    let groups = bench.ask("GET /apis", Value::Null).await.json();
+    assert_eq!(groups["groups"], json!([]));
+    bench.end().await;
+}
