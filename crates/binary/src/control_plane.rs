@@ -160,11 +160,10 @@ pub async fn start_with(
         aggregator: Some(Arc::new(aggregation.clone())),
         ..server_options(&flags.serving)
     };
-    let boxed: Vec<Box<dyn Authorizer>> = vec![Box::new(authorizers)];
     let server = apiserver::serve::Server::new(
         registry.clone(),
         vec![Box::new(authenticators)],
-        boxed,
+        vec![Box::new(authorizers)],
         options,
     );
     server.metrics().register(Box::new(client::encode_queues));
