@@ -17,7 +17,8 @@ use crate::flags::{Common, Server};
 use crate::node::{self, Node};
 
 /// What may be left out with `--disable`.
-const COMPONENTS: [&str; 4] = ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns"];
+const COMPONENTS: [&str; 5] =
+    ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns", "pod-routes"];
 /// After this long a start is over.
 const SETTLED: Duration = Duration::from_secs(20);
 /// Requests, watches and commits get this long at the end.
@@ -257,7 +258,7 @@ async fn start_node(
     let described = Node {
         kubelet: control.client_of(&of_node.user, &groups),
         proxy: runs(flags, "kube-proxy").then(|| control.client(Component::Proxy)),
-        routes: Some(control.client(Component::Proxy)),
+        routes: runs(flags, "pod-routes").then(|| control.client(Component::Proxy)),
         name,
         addresses,
         data_dir: data_dir.to_owned(),

@@ -4,6 +4,7 @@
 //!  kubelet ─► cri::Runtime ─┬─ backend::embedded ─► images   content store, layers, overlay
 //!                           │                    ├─► sandbox  pinned namespaces, pod address
 //!                           │                    └─► shim     one process per container
+//!                           ├─ backend::remote      containerd, CRI-O: over CRI v1
 //!                           └─ backend::fake        for the kubelet's tests
 //! ```
 //!
