@@ -104,11 +104,15 @@ impl Scope {
             && self.fields.matches_with(|name| entry.field(name).or(Some("")))
     }
 
-    /// Does it select an object without labels, by its name alone?
-    pub fn selects(&self, key: &Key) -> bool {
-        self.labels.matches_with(|_| None)
+    /// Does it select an object that is not stored, of which only the metadata can be asked for?
+    pub fn selects(&self, object: &dyn machinery::Object) -> bool {
+        let labels = object.meta().labels.as_ref();
+        let label = |name: &str| labels.and_then(|labels| labels.get(name)).map(String::as_str);
+        (self.namespace.is_empty() || object.namespace() == self.namespace)
+            && self.labels.matches_with(label)
             && self.fields.matches_with(|field| match field {
-                "metadata.name" => Some(key.name.as_str()),
+                "metadata.name" => Some(object.name()),
+                "metadata.namespace" => Some(object.namespace()),
                 _ => Some(""),
             })
     }

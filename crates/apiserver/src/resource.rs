@@ -51,6 +51,7 @@ pub struct Resource {
     /// Is the kind made from a CRD? Lists of built-in kinds leave out the items' kind and version.
     pub custom: bool,
     /// The stored kind's definition, as `io.k8s.api.core.v1.Pod`, and where to look it up: for patches.
+    /// Empty for a kind that has neither Rust type nor CRD.
     pub definition: String,
     pub schema: Option<Arc<dyn machinery::patch::Schema>>,
 }
@@ -75,6 +76,11 @@ impl Resource {
 
     pub fn allows(&self, verb: &str) -> bool {
         self.verbs.contains(&verb)
+    }
+
+    /// Is there a protobuf message for the kind?
+    pub fn has_message(&self) -> bool {
+        !self.custom && !self.definition.is_empty()
     }
 }
 
@@ -383,8 +389,13 @@ pub trait Strategy: Send + Sync {
     /// After the object is gone from the store.
     async fn deleted(&self, _registry: &Registry, _object: &dyn Object) {}
 
-    /// All objects of a resource that is not stored, as they are now.
-    async fn computed(&self, _registry: &Registry) -> Result<Vec<Box<dyn Object>>, StatusError> {
+    /// The objects of a resource that is not stored, as they are now. `wanted` says which are of
+    /// interest: an empty namespace stands for all of them, an empty name too.
+    async fn computed(
+        &self,
+        _registry: &Registry,
+        _wanted: &Key,
+    ) -> Result<Vec<Box<dyn Object>>, StatusError> {
         Ok(vec![])
     }
 

@@ -65,7 +65,7 @@ where
         strategy: Arc::new(Plain),
         subresources: vec![],
         custom: false,
-        definition: String::new(),
+        definition: format!("test.{}", T::KIND),
         schema: None,
     }
 }

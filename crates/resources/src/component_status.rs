@@ -4,6 +4,7 @@
 //! somebody holds their Leases.
 
 use apiserver::Registry;
+use apiserver::request::Key;
 use apiserver::resource::{Column, Strategy};
 use async_trait::async_trait;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -21,7 +22,11 @@ struct Components;
 
 #[async_trait]
 impl Strategy for Components {
-    async fn computed(&self, registry: &Registry) -> Result<Vec<Box<dyn Object>>, StatusError> {
+    async fn computed(
+        &self,
+        registry: &Registry,
+        _wanted: &Key,
+    ) -> Result<Vec<Box<dyn Object>>, StatusError> {
         let mut all: Vec<Box<dyn Object>> = vec![];
         for (name, lease) in
             [("controller-manager", "kube-controller-manager"), ("scheduler", "kube-scheduler")]

@@ -11,6 +11,7 @@ use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
 use http::{HeaderMap, Request, Response, header};
+use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
@@ -63,6 +64,27 @@ impl Kubelets {
             host.address.clone()
         };
         Ok(format!("{host}:{port}"))
+    }
+
+    /// The text at `path` of a node's kubelet.
+    pub(crate) async fn text(
+        &self,
+        registry: &Registry,
+        node: &str,
+        path: &str,
+    ) -> Result<String, StatusError> {
+        /// What a kubelet with a thousand containers says about them is far below this.
+        const LONGEST: usize = 16 << 20;
+        let address = self.address(registry, node).await?;
+        let request = Request::get(format!("https://{address}{path}"));
+        let request = request.body(transport::empty()).map_err(StatusError::internal)?;
+        let response = self.http.request(request).await.map_err(StatusError::internal)?;
+        if !response.status().is_success() {
+            return Err(StatusError::internal(format!("{path} answers {}", response.status())));
+        }
+        let body = Limited::new(response.into_body(), LONGEST).collect().await;
+        let bytes = body.map_err(StatusError::internal)?.to_bytes();
+        String::from_utf8(bytes.into()).map_err(StatusError::internal)
     }
 
     /// The client that kubelets know.

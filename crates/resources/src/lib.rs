@@ -17,6 +17,7 @@ pub mod fairness;
 mod job;
 mod kubelets;
 mod log_stream;
+mod metrics;
 mod parts;
 mod print;
 mod printers;
@@ -62,7 +63,7 @@ pub fn table(options: Options) -> ResourceTable {
         core::service::row(node_ports, &kubelets),
         core::service_account(tokens),
     ];
-    let rows = plain.chain(wired);
+    let rows = plain.chain(wired).chain(metrics::rows(&kubelets));
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 

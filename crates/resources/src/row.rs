@@ -7,8 +7,10 @@ use apiserver::resource::{
     ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind,
 };
 use k8s_openapi::{ClusterResourceScope, Metadata};
-use machinery::ObjectMeta;
+use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
 use machinery::patch::Schema;
+use machinery::{Object, ObjectMeta};
+use serde_json::Value;
 
 /// A row in the making.
 pub struct Row(Resource);
@@ -37,6 +39,36 @@ impl Row {
             subresources: vec![],
             custom: false,
             definition: definition(T::GROUP, T::VERSION, T::KIND),
+            schema: None,
+        })
+    }
+
+    /// The row of a kind without a Rust type: nothing of it is stored, so no schema is needed. There
+    /// is no protobuf message for it either: its clients read JSON.
+    pub fn untyped(
+        (group, version, kind): (&str, &str, &str),
+        plural: &str,
+        namespaced: bool,
+        strategy: impl Strategy + 'static,
+    ) -> Self {
+        let codec = Untyped { api_version: format!("{group}/{version}"), kind: kind.into() };
+        Self(Resource {
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+            plural: plural.into(),
+            singular: kind.to_lowercase(),
+            short_names: vec![],
+            categories: vec![],
+            namespaced,
+            verbs: ALL_VERBS.to_vec(),
+            storage: Some(plural.into()),
+            codec: Arc::new(codec),
+            conversion: None,
+            strategy: Arc::new(strategy),
+            subresources: vec![],
+            custom: false,
+            definition: String::new(),
             schema: None,
         })
     }
@@ -124,6 +156,36 @@ impl Row {
         self.0.subresources.sort_by_key(|sub| sub.name);
         self.0.schema = schema;
         self.0
+    }
+}
+
+/// The codec of a kind without a Rust type.
+struct Untyped {
+    api_version: String,
+    kind: String,
+}
+
+impl Codec for Untyped {
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
+        self.decode_value(serde_json::from_slice(json)?)
+    }
+
+    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+        let object = Box::new(Unstructured::from_value(value)?);
+        Ok(Decoded { object, unknown_fields: vec![] })
+    }
+
+    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
+        Ok(self.decode(json)?.object)
+    }
+
+    fn empty(&self) -> Box<dyn Object> {
+        Box::new(Unstructured {
+            api_version: self.api_version.clone(),
+            kind: self.kind.clone(),
+            metadata: ObjectMeta::default(),
+            fields: Default::default(),
+        })
     }
 }
 

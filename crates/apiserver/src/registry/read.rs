@@ -31,6 +31,15 @@ struct ContinueToken {
     start: String,
 }
 
+fn is_at(object: &dyn machinery::Object, key: &Key) -> bool {
+    object.name() == key.name && object.namespace() == key.namespace
+}
+
+/// An object of a resource that is not stored.
+fn computed(row: &Arc<Resource>, object: &dyn machinery::Object) -> Stored {
+    Stored::new(row.clone(), object.encode().into(), Revision(0))
+}
+
 impl Registry {
     pub async fn get(
         &self,
@@ -40,10 +49,15 @@ impl Registry {
     ) -> Result<Stored, StatusError> {
         let wanted = parse_version(resource_version)?;
         if row.storage.is_none() {
-            let all = self.computed(row).await?;
-            let found = all.into_iter().find(|(name, _)| *name == key.name);
-            let missing = || StatusError::not_found(&row.group, &row.singular, &key.name);
-            return found.map(|(_, stored)| stored).ok_or_else(missing);
+            let all = row.strategy.computed(self, key).await?;
+            let found = all.into_iter().find(|one| is_at(&**one, key));
+            // Upstream's answer names the key.
+            let name = match row.namespaced {
+                true => format!("{}/{}", key.namespace, key.name),
+                false => key.name.clone(),
+            };
+            let missing = || StatusError::not_found(&row.group, &row.singular, &name);
+            return found.map(|one| computed(row, &*one)).ok_or_else(missing);
         }
         if wanted.is_some_and(|wanted| wanted.0 > 0) {
             self.cacher(row).wait_for(wanted.unwrap_or_default()).await?;
@@ -63,10 +77,9 @@ impl Registry {
     ) -> Result<List, StatusError> {
         let scope = self.scope(row, namespace, options)?;
         if row.storage.is_none() {
-            let all = self.computed(row).await?;
-            let items =
-                all.into_iter().filter(|(name, _)| scope.selects(&Key::new("", name.as_str())));
-            let items = items.map(|(_, stored)| stored).collect();
+            let all = row.strategy.computed(self, &Key::new(namespace, "")).await?;
+            let items = all.iter().filter(|one| scope.selects(&***one));
+            let items = items.map(|one| computed(row, &**one)).collect();
             let revision = Revision(0);
             return Ok(List { items, revision, continue_token: None, remaining: None });
         }
@@ -94,16 +107,6 @@ impl Registry {
         let items: Vec<Stored> = entries.iter().map(|entry| stored(row, entry)).collect();
         items.iter().try_for_each(Stored::check)?;
         Ok(List { items, revision, continue_token, remaining })
-    }
-
-    /// The objects of a resource that is not stored, by name.
-    async fn computed(&self, row: &Arc<Resource>) -> Result<Vec<(String, Stored)>, StatusError> {
-        let all = row.strategy.computed(self).await?;
-        let stored = |object: Box<dyn machinery::Object>| {
-            let name = object.name().to_owned();
-            (name, Stored::new(row.clone(), object.encode().into(), Revision(0)))
-        };
-        Ok(all.into_iter().map(stored).collect())
     }
 
     async fn list_page(

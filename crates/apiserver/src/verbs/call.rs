@@ -49,7 +49,7 @@ impl Call {
             if is_list && info.verb != "deletecollection" { Offer::List } else { Offer::Object };
         let speaks = match shared.options.protobuf.map(Protobuf) {
             None => Speaks::NoProtobuf,
-            Some(protobuf) if row.custom => Speaks::ProtobufOfMetadata(protobuf),
+            Some(protobuf) if !row.has_message() => Speaks::ProtobufOfMetadata(protobuf),
             Some(protobuf) => Speaks::Protobuf(protobuf),
         };
         // Streams answer in forms of their own.
@@ -87,7 +87,7 @@ impl Call {
     }
 
     pub fn body_format(&self) -> Result<BodyFormat, StatusError> {
-        let protobuf = self.shared.options.protobuf.filter(|_| !self.row.custom);
+        let protobuf = self.shared.options.protobuf.filter(|_| self.row.has_message());
         self.format(protobuf)
     }
 
