@@ -116,8 +116,11 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::volume::VOLUME_PROTECTION,
     crate::volume::EPHEMERAL,
     crate::volume::EXPAND,
+    crate::volume::ATTACH,
     crate::disruption::DESCRIPTOR,
+    crate::autoscaler::DESCRIPTOR,
     crate::resource_quota::DESCRIPTOR,
+    crate::resource_claim::DESCRIPTOR,
     crate::cluster_role_aggregation::DESCRIPTOR,
     crate::endpointslice_mirroring::DESCRIPTOR,
 ];

@@ -7,6 +7,7 @@
 //! Invariants: reconciles are idempotent and get a key and no hint; decisions are pure; events wake
 //! controllers, nothing polls where an event serves.
 
+mod autoscaler;
 mod bootstrap_tokens;
 mod certificates;
 mod cluster_role_aggregation;
@@ -32,6 +33,7 @@ mod pod_control;
 mod pod_gc;
 mod replicaset;
 mod replication;
+mod resource_claim;
 mod resource_quota;
 mod root_ca;
 mod service;

@@ -35,8 +35,15 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 
 const WORKERS: usize = 8;
 const LEASES: &str = "kube-node-lease";
-/// Between two nodes newly marked for eviction. Upstream: `--node-eviction-rate` 0.1.
+/// Between two nodes of a zone newly marked for eviction. Upstream: `--node-eviction-rate` 0.1.
 const EVICTION_PACE: Duration = Duration::from_secs(10);
+/// The same in a large zone that is partly down. Upstream: `--secondary-node-eviction-rate` 0.01.
+const SLOW_EVICTION_PACE: Duration = Duration::from_secs(100);
+/// Nodes of a large zone. Upstream: `--large-cluster-size-threshold`.
+const LARGE_ZONE: usize = 50;
+/// A zone is partly down with this share of its nodes, in percent, and more than two.
+/// Upstream: `--unhealthy-zone-threshold`.
+const UNHEALTHY_SHARE: usize = 55;
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 /// Taints that this controller adds and removes, by what makes them due.
@@ -56,8 +63,8 @@ struct Controller {
     pods: Lister<Pod>,
     /// Guards what was heard of each node, and when by our clock.
     heard: Mutex<HashMap<String, Heard>>,
-    /// Guards when the next node may be marked for eviction.
-    next_eviction: Mutex<Instant>,
+    /// Guards when the next node of a zone may be marked for eviction.
+    next_evictions: Mutex<HashMap<String, Instant>>,
 }
 
 #[derive(Clone, Default)]
@@ -76,7 +83,7 @@ fn start(context: Context) {
         nodes: nodes.lister(),
         pods: pods.lister(),
         heard: Mutex::default(),
-        next_eviction: Mutex::new(Instant::now()),
+        next_evictions: Mutex::default(),
         context,
     });
     let (this, adds) = (controller.clone(), queue.clone());
@@ -183,14 +190,15 @@ impl Controller {
         now: Timestamp,
     ) -> Result<Option<Duration>> {
         let all = self.nodes.list(None, &Selector::everything());
-        let any_ready = all.iter().any(|one| ready_status(one) == "True");
+        let zones = zones(&all);
+        let any_ready = zones.values().any(|zone| zone.ready > 0);
         let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
         let mut new = taints(node, &old, any_ready, now);
         let evicts =
             |taints: &[Taint]| taints.iter().any(|one| one.effect == "NoExecute" && is_ours(one));
         let mut delay = None;
         if evicts(&new) && !evicts(&old) {
-            delay = self.eviction_delay();
+            delay = self.eviction_delay(zone_of(node), &zones);
             if delay.is_some() {
                 new.retain(|one| !(one.effect == "NoExecute" && is_ours(one)));
             }
@@ -206,14 +214,18 @@ impl Controller {
         Ok(delay)
     }
 
-    /// `None`: now, and the next one waits.
-    fn eviction_delay(&self) -> Option<Duration> {
-        let mut next = self.next_eviction.lock().expect("no panic while held");
+    /// `None`: now, and the next one of the zone waits.
+    fn eviction_delay(&self, zone: String, zones: &HashMap<String, Zone>) -> Option<Duration> {
+        let Some(pace) = zones.get(&zone).copied().unwrap_or_default().pace() else {
+            return Some(self.context.options.node_monitor_period);
+        };
+        let mut all = self.next_evictions.lock().expect("no panic while held");
         let now = Instant::now();
-        if *next > now {
+        all.retain(|known, next| *next > now && zones.contains_key(known));
+        if let Some(next) = all.get(&zone) {
             return Some(*next - now);
         }
-        *next = now + EVICTION_PACE;
+        all.insert(zone, now + pace);
         None
     }
 
@@ -254,6 +266,48 @@ fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
 
 fn ready_status(node: &Node) -> &str {
     condition(node, "Ready").map_or("Unknown", |ready| ready.status.as_str())
+}
+
+/// How many nodes of a zone are ready, and how many are not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Zone {
+    ready: usize,
+    silent: usize,
+}
+
+impl Zone {
+    /// Between two evictions; `None`: none for now. A small zone of which most is down is more likely
+    /// cut off than broken; one that is down altogether is evicted, as others have room.
+    fn pace(self) -> Option<Duration> {
+        let size = self.ready + self.silent;
+        let is_partial = self.silent > 2 && self.silent * 100 >= size * UNHEALTHY_SHARE;
+        match (is_partial && self.ready > 0, size > LARGE_ZONE) {
+            (false, _) => Some(EVICTION_PACE),
+            (true, true) => Some(SLOW_EVICTION_PACE),
+            (true, false) => None,
+        }
+    }
+}
+
+/// Region and zone of a node. Upstream: `GetZoneKey`.
+fn zone_of(node: &Node) -> String {
+    let label = |name: &str| node.metadata.labels.as_ref()?.get(name).map(String::as_str);
+    let region = label("topology.kubernetes.io/region").unwrap_or_default();
+    let zone = label("topology.kubernetes.io/zone").unwrap_or_default();
+    format!("{region}:\0:{zone}")
+}
+
+/// Pure.
+fn zones(nodes: &[Arc<Node>]) -> HashMap<String, Zone> {
+    let mut zones: HashMap<String, Zone> = HashMap::new();
+    for node in nodes {
+        let zone = zones.entry(zone_of(node)).or_default();
+        match ready_status(node) {
+            "True" => zone.ready += 1,
+            _ => zone.silent += 1,
+        }
+    }
+    zones
 }
 
 fn is_ours(taint: &Taint) -> bool {
@@ -364,6 +418,32 @@ mod tests {
             &[("own", "NoSchedule"), (UNREACHABLE, "NoExecute"), (UNREACHABLE, "NoSchedule")],
         );
         check("Unknown", false, &[("own", "NoSchedule"), (UNREACHABLE, "NoSchedule")]);
+    }
+
+    #[test]
+    fn zones_that_are_partly_down_are_left_alone() {
+        let check = |ready, silent, expected| {
+            assert_eq!(Zone { ready, silent }.pace(), expected, "{ready} {silent}");
+        };
+        check(1, 1, Some(EVICTION_PACE));
+        check(1, 2, Some(EVICTION_PACE));
+        check(10, 3, Some(EVICTION_PACE));
+        check(2, 3, None);
+        check(20, 40, Some(SLOW_EVICTION_PACE));
+        check(0, 5, Some(EVICTION_PACE));
+        let node = |zone: &str, ready: &str| -> Arc<Node> {
+            let labels = json!({"topology.kubernetes.io/zone": zone});
+            let conditions = json!([{"type": "Ready", "status": ready}]);
+            Arc::new(
+                from_value(json!({"metadata": {"labels": labels},
+                    "status": {"conditions": conditions}}))
+                .unwrap(),
+            )
+        };
+        let all = [node("a", "True"), node("a", "Unknown"), node("b", "False")];
+        let found = zones(&all);
+        assert_eq!(found[&zone_of(&all[0])], Zone { ready: 1, silent: 1 });
+        assert_eq!(found[&zone_of(&all[2])], Zone { ready: 0, silent: 1 });
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! In: claims, volumes, classes. Out: both sides of a binding, phases, volumes of the built-in
 //! class. Upstream: `pkg/controller/volume/persistentvolume`. [`plan`] decides.
 
+mod attach;
 mod ephemeral;
 mod expand;
 mod local_path;
@@ -21,6 +22,7 @@ use machinery::Time;
 use machinery::selector::Selector;
 
 use crate::context::{Context, Descriptor};
+pub use attach::DESCRIPTOR as ATTACH;
 pub use ephemeral::DESCRIPTOR as EPHEMERAL;
 pub use expand::DESCRIPTOR as EXPAND;
 use local_path::LocalPath;
