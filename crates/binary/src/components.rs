@@ -63,18 +63,35 @@ pub async fn controller_manager(flags: ControllerManager) -> anyhow::Result<()> 
 pub struct Scheduler {
     #[arg(long)]
     kubeconfig: PathBuf,
+    /// KubeSchedulerConfiguration: profiles, plugins and their arguments, extenders
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     leader_elect: bool,
 }
 
 pub async fn scheduler(flags: Scheduler) -> anyhow::Result<()> {
     let client = crate::kubeconfig::client(&flags.kubeconfig, "kube-scheduler")?;
+    let config = scheduler_config(flags.config.as_deref(), &client)?;
     let own = client.clone();
     until_signal("kube-scheduler", async move |stop: Stop| {
-        let work = || scheduler::run(client, scheduler::Config::default(), stop.clone());
+        let work = || scheduler::run(client, config, stop.clone());
         lead(own, "kube-scheduler", flags.leader_elect, stop.clone(), work).await
     })
     .await
+}
+
+/// The scheduler's configuration, checked before anything runs.
+pub fn scheduler_config(
+    file: Option<&Path>,
+    client: &client::Client,
+) -> anyhow::Result<scheduler::Config> {
+    let Some(file) = file else { return Ok(scheduler::Config::default()) };
+    let name = file.display();
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+    let config = scheduler::Config::parse(&text).with_context(|| format!("{name}"))?;
+    scheduler::check(client, &config).map_err(|why| anyhow::anyhow!("{name}: {why}"))?;
+    Ok(config)
 }
 
 #[derive(clap::Args, Clone, Debug)]

@@ -86,6 +86,9 @@ pub struct Server {
     /// AdmissionConfiguration of the plugins
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
+    /// KubeSchedulerConfiguration of the scheduler
+    #[arg(long, value_name = "FILE")]
+    pub scheduler_config: Option<PathBuf>,
     /// Flags from a YAML file; those on the command line win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -36,7 +36,7 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
     start_controllers(&flags, &data_dir, &control, &pki, &tasks)?;
-    start_scheduler(&flags, &control, &tasks);
+    start_scheduler(&flags, &control, &tasks)?;
     say(&format!("kubeconfig: {}", kubeconfig.display()));
     if !flags.disable_agent {
         start_node(&flags, &data_dir, &pki, &control, &tasks).await?;
@@ -184,17 +184,19 @@ fn start_controllers(
     Ok(())
 }
 
-fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) {
+fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) -> anyhow::Result<()> {
     if !runs(flags, "kube-scheduler") {
-        return;
+        return Ok(());
     }
     let client = control.client(Component::Scheduler);
+    let config = crate::components::scheduler_config(flags.scheduler_config.as_deref(), &client)?;
     let stop = tasks.stop_signal();
     let election = candidate(flags, client.clone(), "kube-scheduler");
     tasks.spawn_graceful("kube-scheduler", async move {
-        let work = || scheduler::run(client, scheduler::Config::default(), stop.clone());
+        let work = || scheduler::run(client, config, stop.clone());
         election.run(stop.clone(), work).await;
     });
+    Ok(())
 }
 
 /// The component as a candidate for its Lease. The one server of an embedded store takes it, as

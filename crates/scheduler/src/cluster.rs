@@ -14,18 +14,22 @@ use crate::pod::PodInfo;
 
 pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
+/// Clones share everything: a clone with one node changed ([`Cluster::with_node`]) costs nothing, and
+/// while there is none, changes are made in place.
 #[derive(Clone, Default)]
 pub struct Cluster {
     /// Dense, so that a decision runs along an array; the order is arbitrary.
-    nodes: Vec<NodeInfo>,
-    by_name: HashMap<String, usize>,
+    nodes: Arc<Vec<Arc<NodeInfo>>>,
+    by_name: Arc<HashMap<String, usize>>,
     /// Where each pod counts, by uid.
-    places: HashMap<String, Place>,
+    places: Arc<HashMap<String, Place>>,
     /// Pods that wait for room on a node that preemption makes, by node.
-    nominated: HashMap<String, Vec<Arc<PodInfo>>>,
-    pub namespaces: Namespaces,
+    nominated: Arc<HashMap<String, Vec<Arc<PodInfo>>>>,
+    pub namespaces: Arc<Namespaces>,
     /// On how many nodes each image is.
-    image_nodes: HashMap<String, usize>,
+    image_nodes: Arc<HashMap<String, usize>>,
+    /// Stands for the node at this place.
+    changed: Option<(usize, Arc<NodeInfo>)>,
 }
 
 #[derive(Clone)]
@@ -37,11 +41,21 @@ struct Place {
 impl Cluster {
     /// Nodes that exist.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> + Clone {
-        self.nodes.iter().filter(|node| node.known)
+        let changed = self.changed.as_ref();
+        let all = self.nodes.iter().enumerate().map(move |(at, node)| match changed {
+            Some((place, stand_in)) if *place == at => &**stand_in,
+            _ => &**node,
+        });
+        all.filter(|node| node.known)
     }
 
     pub fn node(&self, name: &str) -> Option<&NodeInfo> {
-        self.by_name.get(name).map(|at| &self.nodes[*at]).filter(|node| node.known)
+        let at = *self.by_name.get(name)?;
+        let node = match &self.changed {
+            Some((place, changed)) if *place == at => changed,
+            _ => &self.nodes[at],
+        };
+        Some(&**node).filter(|node| node.known)
     }
 
     pub fn nodes_with_image(&self, image: &str) -> usize {
@@ -49,12 +63,20 @@ impl Cluster {
     }
 
     fn entry(&mut self, name: &str) -> &mut NodeInfo {
-        let nodes = &mut self.nodes;
-        let at = *self.by_name.entry(name.into()).or_insert_with(|| {
-            nodes.push(NodeInfo::named(name));
-            nodes.len() - 1
-        });
-        &mut nodes[at]
+        let nodes = Arc::make_mut(&mut self.nodes);
+        let at = match self.by_name.get(name) {
+            Some(at) => *at,
+            None => {
+                nodes.push(Arc::new(NodeInfo::named(name)));
+                Arc::make_mut(&mut self.by_name).insert(name.into(), nodes.len() - 1);
+                nodes.len() - 1
+            }
+        };
+        Arc::make_mut(&mut nodes[at])
+    }
+
+    fn node_at(&mut self, at: usize) -> &mut NodeInfo {
+        Arc::make_mut(&mut Arc::make_mut(&mut self.nodes)[at])
     }
 
     pub fn update_node(&mut self, node: &Node) {
@@ -72,20 +94,22 @@ impl Cluster {
         };
         let images: Vec<_> = self.nodes[at].images.keys().cloned().collect();
         self.count_images(&images, &[]);
-        self.nodes[at].known = false;
-        self.nodes[at].images.clear();
+        let node = self.node_at(at);
+        node.known = false;
+        node.images.clear();
         self.drop_if_empty(at);
     }
 
     fn count_images(&mut self, before: &[String], after: &[String]) {
+        let image_nodes = Arc::make_mut(&mut self.image_nodes);
         for image in after {
-            *self.image_nodes.entry(image.clone()).or_default() += 1;
+            *image_nodes.entry(image.clone()).or_default() += 1;
         }
         for image in before {
-            if let Some(count) = self.image_nodes.get_mut(image) {
+            if let Some(count) = image_nodes.get_mut(image) {
                 *count -= 1;
                 if *count == 0 {
-                    self.image_nodes.remove(image);
+                    image_nodes.remove(image);
                 }
             }
         }
@@ -95,10 +119,11 @@ impl Cluster {
         if self.nodes[at].known || !self.nodes[at].pods.is_empty() {
             return;
         }
-        let gone = self.nodes.swap_remove(at);
-        self.by_name.remove(&gone.name);
+        let gone = Arc::make_mut(&mut self.nodes).swap_remove(at);
+        let by_name = Arc::make_mut(&mut self.by_name);
+        by_name.remove(&gone.name);
         if let Some(moved) = self.nodes.get(at) {
-            self.by_name.insert(moved.name.clone(), at);
+            by_name.insert(moved.name.clone(), at);
         }
     }
 
@@ -131,28 +156,32 @@ impl Cluster {
             self.remove_pod(&pod.uid);
         }
         let place = Place { node: pod.node_name.clone(), assumed };
-        self.places.insert(pod.uid.clone(), place);
+        Arc::make_mut(&mut self.places).insert(pod.uid.clone(), place);
         self.entry(&pod.node_name.clone()).add(pod);
     }
 
     pub fn remove_pod(&mut self, uid: &str) {
-        let Some(place) = self.places.remove(uid) else {
+        let Some(place) = Arc::make_mut(&mut self.places).remove(uid) else {
             return;
         };
         if let Some(at) = self.by_name.get(&place.node).copied() {
-            self.nodes[at].remove(uid);
+            self.node_at(at).remove(uid);
             self.drop_if_empty(at);
         }
     }
 
     /// `node` empty: the pod waits for no node any more.
     pub fn nominate(&mut self, pod: &PodInfo, node: &str) {
-        for pods in self.nominated.values_mut() {
+        if self.nominated.is_empty() && node.is_empty() {
+            return;
+        }
+        let nominated = Arc::make_mut(&mut self.nominated);
+        for pods in nominated.values_mut() {
             pods.retain(|one| one.uid != pod.uid);
         }
-        self.nominated.retain(|_, pods| !pods.is_empty());
+        nominated.retain(|_, pods| !pods.is_empty());
         if !node.is_empty() {
-            self.nominated.entry(node.into()).or_default().push(Arc::new(pod.clone()));
+            nominated.entry(node.into()).or_default().push(Arc::new(pod.clone()));
         }
     }
 
@@ -164,10 +193,7 @@ impl Cluster {
 
     /// This cluster with one node's pods changed: for what-if questions.
     pub fn with_node(&self, node: NodeInfo) -> Self {
-        let mut changed = self.clone();
-        if let Some(at) = changed.by_name.get(&node.name).copied() {
-            changed.nodes[at] = node;
-        }
-        changed
+        let at = self.by_name.get(&node.name).copied();
+        Self { changed: at.map(|at| (at, Arc::new(node))), ..self.clone() }
     }
 }

@@ -10,11 +10,14 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::future::BoxFuture;
 
 use crate::cluster::Cluster;
+use crate::config::{Args, Point, Profile};
 use crate::node::NodeInfo;
+use crate::objects::Objects;
 use crate::pod::PodInfo;
 use crate::volumes::Volumes;
 
@@ -69,6 +72,8 @@ pub enum ClusterEvent {
     /// A pod got a node, or one with a node changed its labels or requests.
     PodAssigned(Arc<PodInfo>),
     PodRemoved(Arc<PodInfo>),
+    /// A pod without a node came.
+    PodAdded(Arc<PodInfo>),
     /// The waiting pod itself changed.
     PodUpdated,
     NamespaceChanged,
@@ -178,29 +183,67 @@ pub struct Points {
 }
 
 /// What a plugin is made with.
+#[derive(Clone)]
 pub struct Handle {
     pub client: client::Client,
-    /// Claims and volumes; tests without any have none.
+    /// Claims, volumes and what else plugins look up; tests may do without.
     pub volumes: Option<Volumes>,
+    pub objects: Option<Objects>,
+    /// Of the profile's plugins.
+    pub args: Args,
 }
 
 /// A row of the table of plugins.
 pub struct Row {
     pub name: &'static str,
+    /// Of the default profile; 0 for what does not score.
     pub weight: i64,
     pub build: fn(&Handle) -> Points,
     /// The queueing hint: whether the event may let a pod fit that this plugin rejected.
     pub helps: fn(&PodInfo, &ClusterEvent) -> bool,
 }
 
-struct Plugin {
-    row: &'static Row,
-    points: Points,
+type Named<T> = Vec<(&'static str, Arc<T>)>;
+
+/// A plugin that scores.
+struct Scorer {
+    name: &'static str,
+    weight: i64,
+    before: Option<Arc<dyn PreScore>>,
+    score: Arc<dyn Score>,
 }
 
-/// The plugins of a profile.
+/// The plugins of a profile, by point, in the order in which they run.
 pub struct Framework {
-    plugins: Vec<Plugin>,
+    queue_sort: Named<dyn QueueSort>,
+    pre_enqueue: Named<dyn PreEnqueue>,
+    pre_filter: Named<dyn PreFilter>,
+    filter: Named<dyn Filter>,
+    post_filter: Named<dyn PostFilter>,
+    scorers: Vec<Scorer>,
+    reserve: Named<dyn Reserve>,
+    permit: Named<dyn Permit>,
+    pre_bind: Named<dyn PreBind>,
+    bind: Named<dyn Bind>,
+    post_bind: Named<dyn PostBind>,
+    hints: BTreeMap<&'static str, fn(&PodInfo, &ClusterEvent) -> bool>,
+    /// Share of the nodes that is enough, in percent; 0: the more there are, the smaller.
+    percentage: usize,
+    /// Where the next look at the nodes begins.
+    start: AtomicUsize,
+}
+
+/// The plugins of one point: each that has it, in the profile's order.
+macro_rules! at {
+    ($built:ident, $profile:ident, $point:ident, $field:ident) => {{
+        let has = |name: &str| $built.get(name).map(|(_, points)| points.$field.is_some());
+        let order = $profile.choices.at(Point::$point, has)?;
+        let made = order.iter().filter_map(|one| {
+            let (row, points) = $built.get(one.name.as_str())?;
+            Some((row.name, points.$field.clone()?))
+        });
+        made.collect()
+    }};
 }
 
 /// Why a pod fits nowhere.
@@ -242,21 +285,62 @@ impl fmt::Display for Diagnosis {
 }
 
 impl Framework {
-    pub fn new(table: &'static [Row], handle: &Handle) -> Self {
-        let plugins = table.iter().map(|row| Plugin { row, points: (row.build)(handle) }).collect();
-        Self { plugins }
+    /// The plugins of `table` that the profile names. What it gets wrong is said as upstream says it.
+    pub fn new(table: &'static [Row], profile: &Profile, handle: &Handle) -> Result<Self, String> {
+        let handle = Handle { args: profile.args.clone(), ..handle.clone() };
+        let wanted = profile.choices.names();
+        let rows = table.iter().filter(|row| wanted.contains(row.name));
+        let built: HashMap<&str, (&'static Row, Points)> =
+            rows.map(|row| (row.name, (row, (row.build)(&handle)))).collect();
+        let before: Named<dyn PreScore> = at!(built, profile, PreScore, pre_score);
+        let framework = Self {
+            pre_filter: at!(built, profile, PreFilter, pre_filter),
+            filter: at!(built, profile, Filter, filter),
+            post_filter: at!(built, profile, PostFilter, post_filter),
+            reserve: at!(built, profile, Reserve, reserve),
+            scorers: scorers(&built, profile, &before)?,
+            pre_bind: at!(built, profile, PreBind, pre_bind),
+            bind: at!(built, profile, Bind, bind),
+            post_bind: at!(built, profile, PostBind, post_bind),
+            permit: at!(built, profile, Permit, permit),
+            pre_enqueue: at!(built, profile, PreEnqueue, pre_enqueue),
+            queue_sort: at!(built, profile, QueueSort, queue_sort),
+            hints: built.values().map(|(row, _)| (row.name, row.helps)).collect(),
+            percentage: profile.percentage,
+            start: AtomicUsize::new(0),
+        };
+        let name = &profile.name;
+        let sorts = framework.queue_sort.len();
+        if sorts != 1 {
+            return Err(format!(
+                "only one queue sort plugin required for profile with scheduler name {name:?}, but got {sorts}"
+            ));
+        }
+        if framework.bind.is_empty() {
+            return Err(format!(
+                "at least one bind plugin is needed for profile with scheduler name {name:?}"
+            ));
+        }
+        Ok(framework)
+    }
+
+    /// What scores, and with which weight.
+    pub fn weights(&self) -> Vec<(&'static str, i64)> {
+        self.scorers.iter().map(|one| (one.name, one.weight)).collect()
+    }
+
+    /// All plugins of the profile.
+    pub fn plugins(&self) -> BTreeSet<&'static str> {
+        self.hints.keys().copied().collect()
     }
 
     pub fn rank(&self, pod: &PodInfo) -> i64 {
-        let sort = self.plugins.iter().find_map(|plugin| plugin.points.queue_sort.as_ref());
-        sort.map_or(0, |sort| sort.rank(pod))
+        self.queue_sort.first().map_or(0, |(_, sort)| sort.rank(pod))
     }
 
     pub fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), (&'static str, Rejection)> {
-        for plugin in &self.plugins {
-            if let Some(point) = &plugin.points.pre_enqueue {
-                point.pre_enqueue(pod).map_err(|rejection| (plugin.row.name, rejection))?;
-            }
+        for (name, point) in &self.pre_enqueue {
+            point.pre_enqueue(pod).map_err(|rejection| (*name, rejection))?;
         }
         Ok(())
     }
@@ -269,14 +353,23 @@ impl Framework {
         event: &ClusterEvent,
     ) -> bool {
         plugins.is_empty()
-            || self
-                .plugins
+            || plugins
                 .iter()
-                .any(|plugin| plugins.contains(plugin.row.name) && (plugin.row.helps)(pod, event))
+                .filter_map(|plugin| self.hints.get(plugin))
+                .any(|helps| helps(pod, event))
     }
 
     /// The best node for a pod. Pure but for the choice among equals.
     pub fn schedule(&self, pod: &PodInfo, cluster: &Cluster) -> Result<String, Diagnosis> {
+        self.candidates(pod, cluster).map(choose)
+    }
+
+    /// The nodes that fit, with their scores.
+    pub fn candidates(
+        &self,
+        pod: &PodInfo,
+        cluster: &Cluster,
+    ) -> Result<Vec<(String, i64)>, Diagnosis> {
         let mut state = CycleState::default();
         let mut diagnosis = Diagnosis { nodes: cluster.nodes().count(), ..Default::default() };
         if diagnosis.nodes == 0 {
@@ -292,20 +385,31 @@ impl Framework {
                 return Err(diagnosis);
             }
         };
+        let filters = self.active(&skipped);
+        let enough = self.enough(diagnosis.nodes);
+        let start = self.start.load(Ordering::Relaxed) % diagnosis.nodes;
         let mut fitting = vec![];
-        for node in cluster.nodes() {
-            match self.filter_with_nominated(&state, pod, node, cluster, &skipped) {
+        let mut looked_at = 0;
+        // From where the last look ended: with many nodes not all are looked at.
+        let nodes = cluster.nodes();
+        for node in nodes.clone().skip(start).chain(nodes.take(start)) {
+            looked_at += 1;
+            match self.filter_with_nominated(&state, pod, node, cluster, &filters) {
                 Ok(()) => fitting.push(node),
                 Err((plugin, rejection)) => {
                     diagnosis.plugins.insert(plugin);
                     diagnosis.rejections.insert(node.name.clone(), rejection);
                 }
             }
+            if fitting.len() >= enough {
+                break;
+            }
         }
+        self.start.store((start + looked_at) % diagnosis.nodes, Ordering::Relaxed);
         match fitting.as_slice() {
             [] => Err(diagnosis),
-            [only] => Ok(only.name.clone()),
-            _ => Ok(self.best(&mut state, pod, cluster, &fitting)),
+            [only] => Ok(vec![(only.name.clone(), 0)]),
+            _ => Ok(self.scored(&mut state, pod, cluster, &fitting)),
         }
     }
 
@@ -316,33 +420,36 @@ impl Framework {
         cluster: &Cluster,
     ) -> Result<BTreeSet<&'static str>, (&'static str, Rejection)> {
         let mut skipped = BTreeSet::new();
-        for plugin in &self.plugins {
-            if let Some(point) = &plugin.points.pre_filter {
-                match point.pre_filter(state, pod, cluster) {
-                    Ok(Next::Filter) => {}
-                    Ok(Next::Skip) => {
-                        skipped.insert(plugin.row.name);
-                    }
-                    Err(rejection) => return Err((plugin.row.name, rejection)),
+        for (name, point) in &self.pre_filter {
+            match point.pre_filter(state, pod, cluster) {
+                Ok(Next::Filter) => {}
+                Ok(Next::Skip) => {
+                    skipped.insert(*name);
                 }
+                Err(rejection) => return Err((name, rejection)),
             }
         }
         Ok(skipped)
     }
 
-    fn filter(
-        &self,
-        state: &CycleState,
-        pod: &PodInfo,
-        node: &NodeInfo,
-        skipped: &BTreeSet<&'static str>,
-    ) -> Result<(), (&'static str, Rejection)> {
-        for plugin in self.plugins.iter().filter(|plugin| !skipped.contains(plugin.row.name)) {
-            if let Some(point) = &plugin.points.filter {
-                point.filter(state, pod, node).map_err(|rejection| (plugin.row.name, rejection))?;
-            }
+    /// The filters that have something to say about the pod.
+    fn active(&self, skipped: &BTreeSet<&'static str>) -> Vec<&(&'static str, Arc<dyn Filter>)> {
+        self.filter.iter().filter(|(name, _)| !skipped.contains(name)).collect()
+    }
+
+    /// How many nodes that fit are enough. Upstream: `numFeasibleNodesToFind`.
+    fn enough(&self, nodes: usize) -> usize {
+        /// All of so few are looked at.
+        const FEW: usize = 100;
+        const LEAST_PERCENT: usize = 5;
+        if nodes < FEW {
+            return nodes;
         }
-        Ok(())
+        let percent = match self.percentage {
+            0 => 50usize.saturating_sub(nodes / 125).max(LEAST_PERCENT),
+            percent => percent,
+        };
+        (nodes * percent / 100).max(FEW)
     }
 
     /// A node must do with the pods that are to come there by preemption, and without.
@@ -352,7 +459,7 @@ impl Framework {
         pod: &PodInfo,
         node: &NodeInfo,
         cluster: &Cluster,
-        skipped: &BTreeSet<&'static str>,
+        filters: &[&(&'static str, Arc<dyn Filter>)],
     ) -> Result<(), (&'static str, Rejection)> {
         let nominated = cluster.nominated_on(&node.name, pod);
         if !nominated.is_empty() {
@@ -361,9 +468,9 @@ impl Framework {
             let changed = cluster.with_node(fuller.clone());
             let mut state = CycleState::default();
             let skipped = self.pre_filter(&mut state, pod, &changed)?;
-            self.filter(&state, pod, &fuller, &skipped)?;
+            filter(&self.active(&skipped), &state, pod, &fuller)?;
         }
-        self.filter(state, pod, node, skipped)
+        filter(filters, state, pod, node)
     }
 
     /// Whether the pod fits on a node as it would be: for preemption.
@@ -371,45 +478,35 @@ impl Framework {
         let changed = cluster.with_node(node.clone());
         let mut state = CycleState::default();
         match self.pre_filter(&mut state, pod, &changed) {
-            Ok(skipped) => self.filter(&state, pod, node, &skipped).is_ok(),
+            Ok(skipped) => filter(&self.active(&skipped), &state, pod, node).is_ok(),
             Err(_) => false,
         }
     }
 
-    fn best(
+    fn scored(
         &self,
         state: &mut CycleState,
         pod: &PodInfo,
         cluster: &Cluster,
         nodes: &[&NodeInfo],
-    ) -> String {
+    ) -> Vec<(String, i64)> {
         let mut totals = vec![0i64; nodes.len()];
-        for plugin in &self.plugins {
-            let Some(point) = &plugin.points.score else {
-                continue;
-            };
-            if let Some(before) = &plugin.points.pre_score
+        for scorer in &self.scorers {
+            if let Some(before) = &scorer.before
                 && before.pre_score(state, pod, cluster, nodes) == Next::Skip
             {
                 continue;
             }
+            let point = &scorer.score;
             let mut scores: Vec<_> =
                 nodes.iter().map(|node| point.score(state, pod, node, cluster)).collect();
             point.normalize(state, pod, &mut scores);
             for (total, score) in totals.iter_mut().zip(scores) {
-                debug_assert!(
-                    (0..=MAX_SCORE).contains(&score),
-                    "{} scored {score}",
-                    plugin.row.name
-                );
-                *total += score * plugin.row.weight;
+                debug_assert!((0..=MAX_SCORE).contains(&score), "{} scored {score}", scorer.name);
+                *total += score * scorer.weight;
             }
         }
-        let top = totals.iter().max().copied().unwrap_or(0);
-        let equals: Vec<_> =
-            nodes.iter().zip(&totals).filter(|(_, total)| **total == top).collect();
-        let choice = base::rng::below(equals.len() as u64) as usize;
-        equals[choice].0.name.clone()
+        nodes.iter().map(|node| node.name.clone()).zip(totals).collect()
     }
 
     pub fn post_filter(
@@ -418,16 +515,14 @@ impl Framework {
         cluster: &Cluster,
         diagnosis: &Diagnosis,
     ) -> Option<PostFiltered> {
-        let point = self.plugins.iter().find_map(|plugin| plugin.points.post_filter.as_ref())?;
+        let (_, point) = self.post_filter.first()?;
         Some(point.post_filter(self, pod, cluster, diagnosis))
     }
 
     pub fn reserve(&self, pod: &PodInfo, node: &str) -> Result<CycleState, Rejection> {
         let mut state = CycleState::default();
-        for plugin in &self.plugins {
-            if let Some(point) = &plugin.points.reserve
-                && let Err(rejection) = point.reserve(&mut state, pod, node)
-            {
+        for (_, point) in &self.reserve {
+            if let Err(rejection) = point.reserve(&mut state, pod, node) {
                 self.unreserve(&state, pod, node);
                 return Err(rejection);
             }
@@ -436,35 +531,75 @@ impl Framework {
     }
 
     pub fn unreserve(&self, state: &CycleState, pod: &PodInfo, node: &str) {
-        for plugin in self.plugins.iter().rev() {
-            if let Some(point) = &plugin.points.reserve {
-                point.unreserve(state, pod, node);
-            }
+        for (_, point) in self.reserve.iter().rev() {
+            point.unreserve(state, pod, node);
         }
     }
 
-    /// Permit, PreBind, Bind, PostBind.
-    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
-        for plugin in &self.plugins {
-            if let Some(point) = &plugin.points.permit {
-                point.permit(pod, node).await.map_err(|rejection| rejection.reasons.join(", "))?;
-            }
+    /// Permit and PreBind.
+    pub async fn pre_bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
+        for (_, point) in &self.permit {
+            point.permit(pod, node).await.map_err(|rejection| rejection.reasons.join(", "))?;
         }
-        for plugin in &self.plugins {
-            if let Some(point) = &plugin.points.pre_bind {
-                point.pre_bind(pod, node).await?;
-            }
-        }
-        if let Some(point) = self.plugins.iter().find_map(|plugin| plugin.points.bind.as_ref()) {
-            point.bind(pod, node).await?;
-        }
-        for plugin in &self.plugins {
-            if let Some(point) = &plugin.points.post_bind {
-                point.post_bind(pod, node);
-            }
+        for (_, point) in &self.pre_bind {
+            point.pre_bind(pod, node).await?;
         }
         Ok(())
     }
+
+    pub async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), String> {
+        match self.bind.first() {
+            Some((_, point)) => point.bind(pod, node).await,
+            None => Ok(()),
+        }
+    }
+
+    pub fn post_bind(&self, pod: &PodInfo, node: &str) {
+        for (_, point) in &self.post_bind {
+            point.post_bind(pod, node);
+        }
+    }
+}
+
+fn scorers(
+    built: &HashMap<&str, (&'static Row, Points)>,
+    profile: &Profile,
+    before: &Named<dyn PreScore>,
+) -> Result<Vec<Scorer>, String> {
+    let has = |name: &str| built.get(name).map(|(_, points)| points.score.is_some());
+    let order = profile.choices.at(Point::Score, has)?;
+    let made = order.iter().filter_map(|one| {
+        let (row, points) = built.get(one.name.as_str())?;
+        let before = before.iter().find(|(name, _)| *name == row.name);
+        Some(Scorer {
+            name: row.name,
+            weight: if one.weight == 0 { 1 } else { one.weight },
+            before: before.map(|(_, point)| point.clone()),
+            score: points.score.clone()?,
+        })
+    });
+    Ok(made.collect())
+}
+
+fn filter(
+    filters: &[&(&'static str, Arc<dyn Filter>)],
+    state: &CycleState,
+    pod: &PodInfo,
+    node: &NodeInfo,
+) -> Result<(), (&'static str, Rejection)> {
+    for (name, point) in filters {
+        point.filter(state, pod, node).map_err(|rejection| (*name, rejection))?;
+    }
+    Ok(())
+}
+
+/// One of those with the best score.
+pub fn choose(nodes: Vec<(String, i64)>) -> String {
+    let top = nodes.iter().map(|(_, total)| *total).max().unwrap_or(0);
+    let mut equals: Vec<String> =
+        nodes.into_iter().filter(|(_, total)| *total == top).map(|(name, _)| name).collect();
+    let choice = base::rng::below(equals.len() as u64) as usize;
+    equals.swap_remove(choice)
 }
 
 /// Scales scores so that the highest is 100; `reverse` makes the lowest best.

@@ -16,8 +16,12 @@
 //! is awaited while deciding; binding goes through the `/binding` subresource only.
 
 pub mod cluster;
+pub mod config;
+mod extender;
 pub mod framework;
+mod gang;
 pub mod node;
+pub mod objects;
 pub mod plugins;
 pub mod pod;
 mod queue;
@@ -26,4 +30,5 @@ mod scheduler;
 mod selector;
 mod volumes;
 
-pub use scheduler::{Config, run, run_with};
+pub use config::Config;
+pub use scheduler::{check, run, run_with};

@@ -44,7 +44,30 @@ pub struct PodInfo {
     pub images: Vec<String>,
     /// Names of the claims that it mounts.
     pub claims: Vec<String>,
+    pub disks: Vec<Disk>,
+    /// Kind and name of its controller.
+    pub owner: Option<(String, String)>,
     pub generation: i64,
+}
+
+/// A disk that a pod names itself, which nodes cannot share at will.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    pub id: String,
+    /// Pods that only read it get along.
+    pub read_only: bool,
+}
+
+impl Disk {
+    pub fn conflicts(&self, other: &Self) -> bool {
+        self.id == other.id && !(self.read_only && other.read_only)
+    }
+}
+
+fn controller(pod: &Pod) -> Option<(String, String)> {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let owner = owners.into_iter().find(|owner| owner.controller == Some(true))?;
+    Some((owner.kind.clone(), owner.name.clone()))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,6 +190,8 @@ impl PodInfo {
                 .map(full_image)
                 .collect(),
             claims: crate::volumes::claims_of(&key.name, spec),
+            disks: crate::volumes::disks_of(spec),
+            owner: controller(pod),
             generation: meta.generation.unwrap_or(0),
             labels,
             key,

@@ -23,8 +23,6 @@ use tokio::time::Instant;
 use crate::framework::{ClusterEvent, Framework};
 use crate::pod::PodInfo;
 
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-const LAST_BACKOFF: Duration = Duration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Debug, PartialEq)]
@@ -53,8 +51,29 @@ struct Waiting {
     missed: Vec<ClusterEvent>,
 }
 
-#[derive(Default)]
+/// The framework of a pod's profile.
+pub trait Frameworks {
+    fn of(&self, pod: &PodInfo) -> Option<&Framework>;
+}
+
+impl Frameworks for Framework {
+    fn of(&self, _: &PodInfo) -> Option<&Framework> {
+        Some(self)
+    }
+}
+
+fn helps(
+    frameworks: &dyn Frameworks,
+    plugins: &BTreeSet<&'static str>,
+    pod: &PodInfo,
+    event: &ClusterEvent,
+) -> bool {
+    frameworks.of(pod).is_some_and(|framework| framework.helps(plugins, pod, event))
+}
+
 pub struct Queue {
+    first_backoff: Duration,
+    last_backoff: Duration,
     pods: HashMap<String, Waiting>,
     /// The active pods, in the order in which they are popped.
     active: BTreeMap<(i64, u64), String>,
@@ -63,9 +82,33 @@ pub struct Queue {
     sequence: u64,
 }
 
+impl Default for Queue {
+    fn default() -> Self {
+        Self::new(Duration::from_secs(1), Duration::from_secs(10))
+    }
+}
+
 impl Queue {
+    pub fn new(first_backoff: Duration, last_backoff: Duration) -> Self {
+        Self {
+            first_backoff,
+            last_backoff,
+            pods: HashMap::new(),
+            active: BTreeMap::new(),
+            spare: BTreeMap::new(),
+            sequence: 0,
+        }
+    }
+
+    /// From the first, doubling, to the last.
+    fn backoff(&self, attempts: u32, since: Instant) -> Instant {
+        let doubled = self.first_backoff.saturating_mul(1 << attempts.saturating_sub(1).min(10));
+        since + doubled.min(self.last_backoff)
+    }
+
     /// A new pod, or one that changed.
-    pub fn put(&mut self, framework: &Framework, pod: Arc<PodInfo>) {
+    pub fn put(&mut self, frameworks: &dyn Frameworks, pod: Arc<PodInfo>) {
+        let Some(framework) = frameworks.of(&pod) else { return };
         let uid = pod.uid.clone();
         let Some(known) = self.pods.get_mut(&uid) else {
             self.sequence += 1;
@@ -83,6 +126,8 @@ impl Queue {
             return self.move_to(&uid, place);
         };
         let changed = known.pod.differs_in_spec(&pod);
+        let attempts = known.attempts;
+        let until = self.backoff(attempts, Instant::now());
         self.take_out(&uid);
         let known = self.pods.get_mut(&uid).expect("known above");
         known.order.0 = framework.rank(&pod);
@@ -92,7 +137,7 @@ impl Queue {
             Place::Unschedulable { .. }
                 if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) =>
             {
-                Place::Backoff(backoff(known.attempts, Instant::now()))
+                Place::Backoff(until)
             }
             Place::InFlight => {
                 if changed {
@@ -122,40 +167,51 @@ impl Queue {
     }
 
     /// The attempt failed because of `plugins`; empty for an error that time may mend.
-    pub fn settle(&mut self, framework: &Framework, uid: &str, plugins: BTreeSet<&'static str>) {
+    pub fn settle(
+        &mut self,
+        frameworks: &dyn Frameworks,
+        uid: &str,
+        plugins: BTreeSet<&'static str>,
+    ) {
         let now = Instant::now();
         let Some(waiting) = self.pods.get_mut(uid) else {
             return;
         };
         let missed = std::mem::take(&mut waiting.missed);
-        let helped = missed.iter().any(|event| framework.helps(&plugins, &waiting.pod, event));
+        let pod = waiting.pod.clone();
+        let attempts = waiting.attempts;
+        let helped = missed.iter().any(|event| helps(frameworks, &plugins, &pod, event));
+        let until = self.backoff(attempts, now);
         let place = if plugins.is_empty() {
-            Place::ErrorBackoff(backoff(waiting.attempts, now))
+            Place::ErrorBackoff(until)
         } else if helped {
-            Place::Backoff(backoff(waiting.attempts, now))
+            Place::Backoff(until)
         } else {
             Place::Unschedulable { since: now }
         };
-        waiting.plugins = plugins;
+        if let Some(waiting) = self.pods.get_mut(uid) {
+            waiting.plugins = plugins;
+        }
         self.move_to(uid, place);
     }
 
     /// Something happened: pods that it may help are tried again.
-    pub fn wake(&mut self, framework: &Framework, event: &ClusterEvent) {
+    pub fn wake(&mut self, frameworks: &dyn Frameworks, event: &ClusterEvent) {
         let now = Instant::now();
         let mut moves = vec![];
         for (uid, waiting) in &mut self.pods {
             match waiting.place {
                 Place::InFlight => waiting.missed.push(event.clone()),
                 Place::Unschedulable { since }
-                    if framework.helps(&waiting.plugins, &waiting.pod, event) =>
+                    if helps(frameworks, &waiting.plugins, &waiting.pod, event) =>
                 {
-                    moves.push((uid.clone(), backoff(waiting.attempts, since)));
+                    moves.push((uid.clone(), waiting.attempts, since));
                 }
                 _ => {}
             }
         }
-        for (uid, until) in moves {
+        for (uid, attempts, since) in moves {
+            let until = self.backoff(attempts, since);
             self.move_to(&uid, if until <= now { Place::Active } else { Place::Backoff(until) });
         }
     }
@@ -203,12 +259,6 @@ impl Queue {
     }
 }
 
-/// From 1 s, doubling, to 10 s.
-fn backoff(attempts: u32, since: Instant) -> Instant {
-    let doubled = FIRST_BACKOFF.saturating_mul(1 << attempts.saturating_sub(1).min(10));
-    since + doubled.min(LAST_BACKOFF)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{from_value, json};
@@ -228,12 +278,23 @@ mod tests {
         }
     }
 
+    impl crate::framework::Bind for Gates {
+        fn bind<'a>(
+            &'a self,
+            _: &'a PodInfo,
+            _: &'a str,
+        ) -> futures::future::BoxFuture<'a, Result<(), String>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+    }
+
     static TABLE: &[Row] = &[Row {
         name: "Test",
         weight: 0,
         build: |_| Points {
             pre_enqueue: Some(Arc::new(Gates)),
             queue_sort: Some(Arc::new(Gates)),
+            bind: Some(Arc::new(Gates)),
             ..Default::default()
         },
         helps: |_, event| matches!(event, ClusterEvent::NodeAdded(_)),
@@ -244,13 +305,16 @@ mod tests {
             let body = http_body_util::Full::<bytes::Bytes>::default();
             Ok::<_, std::convert::Infallible>(http::Response::new(body))
         });
-        Framework::new(
-            TABLE,
-            &crate::framework::Handle {
-                client: client::Client::new(service, "test"),
-                volumes: None,
-            },
-        )
+        let handle = crate::framework::Handle {
+            client: client::Client::new(service, "test"),
+            volumes: None,
+            objects: None,
+            args: crate::config::Args::default(),
+        };
+        let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+        let only = "profiles: [{plugins: {multiPoint: {disabled: [{name: '*'}], enabled: [{name: Test}]}}}]\n";
+        let config = crate::Config::parse(&format!("{head}{only}")).expect("a profile");
+        Framework::new(TABLE, &config.profiles[0], &handle).expect("a framework")
     }
 
     fn pod(name: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {
@@ -291,7 +355,7 @@ mod tests {
         queue.wake(&framework, &added);
         // Somebody else is first, though later: backoff yields to those that were not tried.
         queue.put(&framework, pod("b", 0, &[]));
-        assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + FIRST_BACKOFF));
+        assert_eq!(queue.ripen(Instant::now()), Some(Instant::now() + Duration::from_secs(1)));
         assert_eq!(popped(&mut queue).as_deref(), Some("b"));
         // With nobody else to try, the event counts at once: a node that turns Ready after the first
         // attempt must not cost a second.

@@ -1,6 +1,6 @@
 //! The loop: informers feed the state, one decision at a time empties the queue, workers write.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -11,33 +11,26 @@ use client::{
 };
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use machinery::Time;
+use machinery::selector::Selector;
 use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle};
+use crate::config::{Args, Config};
+use crate::extender::Extenders;
+use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle, choose};
+use crate::gang::{Gangs, Group, Groups};
+use crate::objects::Objects;
 use crate::plugins::PLUGINS;
 use crate::pod::PodInfo;
-use crate::queue::Queue;
+use crate::queue::{Frameworks, Queue};
 use crate::volumes::Volumes;
 
 /// Decisions that wait for a writer.
 const JOBS: usize = 1024;
 /// Writers at work: a binding is one round trip to the API.
 const WRITERS: usize = 32;
-
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Pods that name this scheduler are its own.
-    pub name: String,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self { name: "default-scheduler".into() }
-    }
-}
 
 /// Schedules until `stop`.
 pub async fn run(client: Client, config: Config, stop: Stop) {
@@ -52,23 +45,16 @@ pub async fn run_with(informers: Informers, client: Client, config: Config, stop
 }
 
 async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Config, stop: Stop) {
-    let events = EventRecorder::new(client.clone(), &tasks, &config.name, None);
     let (jobs, queue) = mpsc::channel(JOBS);
-    let pods = informers.of::<Pod>();
-    let volumes = Volumes::new(&informers);
-    let scheduler = Arc::new(Scheduler {
-        framework: Framework::new(
-            PLUGINS,
-            &Handle { client: client.clone(), volumes: Some(volumes.clone()) },
-        ),
-        state: Mutex::default(),
-        wake: Notify::new(),
-        pods: pods.lister(),
-        client,
-        events,
-        config,
-    });
+    let scheduler = match Scheduler::new(&tasks, &informers, client, &config) {
+        Ok(scheduler) => Arc::new(scheduler),
+        Err(error) => {
+            return tracing::error!(error, "the scheduler's configuration cannot be used");
+        }
+    };
     let (nodes, namespaces) = (informers.of::<Node>(), informers.of::<Namespace>());
+    let pods = informers.of::<Pod>();
+    let (volumes, objects) = (scheduler.volumes.clone(), scheduler.objects.clone());
     let this = scheduler.clone();
     namespaces.subscribe(move |event| this.namespace_event(event));
     let this = scheduler.clone();
@@ -86,6 +72,7 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
         nodes.synced().await;
         pods.synced().await;
         volumes.synced().await;
+        objects.synced().await;
         tracing::info!("scheduling");
         scheduler.decide(jobs).await;
     });
@@ -97,22 +84,35 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     tasks.shutdown(Duration::from_secs(5)).await;
 }
 
+/// The frameworks of all profiles, by scheduler name.
+struct Profiles(HashMap<String, Framework>);
+
+impl Frameworks for Profiles {
+    fn of(&self, pod: &PodInfo) -> Option<&Framework> {
+        self.0.get(&pod.scheduler)
+    }
+}
+
 struct Scheduler {
-    framework: Framework,
+    profiles: Profiles,
+    extenders: Extenders,
+    groups: Groups,
     /// Guards the columns and the queue: held for an event or a decision, never across await.
     state: Mutex<State>,
     /// The queue may have something to pop.
     wake: Notify,
     pods: Lister<Pod>,
+    volumes: Volumes,
+    objects: Objects,
     client: Client,
-    events: EventRecorder,
-    config: Config,
+    /// Each profile's events have its name as source.
+    events: HashMap<String, EventRecorder>,
 }
 
-#[derive(Default)]
 struct State {
     cluster: Cluster,
     queue: Queue,
+    gangs: Gangs<Job>,
 }
 
 /// What a decision leaves to be written.
@@ -124,19 +124,105 @@ enum Job {
     },
     Report {
         pod: Arc<PodInfo>,
+        reason: &'static str,
         message: String,
         nominated: Option<String>,
         victims: Vec<Arc<PodInfo>>,
     },
 }
 
+/// What is to be done next about a pod.
+enum Step {
+    Jobs(Vec<Job>),
+    /// It is one of a group.
+    Group(Arc<PodInfo>, Group),
+    /// These nodes fit, but others have a say.
+    Ask(Arc<PodInfo>, Vec<(String, i64)>, Option<Gang>),
+}
+
+/// A group, and how many of it there must be.
+#[derive(Clone)]
+struct Gang {
+    group: Group,
+    least: usize,
+}
+
+/// Checks a configuration without running it: what is wrong with it is known before anything starts.
+pub fn check(client: &Client, config: &Config) -> Result<(), String> {
+    frameworks(client, None, config).map(drop)
+}
+
+fn frameworks(
+    client: &Client,
+    lookups: Option<(&Volumes, &Objects)>,
+    config: &Config,
+) -> Result<Profiles, String> {
+    let handle = Handle {
+        client: client.clone(),
+        volumes: lookups.map(|(volumes, _)| volumes.clone()),
+        objects: lookups.map(|(_, objects)| objects.clone()),
+        args: Args::default(),
+    };
+    let mut all = HashMap::new();
+    for profile in &config.profiles {
+        let mut profile = profile.clone();
+        let managed = config.extenders.iter().flat_map(|one| &one.managed_resources);
+        let ignored = managed.filter(|one| one.ignored_by_scheduler).map(|one| one.name.clone());
+        profile.args.ignored_resources.extend(ignored);
+        let name = profile.name.clone();
+        let framework = Framework::new(PLUGINS, &profile, &handle).map_err(|error| {
+            let head = "initializing profiles: creating profile for scheduler name";
+            format!("{head} {name}: {error}")
+        })?;
+        all.insert(name, framework);
+    }
+    Ok(Profiles(all))
+}
+
 impl Scheduler {
+    fn new(
+        tasks: &Tasks,
+        informers: &Informers,
+        client: Client,
+        config: &Config,
+    ) -> Result<Self, String> {
+        let (volumes, objects) = (Volumes::new(informers), Objects::new(informers));
+        let profiles = frameworks(&client, Some((&volumes, &objects)), config)?;
+        let (pods, nodes) = (informers.of::<Pod>(), informers.of::<Node>());
+        let extenders = Extenders::new(&config.extenders, pods.lister(), nodes.lister());
+        let first = config.profiles.first().map_or("", |profile| profile.name.as_str());
+        let events = EventRecorder::new(client.clone(), tasks, first, None);
+        let names = profiles.0.keys();
+        Ok(Self {
+            events: names.map(|name| (name.clone(), events.for_component(name))).collect(),
+            profiles,
+            extenders: extenders.map_err(|error| error.0)?,
+            groups: Groups::new(client.clone()),
+            state: Mutex::new(State {
+                cluster: Cluster::default(),
+                queue: Queue::new(config.first_backoff, config.last_backoff),
+                gangs: Gangs::default(),
+            }),
+            wake: Notify::new(),
+            pods: pods.lister(),
+            volumes,
+            objects,
+            client,
+        })
+    }
+
+    fn tell(&self, by: &PodInfo, about: &PodInfo, kind: EventType, reason: &str, text: String) {
+        if let Some(events) = self.events.get(&by.scheduler) {
+            events.event_about(reference(about), kind, reason, text);
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("decisions do not panic")
     }
 
     fn woken(&self, state: &mut State, event: &ClusterEvent) {
-        state.queue.wake(&self.framework, event);
+        state.queue.wake(&self.profiles, event);
         self.wake.notify_one();
     }
 
@@ -146,9 +232,9 @@ impl Scheduler {
         let name = meta.name.clone().unwrap_or_default();
         let labels = meta.labels.clone().unwrap_or_default();
         let before = if event.is_deleted() {
-            state.cluster.namespaces.remove(&name)
+            Arc::make_mut(&mut state.cluster.namespaces).remove(&name)
         } else {
-            state.cluster.namespaces.insert(name, labels.clone())
+            Arc::make_mut(&mut state.cluster.namespaces).insert(name, labels.clone())
         };
         if before.is_some_and(|before| before != labels) {
             self.woken(&mut state, &ClusterEvent::NamespaceChanged);
@@ -191,6 +277,9 @@ impl Scheduler {
             state.cluster.nominate(&pod, "");
             let counted = !pod.node_name.is_empty() || state.cluster.is_assumed(&pod.uid);
             state.cluster.remove_pod(&pod.uid);
+            state
+                .gangs
+                .drop_if(|job| matches!(job, Job::Bind { pod: one, .. } if one.uid == pod.uid));
             if counted {
                 self.woken(&mut state, &ClusterEvent::PodRemoved(pod));
             }
@@ -210,58 +299,197 @@ impl Scheduler {
             state.cluster.nominate(&pod, "");
             return state.queue.remove(&pod.uid);
         }
-        if pod.scheduler == self.config.name && !state.cluster.is_assumed(&pod.uid) {
+        if self.profiles.of(&pod).is_some() && !state.cluster.is_assumed(&pod.uid) {
             let nominated = pod.nominated.clone();
             state.cluster.nominate(&pod, &nominated);
-            state.queue.put(&self.framework, pod);
-            self.wake.notify_one();
+            state.queue.put(&self.profiles, pod.clone());
+            match event.old().is_none() && Group::of(&pod).is_some() {
+                true => self.woken(&mut state, &ClusterEvent::PodAdded(pod)),
+                false => self.wake.notify_one(),
+            }
         }
     }
 
     /// Pops and decides, for ever.
     async fn decide(&self, jobs: mpsc::Sender<Job>) {
         loop {
-            let job = {
-                let mut state = self.state();
-                let deadline = state.queue.ripen(Instant::now());
-                match state.queue.pop() {
-                    Some(pod) => Ok(self.schedule(&mut state, pod)),
-                    None => Err(deadline),
-                }
-            };
-            match job {
-                // The writers are gone when the group stops; then this task ends too.
-                Ok(job) => {
-                    let _ = jobs.send(job).await;
-                }
-                Err(Some(deadline)) => {
-                    let _ = tokio::time::timeout_at(deadline, self.wake.notified()).await;
-                }
-                Err(None) => self.wake.notified().await,
+            let (mut step, deadline) = self.next();
+            loop {
+                step = match step {
+                    Some(Step::Jobs(done)) => {
+                        for job in done {
+                            // The writers are gone when the group stops; then this task ends too.
+                            let _ = jobs.send(job).await;
+                        }
+                        break;
+                    }
+                    Some(Step::Group(pod, group)) => Some(self.with_group(pod, group).await),
+                    Some(Step::Ask(pod, nodes, gang)) => {
+                        Some(self.with_extenders(pod, nodes, gang).await)
+                    }
+                    None => {
+                        match deadline {
+                            Some(at) => {
+                                let _ = tokio::time::timeout_at(at, self.wake.notified()).await;
+                            }
+                            None => self.wake.notified().await,
+                        }
+                        break;
+                    }
+                };
             }
         }
     }
 
-    /// One decision.
-    fn schedule(&self, state: &mut State, pod: Arc<PodInfo>) -> Job {
-        let mut diagnosis = match self.framework.schedule(&pod, &state.cluster) {
-            Ok(node) => match self.framework.reserve(&pod, &node) {
-                Ok(reserved) => {
-                    state.cluster.assume(&pod, &node);
-                    state.cluster.nominate(&pod, "");
-                    return Job::Bind { pod, node, reserved };
+    /// The first step for the next pod, or when to look again.
+    fn next(&self) -> (Option<Step>, Option<Instant>) {
+        let mut state = self.state();
+        let now = Instant::now();
+        let (late, next_gang) = state.gangs.expired(now);
+        self.give_up(&mut state, late);
+        let next = state.queue.ripen(now);
+        let deadline = [next, next_gang].into_iter().flatten().min();
+        let Some(pod) = state.queue.pop() else { return (None, deadline) };
+        let step = match Group::of(&pod) {
+            Some(group) => Step::Group(pod, group),
+            None => self.attempt(&mut state, pod, None),
+        };
+        (Some(step), None)
+    }
+
+    /// Is the pod's group complete?
+    async fn with_group(&self, pod: Arc<PodInfo>, group: Group) -> Step {
+        let least = self.groups.least(&group).await;
+        let mut state = self.state();
+        match least {
+            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
+            Ok(0) => self.attempt(&mut state, pod, None),
+            Ok(least) => {
+                let there = self.siblings(&group).count();
+                if there < least {
+                    let name = &pod.key.name;
+                    let group = &group.name;
+                    let why = format!(
+                        "pre-filter pod {name} cannot find enough sibling pods, current pods number: {there}, minMember of group: {least}"
+                    );
+                    tracing::debug!(pod = %pod.key, group, "a group is not complete");
+                    let diagnosis = Diagnosis {
+                        nodes: state.cluster.nodes().count(),
+                        general: Some(why),
+                        plugins: [crate::gang::NAME].into(),
+                        ..Diagnosis::default()
+                    };
+                    return Step::Jobs(vec![self.reject(&mut state, &pod, diagnosis)]);
                 }
-                Err(rejection) => Diagnosis {
+                self.attempt(&mut state, pod, Some(Gang { group, least }))
+            }
+        }
+    }
+
+    /// The pods of a group that are not going.
+    fn siblings(&self, group: &Group) -> impl Iterator<Item = Arc<Pod>> {
+        let labels = [(crate::gang::LABEL.to_owned(), group.name.clone())].into();
+        let all = self.pods.list(Some(&group.namespace), &Selector::from_map(&labels));
+        all.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none())
+    }
+
+    async fn with_extenders(
+        &self,
+        pod: Arc<PodInfo>,
+        nodes: Vec<(String, i64)>,
+        gang: Option<Gang>,
+    ) -> Step {
+        let asked = self.extenders.ask(&pod, nodes).await;
+        let mut state = self.state();
+        match asked {
+            Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
+            Ok(left) if left.nodes.is_empty() => {
+                let diagnosis = Diagnosis {
+                    nodes: state.cluster.nodes().count(),
+                    rejections: left.rejections,
+                    ..Diagnosis::default()
+                };
+                Step::Jobs(self.refuse(&mut state, &pod, diagnosis, gang))
+            }
+            Ok(left) => Step::Jobs(self.commit(&mut state, pod, choose(left.nodes), gang)),
+        }
+    }
+
+    /// One decision.
+    fn attempt(&self, state: &mut State, pod: Arc<PodInfo>, gang: Option<Gang>) -> Step {
+        let Some(framework) = self.profiles.of(&pod) else { return Step::Jobs(vec![]) };
+        match framework.candidates(&pod, &state.cluster) {
+            Ok(nodes) if self.extenders.concern(&pod) => Step::Ask(pod, nodes, gang),
+            Ok(nodes) => Step::Jobs(self.commit(state, pod, choose(nodes), gang)),
+            Err(diagnosis) => Step::Jobs(self.refuse(state, &pod, diagnosis, gang)),
+        }
+    }
+
+    /// The pod goes there, at once or with its group.
+    fn commit(
+        &self,
+        state: &mut State,
+        pod: Arc<PodInfo>,
+        node: String,
+        gang: Option<Gang>,
+    ) -> Vec<Job> {
+        let Some(framework) = self.profiles.of(&pod) else { return vec![] };
+        match framework.reserve(&pod, &node) {
+            Ok(reserved) => {
+                state.cluster.assume(&pod, &node);
+                state.cluster.nominate(&pod, "");
+                let job = Job::Bind { pod, node, reserved };
+                let Some(Gang { group, least }) = gang else { return vec![job] };
+                let has_node =
+                    |pod: &Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+                let bound = self.siblings(&group).filter(has_node).count();
+                state.gangs.hold(&group, job, bound, least)
+            }
+            Err(rejection) => {
+                let diagnosis = Diagnosis {
                     nodes: state.cluster.nodes().count(),
                     general: Some(rejection.reasons.join(", ")),
                     ..Default::default()
-                },
-            },
-            Err(diagnosis) => diagnosis,
-        };
+                };
+                vec![self.reject(state, &pod, diagnosis)]
+            }
+        }
+    }
+
+    /// The pod fits nowhere; neither do those that wait for it.
+    fn refuse(
+        &self,
+        state: &mut State,
+        pod: &Arc<PodInfo>,
+        mut diagnosis: Diagnosis,
+        gang: Option<Gang>,
+    ) -> Vec<Job> {
+        if let Some(Gang { group, .. }) = gang {
+            let held = state.gangs.release(&group);
+            self.give_up(state, held);
+            diagnosis.plugins.insert(crate::gang::NAME);
+        }
+        vec![self.reject(state, pod, diagnosis)]
+    }
+
+    /// Members of a group that is not to be complete wait again.
+    fn give_up(&self, state: &mut State, held: Vec<Job>) {
+        for job in held {
+            let Job::Bind { pod, node, reserved } = job else { continue };
+            if let Some(framework) = self.profiles.of(&pod) {
+                framework.unreserve(&reserved, &pod, &node);
+            }
+            state.cluster.forget(&pod.uid);
+            state.queue.settle(&self.profiles, &pod.uid, [crate::gang::NAME].into());
+        }
+    }
+
+    fn reject(&self, state: &mut State, pod: &Arc<PodInfo>, mut diagnosis: Diagnosis) -> Job {
         let (mut nominated, mut victims) = (None, vec![]);
+        let framework = self.profiles.of(pod);
         if !diagnosis.rejections.is_empty()
-            && let Some(outcome) = self.framework.post_filter(&pod, &state.cluster, &diagnosis)
+            && let Some(framework) = framework
+            && let Some(outcome) = framework.post_filter(pod, &state.cluster, &diagnosis)
         {
             // Upstream: what plugins before this one say: there are no resource claims to free.
             let prefix = "no new claims to deallocate";
@@ -270,7 +498,7 @@ impl Scheduler {
                 message => format!("{prefix}, {message}"),
             };
             if let Some(node) = &outcome.nominated {
-                state.cluster.nominate(&pod, node);
+                state.cluster.nominate(pod, node);
             }
             (nominated, victims) = (outcome.nominated, outcome.victims);
         }
@@ -278,10 +506,18 @@ impl Scheduler {
         let mut plugins = diagnosis.plugins.clone();
         if diagnosis.nodes == 0 {
             // Any node may do.
-            plugins = PLUGINS.iter().map(|row| row.name).collect::<BTreeSet<_>>();
+            plugins = framework.map(Framework::plugins).unwrap_or_default();
         }
-        state.queue.settle(&self.framework, &pod.uid, plugins);
-        Job::Report { pod, message: diagnosis.to_string(), nominated, victims }
+        state.queue.settle(&self.profiles, &pod.uid, plugins);
+        let message = diagnosis.to_string();
+        Job::Report { pod: pod.clone(), reason: "Unschedulable", message, nominated, victims }
+    }
+
+    /// The attempt could not be made: time may mend it.
+    fn broken(&self, state: &mut State, pod: &Arc<PodInfo>, message: String) -> Job {
+        state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
+        let (nominated, victims) = (None, vec![]);
+        Job::Report { pod: pod.clone(), reason: "SchedulerError", message, nominated, victims }
     }
 
     async fn write(self: Arc<Self>, jobs: Arc<tokio::sync::Mutex<mpsc::Receiver<Job>>>) {
@@ -290,30 +526,39 @@ impl Scheduler {
             match job {
                 None => return,
                 Some(Job::Bind { pod, node, reserved }) => self.bind(&pod, &node, &reserved).await,
-                Some(Job::Report { pod, message, nominated, victims }) => {
+                Some(Job::Report { pod, reason, message, nominated, victims }) => {
                     for victim in &victims {
                         self.preempt(&pod, victim).await;
                     }
-                    self.report(&pod, "Unschedulable", &message, nominated.as_deref()).await;
+                    self.report(&pod, reason, &message, nominated.as_deref()).await;
                 }
             }
         }
     }
 
     async fn bind(&self, pod: &PodInfo, node: &str, reserved: &CycleState) {
-        match self.framework.bind(pod, node).await {
+        let Some(framework) = self.profiles.of(pod) else { return };
+        let bound = async {
+            framework.pre_bind(pod, node).await?;
+            match self.extenders.bind(pod, node).await {
+                Some(bound) => bound,
+                None => framework.bind(pod, node).await,
+            }
+        };
+        match bound.await {
             Ok(()) => {
+                framework.post_bind(pod, node);
                 self.state().queue.remove(&pod.uid);
                 let message = format!("Successfully assigned {} to {node}", pod.key);
-                self.events.event_about(reference(pod), EventType::Normal, "Scheduled", message);
+                self.tell(pod, pod, EventType::Normal, "Scheduled", message);
             }
             Err(error) => {
-                self.framework.unreserve(reserved, pod, node);
+                framework.unreserve(reserved, pod, node);
                 {
                     let mut state = self.state();
                     // If the pod is gone or bound by somebody else, there is nothing to undo.
                     if state.cluster.forget(&pod.uid) {
-                        state.queue.settle(&self.framework, &pod.uid, BTreeSet::new());
+                        state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
                         self.woken(&mut state, &ClusterEvent::PodRemoved(Arc::new(pod.clone())));
                     }
                 }
@@ -332,7 +577,7 @@ impl Scheduler {
         if current.metadata.uid.as_deref() != Some(&pod.uid) {
             return;
         }
-        self.events.event_about(reference(pod), EventType::Warning, "FailedScheduling", message);
+        self.tell(pod, pod, EventType::Warning, "FailedScheduling", message.to_owned());
         let status = current.status.clone().unwrap_or_default();
         let known = status.conditions.iter().flatten().find(|one| one.type_ == "PodScheduled");
         let same = known.is_some_and(|known| {
@@ -361,7 +606,7 @@ impl Scheduler {
     async fn preempt(&self, pod: &PodInfo, victim: &PodInfo) {
         let condition = json!({"status": {"conditions": [{
             "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
-            "message": format!("{}: preempting to accommodate a higher priority pod", self.config.name),
+            "message": format!("{}: preempting to accommodate a higher priority pod", pod.scheduler),
             "lastProbeTime": null, "lastTransitionTime": Time(base::clock::now_seconds()),
         }]}, "metadata": {"uid": victim.uid}});
         self.patch_status(victim, &condition).await;
@@ -369,7 +614,7 @@ impl Scheduler {
         match api.delete(&victim.key.name, &DeleteParams::default()).await {
             Ok(_) => {
                 let message = format!("Preempted by pod {} on node {}", pod.uid, victim.node_name);
-                self.events.event_about(reference(victim), EventType::Normal, "Preempted", message);
+                self.tell(pod, victim, EventType::Normal, "Preempted", message);
             }
             Err(error) if error.is_not_found() => {}
             Err(error) => {

@@ -1,35 +1,57 @@
 //! Makes room for an important pod by removing less important ones.
 //!
 //! Upstream: `defaultpreemption`: on each node where removing pods may help, as few and as
-//! unimportant victims as possible; then the node whose victims matter least.
-//! Deviation: PodDisruptionBudgets are not weighed yet; victims are evicted all the same upstream
-//! when there is no other choice.
+//! unimportant victims as possible; then the node whose victims matter least. Pods that a
+//! PodDisruptionBudget protects are the last choice, but a choice.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use machinery::selector::Selector;
 
 use crate::cluster::Cluster;
 use crate::framework::{Diagnosis, Framework, Points, PostFilter, PostFiltered, Row};
 use crate::node::NodeInfo;
+use crate::objects::Objects;
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "DefaultPreemption",
     weight: 0,
-    build: |_| Points { post_filter: Some(Arc::new(DefaultPreemption)), ..Default::default() },
+    build: |handle| {
+        let plugin = DefaultPreemption {
+            share: handle.args.min_candidates_percentage,
+            least: handle.args.min_candidates,
+            objects: handle.objects.clone(),
+        };
+        Points { post_filter: Some(Arc::new(plugin)), ..Default::default() }
+    },
     helps: super::never,
 };
 
-/// Upstream: at least 100 candidates, or a tenth of the nodes.
-const MIN_CANDIDATES: usize = 100;
-
-struct DefaultPreemption;
+struct DefaultPreemption {
+    /// How many candidates are enough: this share of the nodes, in percent,
+    share: usize,
+    /// and at least this many.
+    least: usize,
+    objects: Option<Objects>,
+}
 
 struct Candidate {
     node: String,
+    /// The protected first, then by importance.
     victims: Vec<Arc<PodInfo>>,
+    /// How many of them a budget protects.
+    violations: usize,
+}
+
+/// A budget: what it selects, how many more it lets go, and whom it has counted already.
+struct Budget {
+    selector: Selector,
+    allowed: i32,
+    disrupted: BTreeSet<String>,
 }
 
 impl PostFilter for DefaultPreemption {
@@ -45,13 +67,14 @@ impl PostFilter for DefaultPreemption {
             return nothing(format!("preemption: {reason}"));
         }
         let hopeful: Vec<_> = why.rejections.iter().filter(|(_, one)| !one.unresolvable).collect();
-        let limit = MIN_CANDIDATES.max(why.nodes / 10);
+        let limit = self.least.max(why.nodes * self.share / 100);
         let mut candidates = vec![];
-        for (name, _) in &hopeful {
-            if let Some(node) = cluster.node(name)
-                && let Some(victims) = victims_on(framework, pod, node, cluster)
-            {
-                candidates.push(Candidate { node: node.name.clone(), victims });
+        // From anywhere on, so that not the same nodes are looked at every time.
+        let start = base::rng::below(hopeful.len().max(1) as u64) as usize;
+        for (name, _) in hopeful.iter().cycle().skip(start).take(hopeful.len()) {
+            if let Some(node) = cluster.node(name) {
+                let budgets = |namespace: &str| self.budgets(namespace);
+                candidates.extend(candidate_on(framework, pod, node, cluster, budgets));
             }
             if candidates.len() >= limit {
                 break;
@@ -89,14 +112,56 @@ fn may_preempt(pod: &PodInfo, cluster: &Cluster) -> Result<(), &'static str> {
     if going { Err("not eligible due to a terminating pod on the nominated node.") } else { Ok(()) }
 }
 
+impl DefaultPreemption {
+    fn budgets(&self, namespace: &str) -> Vec<Budget> {
+        let all = self.objects.iter().flat_map(|objects| objects.budgets(namespace));
+        all.map(|budget| {
+            let status = budget.status.clone().unwrap_or_default();
+            let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+            Budget {
+                // Of none at all this selects nothing, of an empty one everything.
+                selector: selector.map_or(Selector::nothing(), |selector| {
+                    Selector::from_api(Some(selector)).unwrap_or(Selector::nothing())
+                }),
+                allowed: status.disruptions_allowed.unwrap_or_default(),
+                disrupted: status.disrupted_pods.unwrap_or_default().into_keys().collect(),
+            }
+        })
+        .collect()
+    }
+}
+
+/// Splits pods, the most important first, into those whose going a budget forbids and the others.
+fn protected(
+    pods: &[Arc<PodInfo>],
+    budgets: impl Fn(&str) -> Vec<Budget>,
+) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
+    let mut known: BTreeMap<String, Vec<Budget>> = BTreeMap::new();
+    pods.iter().cloned().partition(|pod| {
+        let namespace = pod.key.namespace.to_string();
+        let budgets = known.entry(namespace).or_insert_with_key(|namespace| budgets(namespace));
+        let mut is_protected = false;
+        for budget in budgets.iter_mut().filter(|_| !pod.labels.is_empty()) {
+            let name: &str = &pod.key.name;
+            if !budget.selector.matches(Some(&pod.labels)) || budget.disrupted.contains(name) {
+                continue;
+            }
+            budget.allowed -= 1;
+            is_protected |= budget.allowed < 0;
+        }
+        is_protected
+    })
+}
+
 /// The victims that let the pod fit: all less important pods, of which the most important are put
-/// back while it still fits.
-fn victims_on(
+/// back while it still fits, those that a budget protects before the others.
+fn candidate_on(
     framework: &Framework,
     pod: &PodInfo,
     node: &NodeInfo,
     cluster: &Cluster,
-) -> Option<Vec<Arc<PodInfo>>> {
+    budgets: impl Fn(&str) -> Vec<Budget>,
+) -> Option<Candidate> {
     let mut emptied = node.clone();
     let mut removed: Vec<_> =
         node.pods.values().filter(|one| one.priority < pod.priority).cloned().collect();
@@ -110,18 +175,23 @@ fn victims_on(
         return None;
     }
     removed.sort_by_key(|one| (Reverse(one.priority), one.started.unwrap_or(Timestamp::MAX)));
-    let mut victims = vec![];
-    for one in removed {
+    let (guarded, free) = protected(&removed, budgets);
+    let (mut victims, mut violations) = (vec![], 0);
+    let guarded = guarded.into_iter().map(|one| (one, true));
+    for (one, is_guarded) in guarded.chain(free.into_iter().map(|one| (one, false))) {
         emptied.add(one.clone());
         if !framework.would_fit(pod, &emptied, cluster) {
             emptied.remove(&one.uid);
             victims.push(one);
+            violations += usize::from(is_guarded);
         }
     }
-    (!victims.is_empty()).then_some(victims)
+    let node = node.name.clone();
+    (!victims.is_empty()).then_some(Candidate { node, victims, violations })
 }
 
-/// Lowest top priority, then lowest sum, then fewest victims, then the latest start.
+/// Fewest violations of budgets, then the lowest top priority, then the lowest sum, then the fewest
+/// victims, then the latest start.
 fn choose(candidates: Vec<Candidate>) -> Option<Candidate> {
     candidates.into_iter().min_by_key(|candidate| {
         let priorities = candidate.victims.iter().map(|one| i64::from(one.priority));
@@ -129,6 +199,7 @@ fn choose(candidates: Vec<Candidate>) -> Option<Candidate> {
         let sum: i64 = priorities.map(|priority| priority - i64::from(i32::MIN)).sum();
         let important = candidate.victims.iter().filter(|one| i64::from(one.priority) == top);
         let earliest = important.filter_map(|one| one.started).min();
-        (top, sum, candidate.victims.len(), Reverse(earliest), candidate.node.clone())
+        let count = candidate.victims.len();
+        (candidate.violations, top, sum, count, Reverse(earliest), candidate.node.clone())
     })
 }

@@ -15,23 +15,32 @@ use crate::node::NodeInfo;
 use crate::pod::{PodInfo, Term};
 
 const NAME: &str = "InterPodAffinity";
-/// Upstream: `HardPodAffinityWeight`.
-const HARD_WEIGHT: i64 = 1;
 
 pub const ROW: Row = Row {
     name: NAME,
     weight: 2,
-    build: |_| Points {
-        pre_filter: Some(Arc::new(InterPodAffinity)),
-        filter: Some(Arc::new(InterPodAffinity)),
-        pre_score: Some(Arc::new(InterPodAffinity)),
-        score: Some(Arc::new(InterPodAffinity)),
-        ..Default::default()
+    build: |handle| {
+        let plugin = Arc::new(InterPodAffinity {
+            hard_weight: handle.args.hard_pod_affinity_weight,
+            ignores_others: handle.args.ignore_preferred_terms_of_existing_pods,
+        });
+        Points {
+            pre_filter: Some(plugin.clone()),
+            filter: Some(plugin.clone()),
+            pre_score: Some(plugin.clone()),
+            score: Some(plugin),
+            ..Default::default()
+        }
     },
     helps: super::anything,
 };
 
-struct InterPodAffinity;
+struct InterPodAffinity {
+    /// What a required term of a pod that is there counts in scoring.
+    hard_weight: i64,
+    /// Pods that are there do not attract or repel one without terms of its own.
+    ignores_others: bool,
+}
 
 type Pair = (String, String);
 
@@ -140,6 +149,9 @@ impl PreScore for InterPodAffinity {
     ) -> Next {
         let has_preferences =
             !(pod.preferred_affinity.is_empty() && pod.preferred_anti_affinity.is_empty());
+        if !has_preferences && self.ignores_others {
+            return Next::Skip;
+        }
         let mut scores: HashMap<Pair, i64> = HashMap::new();
         let spaces = &cluster.namespaces;
         for node in cluster.nodes().filter(|node| has_preferences || node.with_affinity > 0) {
@@ -155,7 +167,7 @@ impl PreScore for InterPodAffinity {
                 pod.preferred_anti_affinity
                     .iter()
                     .for_each(|(weight, term)| add(term, other, -i64::from(*weight)));
-                other.affinity.iter().for_each(|term| add(term, pod, HARD_WEIGHT));
+                other.affinity.iter().for_each(|term| add(term, pod, self.hard_weight));
                 other
                     .preferred_affinity
                     .iter()

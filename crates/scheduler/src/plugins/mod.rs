@@ -1,5 +1,6 @@
 //! The plugins of the default profile, in upstream's order, which decides whose message is seen.
 
+mod allocation;
 mod balanced_allocation;
 mod default_binder;
 mod default_preemption;
@@ -9,12 +10,15 @@ mod node_affinity;
 mod node_name;
 mod node_ports;
 mod node_unschedulable;
+mod node_volume_limits;
 mod pod_topology_spread;
 mod priority_sort;
 mod resources_fit;
 mod scheduling_gates;
 mod taint_toleration;
 mod volume_binding;
+mod volume_restrictions;
+mod volume_zone;
 
 use crate::framework::{ClusterEvent, Row};
 use crate::pod::PodInfo;
@@ -28,13 +32,17 @@ pub static PLUGINS: &[Row] = &[
     node_affinity::ROW,
     node_ports::ROW,
     resources_fit::ROW,
+    volume_restrictions::ROW,
+    node_volume_limits::ROW,
     volume_binding::ROW,
+    volume_zone::ROW,
     pod_topology_spread::ROW,
     inter_pod_affinity::ROW,
     default_preemption::ROW,
     balanced_allocation::ROW,
     image_locality::ROW,
     default_binder::ROW,
+    crate::gang::ROW,
 ];
 
 /// The hint of plugins that look at nodes only.
@@ -58,7 +66,7 @@ fn room_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
 
 /// The hint of plugins that look at other pods.
 fn anything(_: &PodInfo, event: &ClusterEvent) -> bool {
-    !matches!(event, ClusterEvent::VolumesChanged)
+    !matches!(event, ClusterEvent::VolumesChanged | ClusterEvent::PodAdded(_))
 }
 
 fn never(_: &PodInfo, _: &ClusterEvent) -> bool {

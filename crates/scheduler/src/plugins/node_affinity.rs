@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::{NodeAffinity as Added, NodeSelector, PreferredSchedulingTerm};
+
 use crate::cluster::Cluster;
 use crate::framework::{
     CycleState, Filter, Next, Points, PreScore, Rejection, Row, Score, normalize,
@@ -13,19 +15,43 @@ use crate::selector;
 pub const ROW: Row = Row {
     name: "NodeAffinity",
     weight: 2,
-    build: |_| Points {
-        filter: Some(Arc::new(NodeAffinity)),
-        pre_score: Some(Arc::new(NodeAffinity)),
-        score: Some(Arc::new(NodeAffinity)),
-        ..Default::default()
+    build: |handle| {
+        let plugin = Arc::new(NodeAffinity::new(handle.args.added_affinity.clone()));
+        Points {
+            filter: Some(plugin.clone()),
+            pre_score: Some(plugin.clone()),
+            score: Some(plugin),
+            ..Default::default()
+        }
     },
     helps: super::node_changes,
 };
 
-struct NodeAffinity;
+/// With what the profile adds to every pod's own.
+struct NodeAffinity {
+    required: Option<NodeSelector>,
+    preferred: Vec<PreferredSchedulingTerm>,
+}
+
+impl NodeAffinity {
+    fn new(added: Option<Added>) -> Self {
+        let added = added.unwrap_or_default();
+        Self {
+            required: added.required_during_scheduling_ignored_during_execution,
+            preferred: added
+                .preferred_during_scheduling_ignored_during_execution
+                .unwrap_or_default(),
+        }
+    }
+}
 
 impl Filter for NodeAffinity {
     fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        let matches = |one| selector::matches(one, &node.name, &node.labels);
+        if !self.required.as_ref().is_none_or(matches) {
+            let why = "node(s) didn't match scheduler-enforced node affinity";
+            return Err(Rejection::unresolvable(why));
+        }
         if pod.selects(&node.name, &node.labels) {
             return Ok(());
         }
@@ -35,13 +61,14 @@ impl Filter for NodeAffinity {
 
 impl PreScore for NodeAffinity {
     fn pre_score(&self, _: &mut CycleState, pod: &PodInfo, _: &Cluster, _: &[&NodeInfo]) -> Next {
-        if pod.node_preferences.is_empty() { Next::Skip } else { Next::Filter }
+        let is_idle = pod.node_preferences.is_empty() && self.preferred.is_empty();
+        if is_idle { Next::Skip } else { Next::Filter }
     }
 }
 
 impl Score for NodeAffinity {
     fn score(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
-        let preferred = pod.node_preferences.iter();
+        let preferred = pod.node_preferences.iter().chain(&self.preferred);
         let matching = preferred
             .filter(|one| selector::term_matches(&one.preference, &node.name, &node.labels));
         matching.map(|one| i64::from(one.weight)).sum()

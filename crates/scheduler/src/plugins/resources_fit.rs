@@ -1,28 +1,40 @@
-//! A node must have room for what a pod asks; emptier nodes score higher (LeastAllocated).
+//! A node must have room for what a pod asks; emptier nodes score higher, or fuller ones, by the
+//! profile's strategy.
 
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, MAX_SCORE, Points, Rejection, Row, Score};
+use crate::config::Scoring;
+use crate::framework::{CycleState, Filter, Points, Rejection, Row, Score};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
 pub const ROW: Row = Row {
     name: "NodeResourcesFit",
     weight: 1,
-    build: |_| Points {
-        filter: Some(Arc::new(Fit)),
-        score: Some(Arc::new(Fit)),
-        ..Default::default()
+    build: |handle| {
+        let args = &handle.args;
+        let plugin = Arc::new(Fit {
+            scoring: args.fit.clone(),
+            ignored: args.ignored_resources.clone(),
+            ignored_groups: args.ignored_groups.clone(),
+        });
+        Points { filter: Some(plugin.clone()), score: Some(plugin), ..Default::default() }
     },
     helps: super::room_appears,
 };
 
-struct Fit;
+struct Fit {
+    scoring: Scoring,
+    /// Extended resources that are an extender's business.
+    ignored: Vec<String>,
+    ignored_groups: Vec<String>,
+}
 
 impl Filter for Fit {
     fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let short = shortages(pod, node);
+        let mut short = shortages(pod, node);
+        short.retain(|short| !self.ignores(&short.resource));
         if short.is_empty() {
             return Ok(());
         }
@@ -33,7 +45,17 @@ impl Filter for Fit {
     }
 }
 
+impl Fit {
+    fn ignores(&self, resource: &str) -> bool {
+        let Some((group, _)) = resource.split_once('/') else { return false };
+        self.ignored.iter().any(|one| one == resource)
+            || self.ignored_groups.iter().any(|one| one == group)
+    }
+}
+
 struct Shortage {
+    /// Empty for room for one more pod.
+    resource: String,
     reason: String,
     asked: i64,
     capacity: i64,
@@ -43,11 +65,13 @@ fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<Shortage> {
     let (all, used, asked) = (&node.allocatable, &node.requested, &pod.requests);
     let mut short = vec![];
     if node.pods.len() as i64 + 1 > all.pods {
-        short.push(Shortage { reason: "Too many pods".into(), asked: 1, capacity: all.pods });
+        let reason = "Too many pods".into();
+        short.push(Shortage { resource: String::new(), reason, asked: 1, capacity: all.pods });
     }
     let mut check = |name: &str, asked: i64, used: i64, capacity: i64| {
         if asked > 0 && asked > capacity - used {
-            short.push(Shortage { reason: format!("Insufficient {name}"), asked, capacity });
+            let reason = format!("Insufficient {name}");
+            short.push(Shortage { resource: name.into(), reason, asked, capacity });
         }
     };
     check("cpu", asked.milli_cpu, used.milli_cpu, all.milli_cpu);
@@ -68,16 +92,7 @@ fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<Shortage> {
 
 impl Score for Fit {
     fn score(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
-        let parts = [
-            (node.allocatable.milli_cpu, node.nonzero.milli_cpu + pod.nonzero.milli_cpu),
-            (node.allocatable.memory, node.nonzero.memory + pod.nonzero.memory),
-        ];
-        let known = parts.iter().filter(|(capacity, _)| *capacity > 0);
-        let free = |(capacity, asked): &(i64, i64)| {
-            if asked > capacity { 0 } else { (capacity - asked) * MAX_SCORE / capacity }
-        };
-        let count = known.clone().count() as i64;
-        if count == 0 { 0 } else { known.map(free).sum::<i64>() / count }
+        super::allocation::score(&self.scoring, pod, node)
     }
 }
 
@@ -100,7 +115,12 @@ mod tests {
         };
         let check =
             |requests: serde_json::Value, node: &NodeInfo, expected: &[&str], hopeless: bool| {
-                let result = Fit.filter(&CycleState::default(), &pod(requests), node);
+                let fit = Fit {
+                    scoring: crate::config::Args::default().fit,
+                    ignored: vec![],
+                    ignored_groups: vec!["ignored.com".into()],
+                };
+                let result = fit.filter(&CycleState::default(), &pod(requests), node);
                 match result {
                     Ok(()) => assert!(expected.is_empty()),
                     Err(rejection) => assert_eq!(
@@ -116,6 +136,7 @@ mod tests {
             &["Insufficient cpu", "Insufficient memory"],
             true,
         );
+        check(json!({"ignored.com/gpu": "2"}), &node, &[], false);
         check(json!({"example.com/gpu": "2"}), &node, &["Insufficient example.com/gpu"], true);
         node.add(Arc::new(pod(json!({"cpu": "600m"}))));
         check(json!({"cpu": "500m"}), &node, &["Too many pods", "Insufficient cpu"], false);

@@ -8,17 +8,30 @@ use http_body_util::Full;
 use serde_json::{Value, from_value, json};
 
 use super::PLUGINS;
+use crate::Config;
 use crate::cluster::Cluster;
+use crate::config::{Args, Profile};
 use crate::framework::{Framework, Handle};
 use crate::pod::PodInfo;
 
 /// A framework whose client is never used.
-fn framework() -> Framework {
+fn of(profile: &Profile) -> Result<Framework, String> {
     let service = tower::service_fn(async |_: Request<kube::client::Body>| {
         Ok::<_, std::convert::Infallible>(Response::new(Full::<bytes::Bytes>::default()))
     });
     let _ = Tasks::new("unused");
-    Framework::new(PLUGINS, &Handle { client: client::Client::new(service, "test"), volumes: None })
+    let handle = Handle {
+        client: client::Client::new(service, "test"),
+        volumes: None,
+        objects: None,
+        args: Args::default(),
+    };
+    Framework::new(PLUGINS, profile, &handle)
+}
+
+/// Upstream's default profile.
+fn framework() -> Framework {
+    of(&Profile::default()).expect("the default profile")
 }
 
 fn node(name: &str, extra: Value) -> Value {
@@ -177,4 +190,106 @@ async fn the_important_take_room_from_as_few_as_possible() {
     let nobody =
         "preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.";
     check(pod("p", with("2", 0)), None, &[], nobody);
+}
+
+/// What becomes of a file's only profile.
+fn of_file(text: &str) -> Result<Framework, String> {
+    let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+    let config = Config::parse(&format!("{head}{text}")).map_err(|error| error.0)?;
+    of(&config.profiles[0])
+}
+
+#[tokio::test]
+async fn a_users_profile_means_what_it_says() {
+    let framework = of_file(
+        "
+profiles:
+- schedulerName: default-scheduler
+  plugins:
+    score:
+      enabled:
+      - name: NodeResourcesBalancedAllocation
+        weight: 2
+      - name: NodeResourcesFit
+        weight: 1
+      - name: InterPodAffinity
+        weight: 2
+      - name: ImageLocality
+        weight: 1
+      disabled:
+      - name: NodeResourcesLeastAllocated
+  pluginConfig:
+  - name: NodeResourcesFit
+    args:
+      scoringStrategy:
+        type: MostAllocated
+        resources:
+        - name: cpu
+          weight: 1
+        - name: memory
+          weight: 1
+",
+    )
+    .expect("the profile");
+    let expected = [
+        ("NodeResourcesBalancedAllocation", 2),
+        ("NodeResourcesFit", 1),
+        ("InterPodAffinity", 2),
+        ("ImageLocality", 1),
+        ("TaintToleration", 3),
+        ("NodeAffinity", 2),
+        ("PodTopologySpread", 2),
+    ];
+    assert_eq!(framework.weights(), expected);
+    let even = json!({"spec": {"containers": [{"name": "c", "image": "i",
+        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]}});
+    let two = [node("a", json!({})), node("b", json!({}))];
+    let used = cluster(&two, &[(pod("x", even.clone()), "a")]);
+    let fuller = framework.schedule(&pod("p", even.clone()), &used);
+    assert_eq!(fuller.map_err(|why| why.to_string()), Ok("a".into()));
+    let emptier = self::framework().schedule(&pod("p", even), &used);
+    assert_eq!(emptier.map_err(|why| why.to_string()), Ok("b".into()));
+}
+
+#[tokio::test]
+async fn what_upstream_refuses_is_refused() {
+    let check = |text: &str, expected: &str| {
+        let found = of_file(text).map(drop).err().unwrap_or_default();
+        assert_eq!(found, expected, "{text}");
+    };
+    let plugins = |rest: &str| format!("profiles: [{{plugins: {{{rest}}}}}]\n");
+    check(&plugins("score: {disabled: [{name: Nobody}]}"), "");
+    let unknown = "ScorePlugin \"Nobody\" does not exist";
+    check(&plugins("score: {enabled: [{name: Nobody}]}"), unknown);
+    let unknown = "PreFilterPlugin \"Nobody\" does not exist";
+    check(&plugins("multiPoint: {enabled: [{name: Nobody}]}"), unknown);
+    let other = "plugin \"NodeName\" does not extend ScorePlugin plugin";
+    check(&plugins("score: {enabled: [{name: NodeName}]}"), other);
+    check(
+        &plugins("bind: {disabled: [{name: '*'}]}"),
+        "at least one bind plugin is needed for profile with scheduler name \"default-scheduler\"",
+    );
+    check(
+        &plugins("queueSort: {disabled: [{name: '*'}]}"),
+        "only one queue sort plugin required for profile with scheduler name \"default-scheduler\", but got 0",
+    );
+}
+
+#[tokio::test]
+async fn disks_are_not_shared() {
+    let framework = framework();
+    let disk = |kind: &str, disk: Value| json!({"spec": {"volumes": [{"name": "v", kind: disk}]}});
+    let aws = disk("awsElasticBlockStore", json!({"volumeID": "d"}));
+    let gce = |read_only| disk("gcePersistentDisk", json!({"pdName": "d", "readOnly": read_only}));
+    let check = |there: Value, wanted: Value, expected: &str| {
+        let one = [node("a", json!({}))];
+        let cluster = cluster(&one, &[(pod("x", there), "a")]);
+        let found = framework.schedule(&pod("p", wanted), &cluster);
+        assert_eq!(found.unwrap_or_else(|why| why.to_string()), expected);
+    };
+    let taken = "0/1 nodes are available: 1 node(s) had no available disk.";
+    check(aws.clone(), aws.clone(), taken);
+    check(gce(false), gce(true), taken);
+    check(gce(true), gce(true), "a");
+    check(aws, gce(false), "a");
 }

@@ -28,15 +28,17 @@ const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
-/// For a provisioner to be done; the pod is tried again after it.
-const BIND_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub const ROW: Row = Row {
     name: NAME,
     weight: 0,
     build: |handle| {
         let Some(volumes) = handle.volumes.clone() else { return Points::default() };
-        let plugin = Arc::new(VolumeBinding { client: handle.client.clone(), volumes });
+        let plugin = Arc::new(VolumeBinding {
+            client: handle.client.clone(),
+            volumes,
+            timeout: handle.args.bind_timeout,
+        });
         Points {
             pre_filter: Some(plugin.clone()),
             filter: Some(plugin.clone()),
@@ -52,6 +54,8 @@ pub const ROW: Row = Row {
 struct VolumeBinding {
     client: Client,
     volumes: Volumes,
+    /// For a provisioner to be done; the pod is tried again after it.
+    timeout: Duration,
 }
 
 /// The claims of a pod.
@@ -218,7 +222,7 @@ impl PreBind for VolumeBinding {
                     }
                 }
             };
-            tokio::time::timeout(BIND_TIMEOUT, all_bound)
+            tokio::time::timeout(self.timeout, all_bound)
                 .await
                 .map_err(|_| "binding volumes: context deadline exceeded".to_owned())
         })

@@ -1,0 +1,355 @@
+//! The scheduler's configuration: a KubeSchedulerConfiguration file, or the defaults.
+//!
+//! In: YAML or JSON. Out: [`Config`]: profiles with their plugins and arguments, extenders, backoff.
+//! Everything that upstream refuses is refused here, before anything runs; what it accepts
+//! (unknown names among the disabled) is accepted.
+//! Upstream: `pkg/scheduler/apis/config`.
+
+mod args;
+mod profile;
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+pub use args::{Args, ResourceWeight, Scoring, Strategy};
+pub use profile::{Choices, Chosen, Point, Profile, Set};
+
+use profile::PluginsFile;
+
+const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
+const KIND: &str = "KubeSchedulerConfiguration";
+pub const DEFAULT_NAME: &str = "default-scheduler";
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// At least one; names differ.
+    pub profiles: Vec<Profile>,
+    pub extenders: Vec<Extender>,
+    pub first_backoff: Duration,
+    pub last_backoff: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            profiles: vec![Profile::default()],
+            extenders: vec![],
+            first_backoff: Duration::from_secs(1),
+            last_backoff: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why a file will not do, in words for the person who wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// An HTTP extender.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Extender {
+    pub url_prefix: String,
+    pub filter_verb: String,
+    pub preempt_verb: String,
+    pub prioritize_verb: String,
+    pub weight: i64,
+    pub bind_verb: String,
+    #[serde(rename = "enableHTTPS")]
+    pub enable_https: bool,
+    pub tls_config: Option<ExtenderTls>,
+    pub http_timeout: Option<String>,
+    /// It knows the nodes: names do.
+    pub node_cache_capable: bool,
+    /// Only pods that ask for these concern it; empty: all do.
+    pub managed_resources: Vec<ManagedResource>,
+    /// Pods are scheduled without it while it is away.
+    pub ignorable: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ExtenderTls {
+    pub insecure: bool,
+    pub server_name: String,
+    pub cert_file: String,
+    pub key_file: String,
+    pub ca_file: String,
+    pub cert_data: String,
+    pub key_data: String,
+    pub ca_data: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ManagedResource {
+    pub name: String,
+    /// Whether it fits is the extender's business alone.
+    #[serde(default)]
+    pub ignored_by_scheduler: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    api_version: String,
+    kind: String,
+    parallelism: Option<i64>,
+    percentage_of_nodes_to_score: Option<i64>,
+    pod_initial_backoff_seconds: Option<i64>,
+    pod_max_backoff_seconds: Option<i64>,
+    #[serde(default)]
+    profiles: Vec<ProfileFile>,
+    #[serde(default)]
+    extenders: Vec<Extender>,
+    // What concerns the process and not its decisions: read so that it is known, and left to flags.
+    #[serde(rename = "leaderElection")]
+    _leader_election: Option<Value>,
+    #[serde(rename = "clientConnection")]
+    _client_connection: Option<Value>,
+    #[serde(rename = "enableProfiling")]
+    _enable_profiling: Option<bool>,
+    #[serde(rename = "enableContentionProfiling")]
+    _enable_contention_profiling: Option<bool>,
+    #[serde(rename = "delayCacheUntilActive")]
+    _delay_cache_until_active: Option<bool>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ProfileFile {
+    scheduler_name: Option<String>,
+    percentage_of_nodes_to_score: Option<i64>,
+    plugins: PluginsFile,
+    plugin_config: Vec<PluginConfig>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PluginConfig {
+    name: String,
+    #[serde(default)]
+    args: Value,
+}
+
+impl Config {
+    /// Reads a file's text.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let file: File = serde_saphyr::from_str(text)
+            .map_err(|error| ConfigError(format!("strict decoding error: {error}")))?;
+        if (file.api_version.as_str(), file.kind.as_str()) != (API_VERSION, KIND) {
+            return Err(ConfigError(format!(
+                "no kind {:?} is registered for version {:?}",
+                file.kind, file.api_version
+            )));
+        }
+        let mut errors = file.numbers();
+        let (first, last) = file.backoff();
+        let general = file.percentage_of_nodes_to_score;
+        let config = Self {
+            profiles: profiles(file.profiles, general, &mut errors),
+            extenders: extenders(file.extenders, &mut errors),
+            first_backoff: Duration::from_secs(first.max(0).unsigned_abs()),
+            last_backoff: Duration::from_secs(last.max(0).unsigned_abs()),
+        };
+        match errors.as_slice() {
+            [] => Ok(config),
+            [one] => Err(ConfigError(one.clone())),
+            several => Err(ConfigError(format!("[{}]", several.join(", ")))),
+        }
+    }
+}
+
+fn share(path: &str, value: Option<i64>, errors: &mut Vec<String>) {
+    if let Some(value) = value.filter(|value| !(0..=100).contains(value)) {
+        errors.push(format!("{path}: Invalid value: {value}: not in valid range [0-100]"));
+    }
+}
+
+impl File {
+    fn backoff(&self) -> (i64, i64) {
+        (self.pod_initial_backoff_seconds.unwrap_or(1), self.pod_max_backoff_seconds.unwrap_or(10))
+    }
+
+    fn numbers(&self) -> Vec<String> {
+        let mut errors = vec![];
+        if let Some(parallelism) = self.parallelism.filter(|value| *value <= 0) {
+            let why = "should be an integer value greater than zero";
+            errors.push(format!("parallelism: Invalid value: {parallelism}: {why}"));
+        }
+        share("percentageOfNodesToScore", self.percentage_of_nodes_to_score, &mut errors);
+        let (first, last) = self.backoff();
+        if first <= 0 {
+            let path = "podInitialBackoffSeconds";
+            errors.push(format!("{path}: Invalid value: {first}: must be greater than 0"));
+        }
+        if last < first {
+            let why = "must be greater than or equal to PodInitialBackoffSeconds";
+            errors.push(format!("podMaxBackoffSeconds: Invalid value: {last}: {why}"));
+        }
+        errors
+    }
+}
+
+/// `general` is the share of nodes for profiles that do not say theirs.
+fn profiles(
+    files: Vec<ProfileFile>,
+    general: Option<i64>,
+    errors: &mut Vec<String>,
+) -> Vec<Profile> {
+    let files = if files.is_empty() { vec![ProfileFile::default()] } else { files };
+    let is_only = files.len() == 1;
+    let mut profiles: Vec<Profile> = vec![];
+    for (index, file) in files.into_iter().enumerate() {
+        let path = format!("profiles[{index}]");
+        let name = match file.scheduler_name {
+            None if is_only => DEFAULT_NAME.to_owned(),
+            name => name.unwrap_or_default(),
+        };
+        if name.is_empty() {
+            errors.push(format!("{path}.schedulerName: Required value"));
+        }
+        if let Some(at) = profiles.iter().position(|one| one.name == name) {
+            let known = format!("profiles[{at}].schedulerName");
+            errors.push(format!("{path}.schedulerName: Duplicate value: {known:?}"));
+        }
+        let percentage = file.percentage_of_nodes_to_score;
+        share(&format!("{path}.percentageOfNodesToScore"), percentage, errors);
+        let mut args = Args::default();
+        let mut seen = std::collections::BTreeSet::new();
+        for (at, one) in file.plugin_config.into_iter().enumerate() {
+            let path = format!("{path}.pluginConfig[{at}]");
+            if !seen.insert(one.name.clone()) {
+                errors.push(format!("{path}: Duplicate value: {:?}", one.name));
+            }
+            args.set(&one.name, one.args, &format!("{path}.args"), errors);
+        }
+        let percentage = percentage.or(general).and_then(|value| usize::try_from(value).ok());
+        let percentage = percentage.unwrap_or_default();
+        profiles.push(Profile { name, choices: file.plugins.merged(), args, percentage });
+    }
+    let sorts = |profile: &Profile| profile.choices.of(Point::QueueSort).clone();
+    for (index, profile) in profiles.iter().enumerate().skip(1) {
+        if sorts(profile) != sorts(&profiles[0]) {
+            let why = "must be the same for all profiles";
+            errors.push(format!("profiles[{index}].plugins.queueSort: Invalid value: {why}"));
+        }
+    }
+    profiles
+}
+
+fn extenders(all: Vec<Extender>, errors: &mut Vec<String>) -> Vec<Extender> {
+    let mut managed = std::collections::BTreeSet::new();
+    for (index, one) in all.iter().enumerate() {
+        let path = format!("extenders[{index}]");
+        if !one.prioritize_verb.is_empty() && one.weight <= 0 {
+            let why = "must have a positive weight applied to it";
+            errors.push(format!("{path}.weight: Invalid value: {}: {why}", one.weight));
+        }
+        for (at, resource) in one.managed_resources.iter().enumerate() {
+            let path = format!("{path}.managedResources[{at}].name");
+            let name = &resource.name;
+            if !name.contains('/') || name.starts_with("kubernetes.io/") {
+                let why = "is an invalid extended resource name";
+                errors.push(format!("{path}: Invalid value: {name:?}: {why}"));
+            }
+            if !managed.insert(name.clone()) {
+                let why = "duplicate extender managed resource name";
+                errors.push(format!("{path}: Invalid value: {name:?}: {why}"));
+            }
+        }
+    }
+    let binders = all.iter().filter(|one| !one.bind_verb.is_empty()).count();
+    if binders > 1 {
+        errors.push(format!(
+            "extenders: Invalid value: \"found {binders} extenders implementing bind\": only one extender can implement bind"
+        ));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(rest: &str) -> Result<Config, String> {
+        let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+        Config::parse(&format!("{head}{rest}")).map_err(|error| error.0)
+    }
+
+    /// What the file is refused for, or nothing.
+    fn check(rest: &str, expected: &str) {
+        let found = parse(rest).map(drop).err().unwrap_or_default();
+        assert!(
+            if expected.is_empty() { found.is_empty() } else { found.contains(expected) },
+            "{rest}\n{found}"
+        );
+    }
+
+    #[test]
+    fn files_are_read_as_upstream_reads_them() {
+        check("", "");
+        check("leaderElection: {leaderElect: false}\nclientConnection: {qps: 100}\n", "");
+        check("foo: 1\n", "unknown field");
+        check("parallelism: 0\n", "parallelism: Invalid value: 0: should be an integer value");
+        check(
+            "podInitialBackoffSeconds: 5\npodMaxBackoffSeconds: 2\n",
+            "podMaxBackoffSeconds: Invalid value: 2: must be greater than or equal to",
+        );
+        check("profiles: [{schedulerName: a}, {schedulerName: b}]\n", "");
+        check("profiles: [{schedulerName: a}, {}]\n", "profiles[1].schedulerName: Required value");
+        check(
+            "profiles: [{schedulerName: a}, {schedulerName: a}]\n",
+            "profiles[1].schedulerName: Duplicate value: \"profiles[0].schedulerName\"",
+        );
+        check(
+            "extenders: [{urlPrefix: 'http://a', prioritizeVerb: p}]\n",
+            "extenders[0].weight: Invalid value: 0: must have a positive weight applied to it",
+        );
+        check(
+            "extenders: [{urlPrefix: a, bindVerb: b}, {urlPrefix: c, bindVerb: b}]\n",
+            "only one extender can implement bind",
+        );
+        let old =
+            "apiVersion: kubescheduler.config.k8s.io/v1beta3\nkind: KubeSchedulerConfiguration\n";
+        let error = Config::parse(old).expect_err("an old version").0;
+        assert_eq!(
+            error,
+            "no kind \"KubeSchedulerConfiguration\" is registered for version \"kubescheduler.config.k8s.io/v1beta3\""
+        );
+        assert_eq!(parse("").expect("defaults").profiles[0].name, DEFAULT_NAME);
+    }
+
+    #[test]
+    fn arguments_are_checked() {
+        let args = |name: &str, args: &str| {
+            format!("profiles: [{{pluginConfig: [{{name: {name}, args: {args}}}]}}]\n")
+        };
+        check(&args("Unknown", "{any: thing}"), "");
+        check(&args("NodeResourcesFit", "{scoringStrategy: {type: MostAllocated}}"), "");
+        check(
+            &args("NodeResourcesFit", "{scoringStrategy: {type: Best}}"),
+            "profiles[0].pluginConfig[0].args",
+        );
+        check(
+            &args("NodeResourcesFit", "{scoringStrategy: {resources: [{name: cpu, weight: 101}]}}"),
+            "not in valid range [1, 100]",
+        );
+        check(
+            &args("NodeResourcesFit", "{scoringStrategy: {type: RequestedToCapacityRatio}}"),
+            "at least one point must be specified",
+        );
+        check(
+            &args("InterPodAffinity", "{hardPodAffinityWeight: 101}"),
+            "not in valid range [0-100]",
+        );
+        check(
+            &args("DefaultPreemption", "{minCandidateNodesPercentage: 200}"),
+            "not in valid range",
+        );
+        check(&args("PodTopologySpread", "{defaultingType: List}"), "");
+        check(&args("NodeResourcesFit", "{foo: 1}"), "unknown field");
+    }
+}

@@ -1,0 +1,95 @@
+//! What plugins look up besides pods, nodes and volumes.
+//!
+//! In: informers. Out: budgets for preemption, the selectors that pods are spread by unless they say
+//! how, drivers' limits per node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use client::{Informer, Informers};
+use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{ReplicationController, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::storage::v1::CSINode;
+use machinery::selector::Selector;
+
+use crate::pod::PodInfo;
+
+#[derive(Clone)]
+pub struct Objects {
+    budgets: Informer<PodDisruptionBudget>,
+    services: Informer<Service>,
+    replica_sets: Informer<ReplicaSet>,
+    stateful_sets: Informer<StatefulSet>,
+    controllers: Informer<ReplicationController>,
+    csi_nodes: Informer<CSINode>,
+}
+
+impl Objects {
+    pub fn new(informers: &Informers) -> Self {
+        Self {
+            budgets: informers.of(),
+            services: informers.of(),
+            replica_sets: informers.of(),
+            stateful_sets: informers.of(),
+            controllers: informers.of(),
+            csi_nodes: informers.of(),
+        }
+    }
+
+    pub async fn synced(&self) {
+        self.budgets.synced().await;
+        self.services.synced().await;
+        self.replica_sets.synced().await;
+        self.stateful_sets.synced().await;
+        self.controllers.synced().await;
+        self.csi_nodes.synced().await;
+    }
+
+    pub fn budgets(&self, namespace: &str) -> Vec<Arc<PodDisruptionBudget>> {
+        self.budgets.lister().list(Some(namespace), &Selector::everything())
+    }
+
+    pub fn csi_node(&self, name: &str) -> Option<Arc<CSINode>> {
+        self.csi_nodes.lister().get("", name)
+    }
+
+    /// The pods that belong together with this one: those of its services and of its controller.
+    /// Upstream: `helper.DefaultSelector`.
+    pub fn siblings(&self, pod: &PodInfo) -> Option<Selector> {
+        let namespace = &*pod.key.namespace;
+        let mut labels: BTreeMap<String, String> = BTreeMap::new();
+        for service in self.services.lister().list(Some(namespace), &Selector::everything()) {
+            let wanted = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+            let wanted = wanted.filter(|wanted| !wanted.is_empty());
+            let selects = |wanted: &&BTreeMap<String, String>| {
+                wanted.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
+            };
+            labels.extend(
+                wanted
+                    .filter(selects)
+                    .into_iter()
+                    .flatten()
+                    .map(|(name, value)| (name.clone(), value.clone())),
+            );
+        }
+        let mut selector = Selector::from_map(&labels);
+        let (kind, name) = pod.owner.as_ref().map_or(("", ""), |(kind, name)| (kind, name));
+        let of_owner = match kind {
+            "ReplicaSet" => self.replica_sets.lister().get(namespace, name).and_then(|set| {
+                Selector::from_api(set.spec.as_ref().map(|spec| &spec.selector)).ok()
+            }),
+            "StatefulSet" => self.stateful_sets.lister().get(namespace, name).and_then(|set| {
+                Selector::from_api(set.spec.as_ref().map(|spec| &spec.selector)).ok()
+            }),
+            "ReplicationController" => self
+                .controllers
+                .lister()
+                .get(namespace, name)
+                .and_then(|one| Some(Selector::from_map(one.spec.as_ref()?.selector.as_ref()?))),
+            _ => None,
+        };
+        selector.requirements.extend(of_owner.into_iter().flat_map(|one| one.requirements));
+        Some(selector).filter(|selector| !selector.is_everything())
+    }
+}
