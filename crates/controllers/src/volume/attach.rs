@@ -388,7 +388,10 @@ mod tests {
         let created: Vec<String> = plan.create.iter().filter_map(source).collect();
         assert_eq!(created, expected.0);
         assert_eq!(plan.delete, expected.1);
-        let attached = plan.attached.map(|all| all.into_iter().map(|one| one.name).collect());
+        let names = |all: Vec<AttachedVolume>| -> Vec<String> {
+            all.into_iter().map(|one| one.name).collect()
+        };
+        let attached = plan.attached.map(names);
         let wanted: Option<Vec<String>> = expected.2.map(|all| all.iter().map(unique).collect());
         assert_eq!(attached, wanted);
     }

@@ -14,6 +14,7 @@ mod rolling;
 mod service;
 mod start;
 mod statics;
+mod workloads;
 
 use anyhow::Result;
 
@@ -56,6 +57,10 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
     chapter("rolling: a paused rollout waits", rolling::pause_and_resume),
     chapter("statics: a static pod has a mirror", statics::mirror),
+    chapter("workloads: a database keeps its volumes", workloads::database),
+    chapter("workloads: a CronJob and a DaemonSet", workloads::regular),
+    chapter("workloads: a guestbook of three tiers", workloads::guestbook),
+    chapter("workloads: kubectl top, and an autoscaler under load", workloads::autoscaling),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
