@@ -26,6 +26,11 @@ pub trait Authorizer: Send + Sync {
     async fn rules(&self, _user: &UserInfo, _namespace: &str) -> Vec<PolicyRule> {
         vec![]
     }
+
+    /// Why [`rules`](Self::rules) does not tell everything that this user may do, if so.
+    async fn unresolved(&self, _user: &UserInfo, _namespace: &str) -> Option<String> {
+        None
+    }
 }
 
 /// RBAC's rule, as far as reviews report it.

@@ -116,6 +116,8 @@ pub struct Page {
 pub struct Options {
     /// Requests without credentials count for `system:anonymous`.
     pub anonymous: bool,
+    /// Only on these paths, if there are any.
+    pub anonymous_paths: Vec<String>,
     pub request_timeout: Duration,
     /// How many requests run at one time, watches aside. With priority and fairness their sum is
     /// shared by all; without, 0 stands for no limit.
@@ -143,6 +145,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             anonymous: true,
+            anonymous_paths: vec![],
             request_timeout: Duration::from_secs(60),
             reads_in_flight: 400,
             writes_in_flight: 200,

@@ -63,9 +63,22 @@ impl Authorizer for Authorizers {
         }
         rules
     }
+
+    async fn unresolved(&self, user: &UserInfo, namespace: &str) -> Option<String> {
+        let mut whys = vec![];
+        for authorizer in &self.0 {
+            whys.extend(authorizer.unresolved(user, namespace).await);
+        }
+        match &whys[..] {
+            [] => None,
+            [one] => Some(one.clone()),
+            many => Some(format!("[{}]", many.join(", "))),
+        }
+    }
 }
 
-/// `system:masters` may do anything, whatever roles and bindings say: the way back in.
+/// `system:masters` may do anything, whatever roles and bindings say: the way back in. Upstream: its
+/// rules are not told in SelfSubjectRulesReview.
 pub struct Masters;
 
 /// The same answer to everybody: upstream's modes AlwaysAllow and AlwaysDeny.
@@ -81,6 +94,19 @@ impl Authorizer for Always {
             false => Decision::NoOpinion { reason: "Everything is forbidden.".into() },
         }
     }
+
+    async fn rules(&self, _user: &UserInfo, _namespace: &str) -> Vec<PolicyRule> {
+        if self.allows { everything() } else { vec![] }
+    }
+}
+
+/// Rules that allow everything.
+fn everything() -> Vec<PolicyRule> {
+    let all = || vec!["*".to_owned()];
+    let resources =
+        PolicyRule { verbs: all(), api_groups: all(), resources: all(), ..PolicyRule::default() };
+    let urls = PolicyRule { verbs: all(), non_resource_urls: all(), ..PolicyRule::default() };
+    vec![resources, urls]
 }
 
 #[async_trait]
@@ -92,21 +118,6 @@ impl Authorizer for Masters {
         } else {
             Decision::NoOpinion { reason }
         }
-    }
-
-    async fn rules(&self, user: &UserInfo, _namespace: &str) -> Vec<PolicyRule> {
-        let all = || vec!["*".to_owned()];
-        if !user.in_group(MASTERS) {
-            return vec![];
-        }
-        let resources = PolicyRule {
-            verbs: all(),
-            api_groups: all(),
-            resources: all(),
-            ..PolicyRule::default()
-        };
-        let urls = PolicyRule { verbs: all(), non_resource_urls: all(), ..PolicyRule::default() };
-        vec![resources, urls]
     }
 }
 

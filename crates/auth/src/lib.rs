@@ -6,25 +6,35 @@
 //! and impersonation: [`Authenticators`] is its `Authenticator`, [`Authorizers`] its `Authorizer`.
 //!
 //! ```text
-//! request ─► x509 ─► front proxy ─► bearer token
-//!                                   (static, service account,
-//!                                    bootstrap)
-//! question ─► system:masters ─► node ─► RBAC
+//! request ─► front proxy ─► x509 ─► bearer token
+//!                                   (static, service account, bootstrap,
+//!                                    OpenID, webhook)
+//! question ─► system:masters ─► the modes in their order
 //! ```
 //!
 //! Invariants: wrong credentials never fall back to anonymous; every decision is made from indexes
 //! in memory, without a look at the store; nothing here writes but [`rbac::bootstrap::reconcile`] and
 //! [`bootstrap_token::ensure`], both through the registry.
 
+pub mod abac;
+pub mod authz_webhook;
 pub mod bootstrap_token;
 mod chain;
 mod mirror;
+pub mod modes;
 pub mod node;
+pub mod oidc;
 pub mod rbac;
+pub mod reload;
 pub mod request_header;
 pub mod reviews;
 pub mod service_account;
+#[cfg(test)]
+mod testing;
+pub mod token_file;
+pub mod token_webhook;
 pub mod tokens;
+pub mod webhook;
 pub mod x509;
 
 pub use apiserver::authn::Authenticator;

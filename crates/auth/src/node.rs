@@ -461,6 +461,11 @@ impl Authorizer for NodeAuthorizer {
             Err(reason) => Decision::NoOpinion { reason },
         }
     }
+
+    async fn unresolved(&self, user: &UserInfo, _: &str) -> Option<String> {
+        let why = "node authorizer does not support user rule resolution";
+        node_name(user).map(|_| why.to_owned())
+    }
 }
 
 #[cfg(test)]

@@ -12,29 +12,56 @@ use transport::tls::{ChainVerifier, TlsError};
 
 use crate::x509::{peer_chain, verified_leaf};
 
-const USER: &str = "x-remote-user";
-const UID: &str = "x-remote-uid";
-const GROUP: &str = "x-remote-group";
-const EXTRA_PREFIX: &str = "x-remote-extra-";
+/// The headers that say who it is, in lower case. Of several names and uids the first counts.
+#[derive(Clone, Debug)]
+pub struct Headers {
+    pub user: Vec<String>,
+    pub uid: Vec<String>,
+    pub group: Vec<String>,
+    pub extra_prefix: Vec<String>,
+}
+
+impl Default for Headers {
+    fn default() -> Self {
+        let one = |name: &str| vec![name.to_owned()];
+        Self {
+            user: one("x-remote-user"),
+            uid: one("x-remote-uid"),
+            group: one("x-remote-group"),
+            extra_prefix: one("x-remote-extra-"),
+        }
+    }
+}
 
 pub struct RequestHeader {
     verifier: ChainVerifier,
     /// Common names that may vouch; empty for all that the authority signed.
     allowed_names: Vec<String>,
+    headers: Headers,
 }
 
 impl RequestHeader {
     pub fn new(ca_pem: &str, allowed_names: Vec<String>) -> Result<Self, TlsError> {
-        Ok(Self { verifier: ChainVerifier::new(ca_pem)?, allowed_names })
+        Self::with_headers(ca_pem, allowed_names, Headers::default())
+    }
+
+    pub fn with_headers(
+        ca_pem: &str,
+        allowed_names: Vec<String>,
+        mut headers: Headers,
+    ) -> Result<Self, TlsError> {
+        let Headers { user, uid, group, extra_prefix } = &mut headers;
+        for name in [user, uid, group, extra_prefix].into_iter().flatten() {
+            name.make_ascii_lowercase();
+        }
+        Ok(Self { verifier: ChainVerifier::new(ca_pem)?, allowed_names, headers })
     }
 }
 
 #[async_trait]
 impl Authenticator for RequestHeader {
     async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError> {
-        let Some(name) = text(&request.headers, USER).filter(|name| !name.is_empty()) else {
-            return Ok(None);
-        };
+        let Some(name) = text(&request.headers, &self.headers.user) else { return Ok(None) };
         let Some(chain) = peer_chain(request).filter(|chain| !chain.is_empty()) else {
             return Ok(None);
         };
@@ -44,15 +71,26 @@ impl Authenticator for RequestHeader {
         }
         Ok(Some(UserInfo {
             name: name.to_owned(),
-            uid: text(&request.headers, UID).unwrap_or_default().to_owned(),
-            groups: texts(&request.headers, GROUP),
-            extra: extras(&request.headers, EXTRA_PREFIX),
+            uid: text(&request.headers, &self.headers.uid).unwrap_or_default().to_owned(),
+            groups: all_texts(&request.headers, &self.headers.group),
+            extra: self
+                .headers
+                .extra_prefix
+                .iter()
+                .flat_map(|prefix| extras(&request.headers, prefix))
+                .collect(),
         }))
     }
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
+/// The first that says something.
+fn text<'a>(headers: &'a HeaderMap, names: &[String]) -> Option<&'a str> {
+    let values = names.iter().filter_map(|name| headers.get(name)?.to_str().ok());
+    values.into_iter().find(|value| !value.is_empty())
+}
+
+fn all_texts(headers: &HeaderMap, names: &[String]) -> Vec<String> {
+    names.iter().flat_map(|name| texts(headers, name)).collect()
 }
 
 pub(crate) fn texts(headers: &HeaderMap, name: &str) -> Vec<String> {

@@ -187,7 +187,10 @@ impl Strategy for SelfSubjectRules {
         if namespace.is_empty() {
             return Err(StatusError::bad_request("no namespace on request"));
         }
-        review.status = Some(rules_status(self.0.rules(&ctx.user, &namespace).await));
+        let mut status = rules_status(self.0.rules(&ctx.user, &namespace).await);
+        status.evaluation_error = self.0.unresolved(&ctx.user, &namespace).await;
+        status.incomplete = status.evaluation_error.is_some();
+        review.status = Some(status);
         Ok(Created::Object(object))
     }
 }

@@ -67,7 +67,7 @@ impl BearerTokens {
         if let Some(found) = self.remembered(&key) {
             return Ok(Some(found));
         }
-        let mut failure = None;
+        let mut failures: Vec<String> = vec![];
         for kind in &self.kinds {
             match kind.recognize(token, audiences).await {
                 Ok(Some(mut found)) => {
@@ -76,10 +76,15 @@ impl BearerTokens {
                     return Ok(Some(found));
                 }
                 Ok(None) => {}
-                Err(error) => failure = Some(error),
+                Err(error) if failures.contains(&error.message) => {}
+                Err(error) => failures.push(error.message.clone()),
             }
         }
-        failure.map_or(Ok(None), Err)
+        match &failures[..] {
+            [] => Ok(None),
+            [one] => Err(StatusError::unauthorized().with_message(one)),
+            many => Err(StatusError::unauthorized().with_message(format!("[{}]", many.join(", ")))),
+        }
     }
 
     fn remembered(&self, key: &[u8; 32]) -> Option<Recognized> {
@@ -151,6 +156,40 @@ impl StaticTokens {
     }
 }
 
+/// Tokens of a kind that knows no audiences are for the API server's own, and no others.
+pub struct AnyAudience<T> {
+    pub inner: T,
+    pub own: Vec<String>,
+}
+
+#[async_trait]
+impl<T: TokenAuthenticator> TokenAuthenticator for AnyAudience<T> {
+    async fn recognize(
+        &self,
+        token: &str,
+        audiences: &[String],
+    ) -> Result<Option<Recognized>, StatusError> {
+        let common: Vec<String> =
+            audiences.iter().filter(|one| self.own.contains(one)).cloned().collect();
+        if common.is_empty() {
+            return Ok(None);
+        }
+        self.inner.recognize(token, &common).await
+    }
+}
+
+/// A kind that is shared with whoever replaces its settings.
+#[async_trait]
+impl<T: TokenAuthenticator + ?Sized> TokenAuthenticator for std::sync::Arc<T> {
+    async fn recognize(
+        &self,
+        token: &str,
+        audiences: &[String],
+    ) -> Result<Option<Recognized>, StatusError> {
+        (**self).recognize(token, audiences).await
+    }
+}
+
 #[async_trait]
 impl TokenAuthenticator for StaticTokens {
     async fn recognize(
@@ -181,6 +220,20 @@ mod tests {
         check("authorization", "Basic abc", None);
         let protocols = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj";
         check("sec-websocket-protocol", protocols, Some("abc"));
+    }
+
+    #[tokio::test]
+    async fn tokens_without_audiences_are_for_the_server_only() {
+        let known = StaticTokens::new([("s".to_owned(), UserInfo::new("a", &[]))]);
+        let known = AnyAudience { inner: known, own: vec!["api".into()] };
+        let check = async |asked: &[&str], expected: Option<&str>| {
+            let asked: Vec<String> = asked.iter().map(|one| (*one).to_owned()).collect();
+            let found = known.recognize("s", &asked).await.expect("no error");
+            assert_eq!(found.map(|one| one.audiences.join(",")).as_deref(), expected);
+        };
+        check(&["api"], Some("api")).await;
+        check(&["x", "api"], Some("api")).await;
+        check(&["x"], None).await;
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use auth::service_account::TokenKeys;
 use base::task::Tasks;
 use clap::Parser;
@@ -70,11 +70,8 @@ pub struct ApiServer {
     etcd_keyfile: Option<PathBuf>,
     #[command(flatten)]
     serving: flags::Serving,
-    /// Of AlwaysAllow, AlwaysDeny, Node, RBAC, in this order
-    #[arg(long, value_delimiter = ',', default_value = "Node,RBAC")]
-    authorization_mode: Vec<String>,
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-    anonymous_auth: bool,
+    #[command(flatten)]
+    access: crate::access::Access,
     #[arg(long, value_delimiter = ',')]
     enable_admission_plugins: Vec<String>,
     #[arg(long, value_delimiter = ',')]
@@ -97,6 +94,7 @@ pub struct ApiServer {
 
 pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> {
     let server = flags.as_server()?;
+    server.access.check()?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
     let directory = flags.cert_dir.clone().unwrap_or_else(|| data_dir.join("pki"));
     let pki = Pki::open_or_create(&directory).context("cannot prepare the certificates")?;
@@ -162,6 +160,7 @@ impl ApiServer {
         server.serving = self.serving.clone();
         // The DNS Service is the installer's business where components run alone.
         server.cluster_dns.clear();
+        server.access = self.access.clone();
         Ok(server)
     }
 
@@ -178,14 +177,6 @@ impl ApiServer {
             credentials.kubelet_ca_pem = read(path)?;
         }
         credentials.keys = self.token_keys(pki)?;
-        credentials.anonymous = self.anonymous_auth;
-        for mode in &self.authorization_mode {
-            if !control_plane::AUTHORIZATION_MODES.contains(&mode.as_str()) {
-                let known = control_plane::AUTHORIZATION_MODES.join(", ");
-                bail!("--authorization-mode {mode}: expected some of {known}");
-            }
-        }
-        credentials.authorization.clone_from(&self.authorization_mode);
         Ok(credentials)
     }
 
@@ -257,9 +248,10 @@ mod tests {
         let pki = Pki::open_or_create(&directory).expect("certificates");
         let credentials = flags.credentials(&pki).expect("they fit");
         assert_eq!(credentials.keys.issuer(), "https://kubernetes.default.svc.cluster.local");
-        assert_eq!(credentials.authorization, ["Node", "RBAC"]);
+        assert_eq!(server.access.authorization_mode, ["Node", "RBAC"]);
         let bad = Line::try_parse_from(["kube-apiserver", "--authorization-mode=Magic"]);
-        assert!(bad.expect("parses").flags.credentials(&pki).is_err());
+        let bad = bad.expect("parses").flags.as_server().expect("fits otherwise");
+        assert!(bad.access.check().is_err());
         let bad = Line::try_parse_from(["kube-apiserver", "--service-cluster-ip-range=x"]);
         assert!(bad.expect("parses").flags.as_server().is_err());
         std::fs::remove_dir_all(directory).expect("goes away");

@@ -8,9 +8,8 @@ use anyhow::Context;
 use apiserver::authz::Authorizer;
 use apiserver::request::UserInfo;
 use apiserver::serve::Page;
-use auth::request_header::RequestHeader;
-use auth::service_account::{ServiceAccounts, TokenKeys, TokenRequests};
-use auth::{Authenticators, Authorizers, Masters, Rbac, bootstrap_token, node, tokens, x509};
+use auth::service_account::{TokenKeys, TokenRequests};
+use auth::{Authorizers, Rbac, tokens};
 use base::task::Tasks;
 use client::Client;
 use extensions::Extensions;
@@ -22,6 +21,7 @@ use resources::Row;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
+use crate::access::{self, Authentication};
 use crate::flags;
 
 /// What tokens of service accounts say they are from, and for.
@@ -68,9 +68,6 @@ pub fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
 }
 
-/// What `--authorization-mode` may name.
-pub const AUTHORIZATION_MODES: [&str; 4] = ["AlwaysAllow", "AlwaysDeny", "Node", "RBAC"];
-
 /// Who the API server believes, and what it shows others: from the data directory, or brought along.
 pub struct Credentials {
     /// Whose signatures make clients known, PEM.
@@ -81,9 +78,6 @@ pub struct Credentials {
     pub kubelet_client: Issued,
     pub kubelet_ca_pem: String,
     pub keys: TokenKeys,
-    pub anonymous: bool,
-    /// Of [`AUTHORIZATION_MODES`], in this order.
-    pub authorization: Vec<String>,
 }
 
 impl Credentials {
@@ -96,8 +90,6 @@ impl Credentials {
             kubelet_client: pki.component(Component::KubeletClient)?,
             kubelet_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
             keys,
-            anonymous: true,
-            authorization: vec!["Node".into(), "RBAC".into()],
         })
     }
 }
@@ -134,17 +126,11 @@ pub async fn start_with(
     let keys = &credentials.keys;
     let registry = registry(flags, store, credentials, tasks)?;
 
-    let (authorizers, rbac) = authorizers(&registry, &credentials.authorization, tasks).await;
+    let (authorizers, rbac) = access::authorizers(&flags.access, &registry, tasks).await?;
     set_admission(flags, &registry, rbac, &authorizers)?;
-    let bearer = Arc::new(bearer_tokens(&registry, keys));
-    add_reviews(&registry, &authorizers, &bearer);
+    let who = Authentication::start(&flags.access, &registry, pki, credentials, tasks)?;
+    add_reviews(&registry, &authorizers, &who.bearer);
     let front_proxy = pki.component(Component::FrontProxyClient)?;
-    let vouches = vec![Component::FrontProxyClient.identity().user];
-    let authenticators = Authenticators(vec![
-        Box::new(RequestHeader::new(pki.front_proxy_ca.cert_pem(), vouches)?),
-        Box::new(x509::X509::new(&credentials.client_ca_pem)?),
-        Box::new(SharedTokens(bearer)),
-    ]);
     let extensions = Extensions::new(conversion_webhooks(&registry));
     extensions.start(&registry, tasks).await;
     let aggregation = Aggregation::new(extensions::aggregation::Identity {
@@ -154,7 +140,8 @@ pub async fn start_with(
     hide_versions(&flags.serving, &registry)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
-        anonymous: credentials.anonymous,
+        anonymous: who.anonymous,
+        anonymous_paths: who.anonymous_paths,
         pages: pages(keys, address, port),
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         aggregator: Some(Arc::new(aggregation.clone())),
@@ -162,7 +149,7 @@ pub async fn start_with(
     };
     let server = apiserver::serve::Server::new(
         registry.clone(),
-        vec![Box::new(authenticators)],
+        vec![Box::new(who.authenticators)],
         vec![Box::new(authorizers)],
         options,
     );
@@ -174,7 +161,8 @@ pub async fn start_with(
     tasks.spawn_graceful("https", async move {
         transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
     });
-    let cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
+    let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
+    cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
     let first = resources::bootstrap::ensure(&registry, &cluster);
     tokio::try_join!(first, resources::fairness::ensure(&registry))
         .context("cannot write the first objects")?;
@@ -290,45 +278,6 @@ fn set_admission(
     chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer)));
     registry.set_admission(chain);
     Ok(())
-}
-
-async fn authorizers(
-    registry: &apiserver::Registry,
-    modes: &[String],
-    tasks: &Tasks,
-) -> (Authorizers, Rbac) {
-    let (node, rbac) =
-        tokio::join!(node::NodeAuthorizer::start(registry, tasks), Rbac::start(registry, tasks));
-    let mut all: Vec<Arc<dyn Authorizer>> = vec![Arc::new(Masters)];
-    all.extend(modes.iter().map(|mode| -> Arc<dyn Authorizer> {
-        match mode.as_str() {
-            "Node" => Arc::new(node.clone()),
-            "RBAC" => Arc::new(rbac.clone()),
-            mode => Arc::new(auth::Always { allows: mode == "AlwaysAllow" }),
-        }
-    }));
-    (Authorizers(all), rbac)
-}
-
-fn bearer_tokens(registry: &apiserver::Registry, keys: &TokenKeys) -> tokens::BearerTokens {
-    let kinds: Vec<Box<dyn tokens::TokenAuthenticator>> = vec![
-        Box::new(ServiceAccounts::new(registry.clone(), keys.clone())),
-        Box::new(bootstrap_token::BootstrapTokens::new(registry.clone())),
-    ];
-    tokens::BearerTokens::new(kinds, keys.audiences().to_vec())
-}
-
-/// The bearer tokens, which both the filters and TokenReview ask.
-struct SharedTokens(Arc<tokens::BearerTokens>);
-
-#[async_trait::async_trait]
-impl apiserver::authn::Authenticator for SharedTokens {
-    async fn authenticate(
-        &self,
-        request: &http::request::Parts,
-    ) -> Result<Option<UserInfo>, apiserver::StatusError> {
-        self.0.authenticate(request).await
-    }
 }
 
 /// Rows that ask the authorizers, which in turn read the registry: they come last.

@@ -89,6 +89,8 @@ pub struct Server {
     /// KubeSchedulerConfiguration of the scheduler
     #[arg(long, value_name = "FILE")]
     pub scheduler_config: Option<PathBuf>,
+    #[command(flatten)]
+    pub access: crate::access::Access,
     /// Flags from a YAML file; those on the command line win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -1,15 +1,19 @@
 //! Clients from kubeconfig files, for components that run alone.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use client::Client;
-use transport::{ClientOptions, HttpClient, Token};
+use client::exec::Plugin;
+use transport::{ClientOptions, CredentialSource, HttpClient, Token};
 
 pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
     let config = pki::Kubeconfig::read(path)?;
     let directory = path.parent().unwrap_or(Path::new("."));
     let credentials = config.resolve(None, directory)?;
+    let plugin = credentials.exec.map(|exec| Plugin::new(&exec.config, exec.cluster, directory));
+    let plugin = plugin.transpose().with_context(|| path.display().to_string())?;
     let http = HttpClient::new(&ClientOptions {
         server: credentials.server,
         ca_pem: credentials.ca_pem,
@@ -19,6 +23,7 @@ pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
         server_name: credentials.tls_server_name,
         token: credentials.token.map(Token::fixed),
         user_agent: None,
+        source: plugin.map(|plugin| Arc::new(plugin) as Arc<dyn CredentialSource>),
     })
     .with_context(|| path.display().to_string())?;
     Ok(Client::new(http, agent))

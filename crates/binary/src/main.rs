@@ -1,5 +1,6 @@
 //! Decapod: parses the command line and wires the components. Nothing else happens here.
 
+mod access;
 mod agent;
 mod api_server;
 mod components;
@@ -8,6 +9,10 @@ mod datastore;
 mod dns;
 mod etcd_server;
 mod flags;
+/// The short run of what `fuzz/` runs for long.
+#[cfg(test)]
+#[path = "../../../fuzz/targets.rs"]
+mod fuzz;
 mod kubeconfig;
 mod node;
 mod server;

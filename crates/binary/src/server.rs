@@ -69,6 +69,7 @@ pub fn say(text: &str) {
 
 fn check(flags: &Server) -> anyhow::Result<()> {
     flags.serving.check()?;
+    flags.access.check()?;
     if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
         bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
     }

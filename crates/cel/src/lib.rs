@@ -20,7 +20,7 @@ mod value;
 
 use std::collections::BTreeSet;
 
-use cel_parser::common::ast::{Expr, IdedExpr};
+use cel_parser::common::ast::{Expr, IdedExpr, LiteralValue, operators};
 use cel_parser::parser::Parser;
 
 pub use eval::{Budget, EvalError};
@@ -81,6 +81,11 @@ impl Program {
         self.names.contains(name)
     }
 
+    /// Does it select this field of this variable, as `variable.field` or `variable.?field`?
+    pub fn selects(&self, variable: &str, field: &str) -> bool {
+        selects(&self.root.expr, variable, field)
+    }
+
     /// `variables` are asked for by name when they are met: what is not named costs nothing.
     pub fn evaluate(
         &self,
@@ -92,9 +97,32 @@ impl Program {
 }
 
 fn collect_names(expr: &Expr, names: &mut BTreeSet<String>) {
+    if let Expr::Ident(name) = expr {
+        names.insert(name.trim_start_matches('.').to_owned());
+    }
+    children(expr).into_iter().for_each(|child| collect_names(&child.expr, names));
+}
+
+fn selects(expr: &Expr, variable: &str, field: &str) -> bool {
+    let is_variable = |one: &IdedExpr| matches!(&one.expr, Expr::Ident(name) if name == variable);
+    let is_field = |one: &IdedExpr| match &one.expr {
+        Expr::Literal(LiteralValue::String(text)) => text.inner() == field,
+        _ => false,
+    };
+    let is_here = match expr {
+        Expr::Select(select) => select.field == field && is_variable(&select.operand),
+        Expr::Call(call) => {
+            call.func_name == operators::OPT_SELECT
+                && matches!(&call.args[..], [of, name] if is_variable(of) && is_field(name))
+        }
+        _ => false,
+    };
+    is_here || children(expr).into_iter().any(|child| selects(&child.expr, variable, field))
+}
+
+fn children(expr: &Expr) -> Vec<&IdedExpr> {
     let mut children: Vec<&IdedExpr> = vec![];
     match expr {
-        Expr::Ident(name) => drop(names.insert(name.trim_start_matches('.').to_owned())),
         Expr::Call(call) => {
             children.extend(call.target.as_deref());
             children.extend(&call.args);
@@ -110,9 +138,9 @@ fn collect_names(expr: &Expr, names: &mut BTreeSet<String>) {
         Expr::Select(select) => children.push(&select.operand),
         Expr::Map(map) => entries(&map.entries, &mut children),
         Expr::Struct(of) => entries(&of.entries, &mut children),
-        Expr::Literal(_) | Expr::Unspecified => {}
+        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => {}
     }
-    children.into_iter().for_each(|child| collect_names(&child.expr, names));
+    children
 }
 
 fn entries<'a>(

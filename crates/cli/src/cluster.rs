@@ -8,12 +8,14 @@
 //! cluster. Value trees instead of typed objects, because everything here works for any kind.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use client::exec::Plugin;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use transport::{ClientError, ClientOptions, HttpClient, Token};
+use transport::{ClientError, ClientOptions, CredentialSource, HttpClient, Token};
 
 use crate::failure::{ApiStatus, Failure, Result, own};
 
@@ -82,6 +84,10 @@ impl Connection {
             }
             Err(error) => return Err(own(error.to_string())),
         };
+        let directory = path.parent().unwrap_or(Path::new("."));
+        let plugin = credentials.exec.filter(|_| self.token.is_none());
+        let plugin = plugin.map(|exec| Plugin::new(&exec.config, exec.cluster, directory));
+        let plugin = plugin.transpose().map_err(|error| own(error.to_string()))?;
         let server = self.server.clone().unwrap_or(credentials.server);
         let options = ClientOptions {
             server: server.clone(),
@@ -92,6 +98,7 @@ impl Connection {
             server_name: credentials.tls_server_name,
             token: self.token.clone().or(credentials.token).map(Token::fixed),
             user_agent: Some("decapod-kubectl/v1.36.0".into()),
+            source: plugin.map(|plugin| Arc::new(plugin) as Arc<dyn CredentialSource>),
         };
         let http = HttpClient::new(&options).map_err(|error| own(error.to_string()))?;
         let namespace = self.namespace.clone().or(credentials.namespace);

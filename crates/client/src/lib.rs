@@ -15,6 +15,7 @@ mod controller;
 pub mod discovery;
 pub mod election;
 pub mod events;
+pub mod exec;
 mod informer;
 mod queue;
 mod queue_metrics;

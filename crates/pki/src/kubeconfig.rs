@@ -82,7 +82,7 @@ pub struct User {
     pub token: Option<String>,
     #[serde(rename = "tokenFile", skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// A credential plugin: kept, not run.
+    /// A credential plugin: run by whoever connects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<Value>,
     #[serde(flatten)]
@@ -129,6 +129,15 @@ pub struct Credentials {
     pub client_key_pem: Option<String>,
     pub token: Option<String>,
     pub namespace: Option<String>,
+    /// A credential plugin, where nothing else says who the user is.
+    pub exec: Option<Exec>,
+}
+
+/// A credential plugin: what the file says of it, and what it is told of the cluster.
+#[derive(Clone, PartialEq)]
+pub struct Exec {
+    pub config: Value,
+    pub cluster: Value,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -229,17 +238,47 @@ impl Kubeconfig {
             }
             (token, None) => token.clone(),
         };
+        let ca_pem = load(&cluster.certificate_authority_data, &cluster.certificate_authority)?;
+        let client_cert_pem = load(&user.client_certificate_data, &user.client_certificate)?;
+        let is_known = token.is_some() || client_cert_pem.is_some();
+        let exec = user.exec.as_ref().filter(|_| !is_known).map(|config| Exec {
+            config: config.clone(),
+            cluster: told(cluster, ca_pem.as_deref()),
+        });
         Ok(Credentials {
             server: cluster.server.clone(),
-            ca_pem: load(&cluster.certificate_authority_data, &cluster.certificate_authority)?,
+            ca_pem,
+            exec,
             tls_server_name: cluster.tls_server_name.clone(),
             insecure_skip_tls_verify: cluster.insecure_skip_tls_verify,
-            client_cert_pem: load(&user.client_certificate_data, &user.client_certificate)?,
+            client_cert_pem,
             client_key_pem: load(&user.client_key_data, &user.client_key)?,
             token,
             namespace: context.namespace.clone(),
         })
     }
+}
+
+/// A cluster as credential plugins are told of it: `ExecCredential.spec.cluster`.
+fn told(cluster: &Cluster, ca_pem: Option<&str>) -> Value {
+    const EXTENSION: &str = "client.authentication.k8s.io/exec";
+    let mut told = serde_json::json!({ "server": cluster.server });
+    if let Some(name) = &cluster.tls_server_name {
+        told["tls-server-name"] = name.as_str().into();
+    }
+    if cluster.insecure_skip_tls_verify {
+        told["insecure-skip-tls-verify"] = true.into();
+    }
+    if let Some(pem) = ca_pem {
+        told["certificate-authority-data"] = STANDARD.encode(pem).into();
+    }
+    if let Some(proxy) = cluster.rest.get("proxy-url") {
+        told["proxy-url"] = proxy.clone();
+    }
+    let extensions = cluster.rest.get("extensions").and_then(Value::as_array);
+    let own = extensions.into_iter().flatten().find(|one| one["name"] == EXTENSION);
+    told["config"] = own.map_or(Value::Null, |one| one["extension"].clone());
+    told
 }
 
 /// Data embedded in the file, which overrides a path next to it.
@@ -322,6 +361,10 @@ users:
         std::fs::write(root.path().join("ca.crt"), "PEM").expect("writes");
         let got = config.resolve(None, root.path()).expect("resolves");
         assert_eq!((got.ca_pem.as_deref(), got.namespace.as_deref()), (Some("PEM"), Some("web")));
+        let exec = got.exec.expect("a plugin");
+        let expected = serde_json::json!({"server": "https://10.0.0.1:6443", "config": null,
+            "certificate-authority-data": "UEVN", "proxy-url": "http://proxy:3128"});
+        assert_eq!((&exec.config["command"], exec.cluster), (&"login".into(), expected));
         assert!(config.resolve(Some("other"), root.path()).is_err());
     }
 

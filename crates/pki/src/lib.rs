@@ -26,7 +26,7 @@ pub use authority::{Authority, Issued, Profile, San, Usage, public_key_info};
 pub use csr::{Csr, new_request};
 pub use file::write_private;
 pub use identity::{Component, Identity};
-pub use kubeconfig::{Credentials, Kubeconfig};
+pub use kubeconfig::{Credentials, Exec, Kubeconfig};
 pub use parsed::{Certificate, certificates, needs_renewal};
 pub use rcgen::KeyPair;
 pub use store::Pki;

@@ -10,6 +10,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub enum ClientError {
     Body(BoxError),
     #[error("request: {0}")]
     Request(#[from] http::Error),
+    #[error("{0}")]
+    Credentials(BoxError),
 }
 
 impl ClientError {
@@ -94,6 +97,27 @@ pub struct ClientOptions {
     pub server_name: Option<String>,
     pub token: Option<Token>,
     pub user_agent: Option<String>,
+    /// Asked before each request; what it yields wins over the fields above.
+    pub source: Option<Arc<dyn CredentialSource>>,
+}
+
+/// Credentials that somebody must be asked for, as the plugins of kubeconfigs.
+#[async_trait::async_trait]
+pub trait CredentialSource: Send + Sync {
+    async fn current(&self) -> Result<Shown, BoxError>;
+
+    /// The server did not believe what was shown.
+    async fn refused(&self, generation: u64);
+}
+
+/// What is shown to the server. Without `Debug`: credentials stay out of logs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// Grows with every change.
+    pub generation: u64,
+    pub token: Option<String>,
+    /// Certificate and key, PEM.
+    pub identity: Option<(String, String)>,
 }
 
 /// Yields the bearer token of the moment, so that rotated tokens are used at once.
@@ -132,6 +156,15 @@ struct Shared {
     pool: ArcSwap<Pool>,
     token: Option<Token>,
     user_agent: HeaderValue,
+    source: Option<Source>,
+}
+
+struct Source {
+    credentials: Arc<dyn CredentialSource>,
+    /// For connections with another certificate.
+    options: ClientOptions,
+    /// The generation whose certificate the pool has.
+    applied: AtomicU64,
 }
 
 /// Cheap to clone; clones share connections.
@@ -157,6 +190,11 @@ impl HttpClient {
             target,
             token: options.token.clone(),
             user_agent: HeaderValue::from_str(user_agent).map_err(http::Error::from)?,
+            source: options.source.clone().map(|credentials| Source {
+                credentials,
+                options: ClientOptions { source: None, ..options.clone() },
+                applied: AtomicU64::new(0),
+            }),
         };
         Ok(Self(Arc::new(shared)))
     }
@@ -173,9 +211,42 @@ impl HttpClient {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let request = self.prepare(request)?;
+        self.exchange(self.prepare(request)?).await
+    }
+
+    async fn exchange(
+        &self,
+        mut request: Request<Body>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let shown = self.show(&mut request).await?;
         let client = self.0.pool.load().client.clone();
-        Ok(client.request(request).await?)
+        let response = client.request(request).await?;
+        if response.status() == http::StatusCode::UNAUTHORIZED
+            && let (Some(generation), Some(source)) = (shown, &self.0.source)
+        {
+            source.credentials.refused(generation).await;
+        }
+        Ok(response)
+    }
+
+    /// Puts on the request, or on its connection, what the source of credentials yields.
+    async fn show(&self, request: &mut Request<Body>) -> Result<Option<u64>, ClientError> {
+        let Some(source) = &self.0.source else { return Ok(None) };
+        if request.headers().contains_key(header::AUTHORIZATION) {
+            return Ok(None);
+        }
+        let shown = source.credentials.current().await.map_err(ClientError::Credentials)?;
+        if let Some((cert_pem, key_pem)) = shown.identity
+            && source.applied.swap(shown.generation, Ordering::Relaxed) != shown.generation
+        {
+            let mut options = source.options.clone();
+            (options.cert_pem, options.key_pem) = (Some(cert_pem), Some(key_pem));
+            self.replace_tls(&options)?;
+        }
+        if let Some(token) = shown.token {
+            request.headers_mut().insert(header::AUTHORIZATION, bearer(&token)?);
+        }
+        Ok(Some(shown.generation))
     }
 
     /// Sends a request that asks for another protocol (`Connection: Upgrade` and `Upgrade: …` are
@@ -186,6 +257,7 @@ impl HttpClient {
         B::Error: Into<BoxError>,
     {
         let mut request = self.prepare(request)?;
+        self.show(&mut request).await?;
         let tls = self.0.pool.load().tls.clone();
         let io = Connector::new(tls, self.0.target.clone(), false).open(request.uri()).await?;
         if let Some(authority) = request.uri().authority() {
@@ -250,10 +322,7 @@ impl HttpClient {
             && !parts.headers.contains_key(header::AUTHORIZATION)
             && let Some(token) = source()
         {
-            let mut value =
-                HeaderValue::from_str(&format!("Bearer {token}")).map_err(http::Error::from)?;
-            value.set_sensitive(true);
-            parts.headers.insert(header::AUTHORIZATION, value);
+            parts.headers.insert(header::AUTHORIZATION, bearer(&token)?);
         }
         parts.headers.entry(header::USER_AGENT).or_insert_with(|| self.0.user_agent.clone());
         Ok(Request::from_parts(parts, crate::boxed(body)))
@@ -274,10 +343,16 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let request = self.prepare(request);
-        let client = self.0.pool.load().client.clone();
-        Box::pin(async move { Ok(client.request(request?).await?) })
+        let (client, request) = (self.clone(), self.prepare(request));
+        Box::pin(async move { client.exchange(request?).await })
     }
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, ClientError> {
+    let value = HeaderValue::from_str(&format!("Bearer {token}"));
+    let mut value = value.map_err(http::Error::from)?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn tls_of(options: &ClientOptions) -> Result<Arc<ClientConfig>, ClientError> {

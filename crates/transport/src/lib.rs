@@ -22,7 +22,7 @@ pub mod ws;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 
-pub use client::{ClientError, ClientOptions, HttpClient, Token};
+pub use client::{ClientError, ClientOptions, CredentialSource, HttpClient, Shown, Token};
 pub use serve::{ConnectionInfo, Limits, Listener, serve};
 pub use upgrade::{Upgrade, UpgradedIo, forward, server_io};
 

@@ -5,6 +5,8 @@
 //! certificate is answered with 401, not with a broken handshake, and because several authorities
 //! (clients, front proxies) have a say. Upstream: `tls.RequestClientCert`.
 
+mod pinned;
+
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -19,6 +21,8 @@ use rustls::{
     SignatureScheme,
 };
 
+pub use pinned::ChainVerifier;
+
 /// A server's settings, replaced at any time; new connections use the new ones.
 pub type ServerTls = Arc<ArcSwap<ServerConfig>>;
 
@@ -28,7 +32,7 @@ pub enum TlsError {
     Pem(&'static str, String),
     #[error(transparent)]
     Rustls(#[from] rustls::Error),
-    #[error("client certificate verifier: {0}")]
+    #[error("certificate verifier: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
 }
 
@@ -121,7 +125,9 @@ pub fn client_config(trust: &Trust, identity: Option<&Identity>) -> Result<Clien
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let builder = match trust {
-        Trust::Authorities(pem) => builder.with_root_certificates(roots(pem)?),
+        Trust::Authorities(pem) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(pinned::ServerPins::new(pem)?)),
         Trust::System => builder.with_root_certificates(system_roots()),
         Trust::Anyone => {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(AskOnly { algorithms }))
@@ -133,27 +139,6 @@ pub fn client_config(trust: &Trust, identity: Option<&Identity>) -> Result<Clien
         }
         None => builder.with_no_client_auth(),
     })
-}
-
-/// Checks client chains against a set of authorities, outside of the handshake.
-pub struct ChainVerifier(Arc<dyn ClientCertVerifier>);
-
-impl ChainVerifier {
-    pub fn new(ca_pem: &str) -> Result<Self, TlsError> {
-        let roots = Arc::new(roots(ca_pem)?);
-        Ok(Self(WebPkiClientVerifier::builder_with_provider(roots, provider()).build()?))
-    }
-
-    /// `chain` as presented, leaf first. The text of an error may be shown to the client.
-    pub fn verify(
-        &self,
-        chain: &[CertificateDer<'_>],
-        now_seconds: u64,
-    ) -> Result<(), rustls::Error> {
-        let (leaf, rest) = chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
-        let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now_seconds));
-        self.0.verify_client_cert(leaf, rest, now).map(|_| ())
-    }
 }
 
 fn provider() -> Arc<CryptoProvider> {

@@ -27,7 +27,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("extensions", &["apiserver", "api", "cel"]),
     ("resources", &["apiserver", "api"]),
     ("admission", &["apiserver", "api", "cel", "pki"]),
-    ("auth", &["apiserver", "api", "pki"]),
+    ("auth", &["apiserver", "api", "cel", "pki"]),
     ("controllers", &["client", "pki"]),
     ("scheduler", &["client"]),
     ("runtime", &["cri", "net", "transport"]),

@@ -27,7 +27,9 @@ pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, St
             }
         }
     }
-    if shared.options.anonymous {
+    let paths = &shared.options.anonymous_paths;
+    let is_open = paths.is_empty() || paths.iter().any(|path| path == parts.uri.path());
+    if shared.options.anonymous && is_open {
         return Ok(UserInfo::new(ANONYMOUS, &[UNAUTHENTICATED]));
     }
     Err(StatusError::unauthorized())

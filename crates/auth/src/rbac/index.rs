@@ -123,6 +123,13 @@ impl Index {
         self.bindings.clear();
     }
 
+    /// How many bindings a question of this user looks at.
+    #[cfg(test)]
+    pub(super) fn bindings_of(&self, user: &UserInfo, namespace: &str) -> usize {
+        let own = self.bindings.get(namespace).map_or(0, |bindings| bindings.of(user).len());
+        self.cluster_bindings.of(user).len() + own
+    }
+
     pub fn decide(&self, attributes: &Attributes) -> Decision {
         let request = &attributes.request;
         let namespace = if request.is_resource { request.namespace.as_str() } else { "" };

@@ -6,6 +6,8 @@
 pub mod bootstrap;
 mod escalation;
 mod index;
+#[cfg(test)]
+mod matrix;
 
 use std::sync::{Arc, RwLock};
 

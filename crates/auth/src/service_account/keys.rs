@@ -91,6 +91,10 @@ impl TokenKeys {
         &self.0.issuers[0]
     }
 
+    pub fn issuers(&self) -> &[String] {
+        &self.0.issuers
+    }
+
     pub fn audiences(&self) -> &[String] {
         &self.0.audiences
     }

@@ -1,5 +1,8 @@
 //! The authorizers and authenticators on a real registry: writes go through it, indexes follow it.
 
+mod hostile;
+mod stolen;
+
 use std::sync::Arc;
 use std::time::Duration;
 

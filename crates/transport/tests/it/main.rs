@@ -1,5 +1,6 @@
 //! Server and client against each other over real sockets.
 
+mod hostile;
 mod support;
 
 use decapod_transport as transport;

@@ -38,20 +38,39 @@ impl World {
         Self::tls(authority, clients).await
     }
 
+    /// With limits that a test can wait for.
+    pub async fn limited(clients: ClientCerts, limits: Limits) -> Self {
+        let authority = Authority::generate("test-ca").expect("keys can be made");
+        Self::tls_limited(authority, clients, limits).await
+    }
+
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.address.expect("a TCP server")
+    }
+
     async fn tls(authority: Authority, clients: ClientCerts) -> Self {
+        Self::tls_limited(authority, clients, Limits::default()).await
+    }
+
+    async fn tls_limited(authority: Authority, clients: ClientCerts, limits: Limits) -> Self {
         let identity = server_identity(&authority);
         let tls = server_tls(&identity, &clients).expect("settings");
         let local = "127.0.0.1:0".parse().expect("an address");
         let listener = Listener::tcp(local).await.expect("binds");
-        Self::with(authority, listener, Some(tls)).await
+        Self::with(authority, listener, Some(tls), limits).await
     }
 
     pub async fn plain(listener: Listener) -> Self {
         let authority = Authority::generate("test-ca").expect("keys can be made");
-        Self::with(authority, listener, None).await
+        Self::with(authority, listener, None, Limits::default()).await
     }
 
-    async fn with(authority: Authority, listener: Listener, tls: Option<ServerTls>) -> Self {
+    async fn with(
+        authority: Authority,
+        listener: Listener,
+        tls: Option<ServerTls>,
+        limits: Limits,
+    ) -> Self {
         let tasks = Tasks::new("test server");
         let address = listener.local_addr();
         let world =
@@ -63,7 +82,6 @@ impl World {
         };
         let service = tower::service_fn(move |request| crate::answer(request, shared.clone()));
         let stop = world.tasks.stop_signal();
-        let limits = Limits::default();
         let served = serve(listener, world.tls.clone(), service, limits, stop);
         world.tasks.spawn_graceful("serve", served);
         world

@@ -1,0 +1,111 @@
+//! Follows a file that may change while the server runs.
+//!
+//! In: a path. Out: its text, whenever it is another one. The kernel tells of changes in the file's
+//! directory (files are mostly replaced, not written, and projected volumes swap a link above
+//! them); once a minute it is looked at anyway, as upstream does.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::unix::AsyncFd;
+
+const LOOK_ANYWAY: Duration = Duration::from_secs(60);
+/// Editors write in steps: changes settle first.
+const SETTLE: Duration = Duration::from_millis(50);
+
+pub struct Followed {
+    path: PathBuf,
+    /// What was seen last.
+    text: String,
+    /// `None` where the kernel has no watches left.
+    events: Option<AsyncFd<Bare>>,
+}
+
+/// For the executor, which wants the bare number.
+struct Bare(Inotify);
+
+impl AsRawFd for Bare {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl Followed {
+    /// Reads it for the first time.
+    pub fn open(path: &Path) -> std::io::Result<(Self, String)> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        // Watched first, so that no change falls in between.
+        let events = watch(directory.unwrap_or(Path::new(".")));
+        let text = std::fs::read_to_string(path)?;
+        Ok((Self { path: path.to_path_buf(), text: text.clone(), events }, text))
+    }
+
+    /// Resolves when the file says something else.
+    pub async fn changed(&mut self) -> String {
+        loop {
+            let told = async {
+                match &self.events {
+                    Some(events) => told(events).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = told => tokio::time::sleep(SETTLE).await,
+                () = tokio::time::sleep(LOOK_ANYWAY) => {}
+            }
+            match std::fs::read_to_string(&self.path) {
+                Ok(text) if text != self.text => {
+                    self.text.clone_from(&text);
+                    return text;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(path = %self.path.display(), %error, "cannot be read now");
+                }
+            }
+        }
+    }
+}
+
+fn watch(directory: &Path) -> Option<AsyncFd<Bare>> {
+    let flags = AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_CLOSE_WRITE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_DELETE;
+    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
+    inotify.add_watch(directory, flags).ok()?;
+    // SAFETY: `Bare` owns its descriptor, which stays the same and open until it is dropped.
+    unsafe { AsyncFd::register(Bare(inotify)) }.ok()
+}
+
+async fn told(events: &AsyncFd<Bare>) {
+    if let Ok(mut ready) = events.readable().await {
+        // Which file it was does not matter.
+        let _ = events.get_ref().0.read_events();
+        ready.clear_ready();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_replaced_file_is_noticed() {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("config");
+        std::fs::write(&path, "one").expect("writes");
+        let (mut followed, text) = Followed::open(&path).expect("opens");
+        assert_eq!(text, "one");
+        let soon = Duration::from_secs(10);
+        std::fs::write(&path, "two").expect("writes");
+        let text = tokio::time::timeout(soon, followed.changed()).await.expect("in time");
+        assert_eq!(text, "two");
+        std::fs::write(root.path().join("new"), "three").expect("writes");
+        std::fs::rename(root.path().join("new"), &path).expect("replaces");
+        let text = tokio::time::timeout(soon, followed.changed()).await.expect("in time");
+        assert_eq!(text, "three");
+    }
+}

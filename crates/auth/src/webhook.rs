@@ -1,0 +1,181 @@
+//! Questions to a server outside: one POST of a review, and a memory of answers.
+//!
+//! In: a kubeconfig that names the server, a review. Out: the review with its status, or why there
+//! is none. Used by token reviews and by authorization. Upstream: `k8s.io/apiserver/pkg/util/webhook`.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use lru::LruCache;
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use transport::{ClientError, ClientOptions, HttpClient, Token};
+
+/// Upstream: `DefaultAuthWebhookRetryBackoff`.
+const TRIES: usize = 5;
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(3);
+const ANSWER_BYTES: usize = 3 << 20;
+
+/// A server that answers reviews. Clones share connections.
+#[derive(Clone)]
+pub struct Webhook {
+    http: HttpClient,
+    url: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// It may go better the next time.
+    #[error("{0}")]
+    Passing(String),
+    #[error("{0}")]
+    Lasting(String),
+}
+
+impl Webhook {
+    /// The server of the file's current context, as its user.
+    pub fn from_kubeconfig(path: &Path) -> Result<Self, String> {
+        let config = pki::Kubeconfig::read(path).map_err(|error| error.to_string())?;
+        let directory = path.parent().unwrap_or(Path::new("."));
+        let found = config.resolve(None, directory).map_err(|error| error.to_string())?;
+        let http = HttpClient::new(&ClientOptions {
+            ca_pem: found.ca_pem,
+            cert_pem: found.client_cert_pem,
+            key_pem: found.client_key_pem,
+            insecure: found.insecure_skip_tls_verify,
+            server_name: found.tls_server_name,
+            token: found.token.map(Token::fixed),
+            user_agent: Some("kube-apiserver".into()),
+            ..ClientOptions::default()
+        });
+        let http = http.map_err(|error| format!("{}: {error}", path.display()))?;
+        if found.server.is_empty() {
+            return Err(format!("{}: no server is named", path.display()));
+        }
+        Ok(Self { http, url: found.server })
+    }
+
+    /// Asks until there is an answer, up to `limit` in all.
+    pub async fn ask(&self, review: &Json, limit: Duration) -> Result<Json, String> {
+        let work = async {
+            let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT).with_jitter(0.2);
+            let mut last = String::new();
+            for attempt in 0..TRIES {
+                if attempt > 0 {
+                    tokio::time::sleep(backoff.step()).await;
+                }
+                match self.post(review).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(Failure::Passing(why)) => last = why,
+                    Err(Failure::Lasting(why)) => return Err(why),
+                }
+            }
+            Err(last)
+        };
+        let late = || Err(format!("Post {:?}: context deadline exceeded", self.url));
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| late())
+    }
+
+    async fn post(&self, review: &Json) -> Result<Json, Failure> {
+        let posting = |why: String| format!("Post {:?}: {why}", self.url);
+        let request = Request::post(&self.url)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json, */*")
+            .body(transport::full(review.to_string()))
+            .map_err(|error| Failure::Lasting(posting(error.to_string())))?;
+        let response = self.http.request(request).await.map_err(|error| match error {
+            // A server that is not there is not asked again: upstream's rule.
+            error if error.is_connect() => Failure::Lasting(posting(error.to_string())),
+            error @ (ClientError::Pooled(_) | ClientError::Http(_) | ClientError::Body(_)) => {
+                Failure::Passing(posting(error.to_string()))
+            }
+            error => Failure::Lasting(posting(error.to_string())),
+        })?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
+        let body = body.map_err(|error| Failure::Passing(posting(error.to_string())))?.to_bytes();
+        if !status.is_success() {
+            return Err(refused(status, &body));
+        }
+        serde_json::from_slice(&body)
+            .map_err(|error| Failure::Lasting(format!("couldn't decode the answer: {error}")))
+    }
+}
+
+fn refused(status: StatusCode, body: &Bytes) -> Failure {
+    let parsed: Json = serde_json::from_slice(body).unwrap_or_default();
+    let text = match parsed["message"].as_str() {
+        Some(message) => message.to_owned(),
+        None => format!("the server answered {status}"),
+    };
+    let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+    if is_passing { Failure::Passing(text) } else { Failure::Lasting(text) }
+}
+
+/// Answers that count for a while, the oldest forgotten first. Keys are hashes, so that no secret
+/// stays in memory.
+pub struct Memory<T>(Mutex<LruCache<[u8; 32], (Instant, T)>>);
+
+impl<T: Clone> Memory<T> {
+    pub fn new(size: usize) -> Self {
+        let size = NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN);
+        Self(Mutex::new(LruCache::new(size)))
+    }
+
+    pub fn get(&self, key: &[u8; 32]) -> Option<T> {
+        let mut memory = self.0.lock().expect("no panic under the lock");
+        let (until, answer) = memory.get(key)?;
+        if *until > Instant::now() {
+            return Some(answer.clone());
+        }
+        memory.pop(key);
+        None
+    }
+
+    pub fn put(&self, key: [u8; 32], answer: T, lasts: Duration) {
+        if !lasts.is_zero() {
+            let mut memory = self.0.lock().expect("as above");
+            memory.put(key, (Instant::now() + lasts, answer));
+        }
+    }
+}
+
+/// The key of a question.
+pub fn key_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_are_forgotten_in_time_and_in_number() {
+        let memory = Memory::new(2);
+        let key = |text: &str| key_of([text]);
+        memory.put(key("a"), 1, Duration::from_secs(10));
+        memory.put(key("b"), 2, Duration::from_secs(20));
+        assert_eq!((memory.get(&key("a")), memory.get(&key("b"))), (Some(1), Some(2)));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert_eq!((memory.get(&key("a")), memory.get(&key("b"))), (None, Some(2)));
+        memory.put(key("c"), 3, Duration::from_secs(10));
+        memory.put(key("d"), 4, Duration::from_secs(10));
+        assert_eq!((memory.get(&key("b")), memory.get(&key("d"))), (None, Some(4)));
+        memory.put(key("e"), 5, Duration::ZERO);
+        assert_eq!(memory.get(&key("e")), None);
+        assert_ne!(key_of(["ab", ""]), key_of(["a", "b"]));
+    }
+}

@@ -1,0 +1,134 @@
+//! Who may come in, and what may they: flags by upstream's names, for `decapod server` and
+//! `decapod kube-apiserver` alike, and what they mean.
+//!
+//! In: flags, the files they name. Out: authenticators and authorizers, in their order, which go on
+//! following their files.
+
+mod authentication;
+mod authorization;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+pub use authentication::Authentication;
+pub use authorization::authorizers;
+
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Access {
+    /// Requests without credentials count for system:anonymous [default: true]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub anonymous_auth: Option<bool>,
+    /// AuthenticationConfiguration; followed while the server runs
+    #[arg(long, value_name = "FILE")]
+    pub authentication_config: Option<PathBuf>,
+    /// Who issues OpenID tokens, https only
+    #[arg(long, value_name = "URL")]
+    pub oidc_issuer_url: Option<String>,
+    /// Whom OpenID tokens must be for
+    #[arg(long, value_name = "ID")]
+    pub oidc_client_id: Option<String>,
+    /// PEM; who signs the issuer's certificate [default: the machine's authorities]
+    #[arg(long, value_name = "FILE")]
+    pub oidc_ca_file: Option<PathBuf>,
+    /// The claim that names the user [default: sub]
+    #[arg(long, value_name = "CLAIM")]
+    pub oidc_username_claim: Option<String>,
+    /// In front of names; - for nothing [default: the issuer and #, but nothing for emails]
+    #[arg(long, value_name = "PREFIX")]
+    pub oidc_username_prefix: Option<String>,
+    /// The claim that names groups
+    #[arg(long, value_name = "CLAIM")]
+    pub oidc_groups_claim: Option<String>,
+    /// In front of groups
+    #[arg(long, value_name = "PREFIX")]
+    pub oidc_groups_prefix: Option<String>,
+    /// A claim that must be there, with its value
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub oidc_required_claim: Vec<String>,
+    /// Of RS256, RS384, RS512, ES256, ES384, ES512, PS256, PS384, PS512 [default: RS256]
+    #[arg(long, value_delimiter = ',', value_name = "ALGORITHM")]
+    pub oidc_signing_algs: Vec<String>,
+    /// CSV of token, user, uid and groups
+    #[arg(long, value_name = "FILE")]
+    pub token_auth_file: Option<PathBuf>,
+    /// Kubeconfig of a server that knows tokens
+    #[arg(long, value_name = "FILE")]
+    pub authentication_token_webhook_config_file: Option<PathBuf>,
+    /// Of the TokenReviews it is sent: v1 or v1beta1 [default: v1beta1]
+    #[arg(long, value_name = "VERSION")]
+    pub authentication_token_webhook_version: Option<String>,
+    /// How long its answers count [default: 2m0s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub authentication_token_webhook_cache_ttl: Option<Duration>,
+    /// PEM; who signs front proxies [default: the cluster's own authority]
+    #[arg(long, value_name = "FILE")]
+    pub requestheader_client_ca_file: Option<PathBuf>,
+    /// Front proxies by common name [default: any of --requestheader-client-ca-file]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub requestheader_allowed_names: Vec<String>,
+    /// Headers that name the user [default: X-Remote-User]
+    #[arg(long, value_delimiter = ',', value_name = "HEADER")]
+    pub requestheader_username_headers: Vec<String>,
+    #[arg(long, value_delimiter = ',', value_name = "HEADER")]
+    pub requestheader_uid_headers: Vec<String>,
+    #[arg(long, value_delimiter = ',', value_name = "HEADER")]
+    pub requestheader_group_headers: Vec<String>,
+    #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
+    pub requestheader_extra_headers_prefix: Vec<String>,
+    /// Of AlwaysAllow, AlwaysDeny, ABAC, Webhook, RBAC, Node, in this order [default: Node,RBAC]
+    #[arg(long, value_delimiter = ',', value_name = "MODE")]
+    pub authorization_mode: Vec<String>,
+    /// AuthorizationConfiguration; followed while the server runs
+    #[arg(long, value_name = "FILE")]
+    pub authorization_config: Option<PathBuf>,
+    /// Policies of the mode ABAC, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub authorization_policy_file: Option<PathBuf>,
+    /// Kubeconfig of the server of the mode Webhook
+    #[arg(long, value_name = "FILE")]
+    pub authorization_webhook_config_file: Option<PathBuf>,
+    /// Of the SubjectAccessReviews it is sent: v1 or v1beta1 [default: v1beta1]
+    #[arg(long, value_name = "VERSION")]
+    pub authorization_webhook_version: Option<String>,
+    /// How long a yes counts [default: 5m0s]
+    #[arg(long, value_name = "DURATION")]
+    pub authorization_webhook_cache_authorized_ttl: Option<String>,
+    /// How long a no counts [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub authorization_webhook_cache_unauthorized_ttl: Option<String>,
+}
+
+impl Access {
+    /// What can be said of the flags alone.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.check_authorization()?;
+        let has_oidc = self.oidc_issuer_url.is_some()
+            || self.oidc_client_id.is_some()
+            || self.oidc_ca_file.is_some()
+            || self.oidc_username_claim.is_some()
+            || self.oidc_username_prefix.is_some()
+            || self.oidc_groups_claim.is_some()
+            || self.oidc_groups_prefix.is_some()
+            || !self.oidc_required_claim.is_empty()
+            || !self.oidc_signing_algs.is_empty();
+        if has_oidc && self.authentication_config.is_some() {
+            bail!("authentication-config file and oidc-* flags are mutually exclusive");
+        }
+        if has_oidc && (self.oidc_issuer_url.is_none() || self.oidc_client_id.is_none()) {
+            bail!(
+                "oidc-issuer-url and oidc-client-id must be specified together when any oidc-* flags are set"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let nanos = auth::modes::parse_duration(text).and_then(|nanos| u64::try_from(nanos).ok());
+    nanos.map(Duration::from_nanos).ok_or_else(|| "expected a duration, as 2m0s".into())
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}

@@ -1,0 +1,166 @@
+//! Clients that mean no good: each is refused or cut off, and others are served meanwhile.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use decapod_transport as transport;
+use decapod_transport::tls::{ClientCerts, Trust, client_config};
+use decapod_transport::{HttpClient, Limits};
+use http::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::World;
+
+/// Long enough for a busy machine.
+const SOON: Duration = Duration::from_secs(30);
+
+fn short() -> Limits {
+    let short = Duration::from_millis(300);
+    Limits { handshake: short, header_read: short, ..Limits::default() }
+}
+
+async fn connect(world: &World) -> TcpStream {
+    TcpStream::connect(world.address()).await.expect("connects")
+}
+
+async fn encrypted(world: &World, protocol: &str) -> impl AsyncRead + AsyncWrite + Unpin + Send {
+    let ca_pem = world.options("", false).ca_pem.expect("an authority");
+    let mut config = client_config(&Trust::Authorities(ca_pem), None).expect("settings");
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let name = ServerName::try_from("127.0.0.1").expect("a name");
+    connector.connect(name, connect(world).await).await.expect("shakes hands")
+}
+
+/// Everything that comes until the other side ends.
+async fn rest(io: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
+    let mut all = vec![];
+    let read = tokio::time::timeout(SOON, io.read_to_end(&mut all));
+    // A reset is an end too.
+    let _ = read.await.expect("the server ends the connection");
+    all
+}
+
+/// A well-behaved client is served.
+async fn check_alive(world: &World) {
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
+    let got = tokio::time::timeout(SOON, crate::get(&client, "/whoami")).await;
+    assert_eq!(got.expect("answers in time"), "jane");
+}
+
+#[tokio::test]
+async fn old_tls_is_refused() {
+    let world = World::limited(ClientCerts::Request, short()).await;
+    for minor in [1_u8, 2] {
+        // A ClientHello of TLS 1.0 and 1.1: two suites, no compression, no extensions.
+        let mut hello = vec![3, minor];
+        hello.extend([7; 32]);
+        hello.extend([0, 0, 4, 0xc0, 0x13, 0x00, 0x2f, 1, 0]);
+        let length = u8::try_from(hello.len()).expect("short");
+        let mut record = vec![22, 3, 1, 0, length + 4, 1, 0, 0, length];
+        record.extend(hello);
+        let mut io = connect(&world).await;
+        io.write_all(&record).await.expect("writes");
+        let answer = rest(&mut io).await;
+        // An alert: fatal, and about the protocol or what it lacks.
+        assert_eq!((answer[0], answer[5]), (21, 2), "TLS 1.{}: {answer:?}", minor - 1);
+    }
+    check_alive(&world).await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn slow_clients_are_cut_off() {
+    let world = World::limited(ClientCerts::Request, short()).await;
+    let mut silent = connect(&world).await;
+    assert!(rest(&mut silent).await.is_empty(), "no handshake");
+    let mut slow = encrypted(&world, "http/1.1").await;
+    slow.write_all(b"GET /whoami HTTP/1.1\r\nHost: x\r\nX-Slow: ").await.expect("writes");
+    let answer = String::from_utf8_lossy(&rest(&mut slow).await).into_owned();
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+    check_alive(&world).await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn idle_connections_do_not_keep_others_out() {
+    let limits = Limits { connections: 50, ..short() };
+    let world = World::limited(ClientCerts::Request, limits).await;
+    let mut idle = vec![];
+    for _ in 0..400 {
+        idle.push(connect(&world).await);
+    }
+    check_alive(&world).await;
+    drop(idle);
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn huge_headers_are_refused() {
+    let world = World::limited(ClientCerts::Request, Limits::default()).await;
+    let mut io = encrypted(&world, "http/1.1").await;
+    let line = format!("X-Huge: {}\r\n", "x".repeat(60_000));
+    io.write_all(b"GET /whoami HTTP/1.1\r\nHost: x\r\n").await.expect("writes");
+    for _ in 0..40 {
+        // It may have hung up already.
+        if io.write_all(line.as_bytes()).await.is_err() {
+            break;
+        }
+    }
+    let answer = String::from_utf8_lossy(&rest(&mut io).await).into_owned();
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+
+    let io = encrypted(&world, "h2").await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(io))
+            .await
+            .expect("HTTP/2");
+    let request = Request::get("https://x/whoami").header("x-huge", "x".repeat(2 << 20));
+    let request = request.body(transport::empty()).expect("a request");
+    let exchange = sender.send_request(request);
+    let answered = tokio::select! {
+        answer = exchange => answer.is_ok_and(|answer| answer.status() == 200),
+        _ = connection => false,
+    };
+    assert!(!answered, "it was taken");
+    check_alive(&world).await;
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn rapid_resets_cost_the_attacker_the_connection() {
+    let world = World::limited(ClientCerts::Request, Limits::default()).await;
+    let io = encrypted(&world, "h2").await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(io))
+            .await
+            .expect("HTTP/2");
+    let attack = async {
+        for _ in 0..20_000 {
+            if sender.ready().await.is_err() {
+                return true;
+            }
+            let request = Request::get("https://x/slow").body(transport::empty());
+            let request = Box::pin(sender.send_request(request.expect("a request")));
+            // Asked, and taken back at once.
+            let _ = futures::poll!(request);
+            tokio::task::yield_now().await;
+        }
+        false
+    };
+    let mut connection = pin!(connection);
+    let is_cut = tokio::time::timeout(SOON, async {
+        tokio::select! {
+            cut = attack => cut,
+            _ = connection.as_mut() => true,
+        }
+    });
+    let is_cut = is_cut.await.unwrap_or(false);
+    println!("the connection was {}", if is_cut { "cut" } else { "kept" });
+    check_alive(&world).await;
+    world.shutdown().await;
+}

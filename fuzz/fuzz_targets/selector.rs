@@ -1,0 +1,10 @@
+//! `cargo fuzz run selector`: see `targets.rs`.
+#![no_main]
+
+#[path = "../targets.rs"]
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let target = targets::TARGETS.iter().find(|target| target.name == "selector").expect("a target");
+    (target.run)(data);
+});

@@ -1,0 +1,250 @@
+//! What is fed with anything: every parser of what strangers may send.
+//!
+//! One file for two runners: `cargo fuzz run NAME` (see `fuzz/Cargo.toml`), and a short run from a
+//! fixed seed among the ordinary tests, which any panic fails. A finding's input becomes a seed here.
+
+use std::hint::black_box;
+
+use serde_json::Value;
+
+pub struct Target {
+    pub name: &'static str,
+    pub run: fn(&[u8]),
+    /// Inputs to start from: right ones, so that small changes go deep.
+    pub seeds: &'static [&'static [u8]],
+}
+
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "token",
+        run: token,
+        seeds: &[
+            b"eyJhbGciOiJFUzI1NiIsImtpZCI6ImEifQ.eyJpc3MiOiJodHRwczovL2EiLCJhdWQiOlsiYiJdfQ.AAAA",
+            b"abcdef.0123456789abcdef",
+            b"t1,jane,u1,\"dev,ops\"\n\"a\"\"b\",c,d\n",
+            br#"{"keys":[{"kty":"EC","crv":"P-256","x":"AAAA","y":"AAAA","kid":"a"}]}"#,
+        ],
+    },
+    Target {
+        name: "certificate",
+        run: certificate,
+        seeds: &[
+            b"-----BEGIN CERTIFICATE-----\nMIIBAzCBqqADAgECAgEBMAoGCCqGSM49BAMCMA0xCzAJBgNVBAMMAmNhMB4XDTI1\n-----END CERTIFICATE-----\n",
+            b"\x30\x82\x01\x03\x30\x81\xaa\xa0\x03\x02\x01\x02\x02\x01\x01\x30\x0a\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x02",
+            b"-----BEGIN CERTIFICATE REQUEST-----\nMIHKMHMCAQAwETEPMA0GA1UEAwwGc3lzdGVt\n-----END CERTIFICATE REQUEST-----\n",
+        ],
+    },
+    Target {
+        name: "patch",
+        run: patch,
+        seeds: &[
+            b"{\"a\":[1,{\"b\":null}]}\0[{\"op\":\"replace\",\"path\":\"/a/1/b\",\"value\":2},{\"op\":\"move\",\"from\":\"/a/0\",\"path\":\"/c\"}]",
+            b"{\"spec\":{\"containers\":[{\"name\":\"a\"}]}}\0{\"spec\":{\"containers\":[{\"name\":\"a\",\"image\":\"x\"},{\"name\":\"b\",\"$patch\":\"delete\"}],\"$setElementOrder/containers\":[{\"name\":\"a\"}]}}",
+            b"{\"metadata\":{\"labels\":{\"a\":\"b\"}}}\0{\"metadata\":{\"labels\":{\"a\":null}}}",
+        ],
+    },
+    Target {
+        name: "selector",
+        run: selector,
+        seeds: &[
+            b"app=web,tier in (front, back),!old,version notin (1,2),x!=y,a>1",
+            b"metadata.name=a\\,b,spec.nodeName!=,status.phase==Running",
+        ],
+    },
+    Target {
+        name: "cel",
+        run: cel,
+        seeds: &[
+            b"object.spec.replicas <= 5 && object.metadata.labels.all(k, k.matches('^[a-z]+$'))",
+            b"has(object.a) ? object.?b[?0].orValue(1) : [1, 2].map(x, x * 2).sum()",
+            b"quantity('1.5Gi').isGreaterThan(quantity('1M')) || duration('1h') > duration('5m')",
+            b"'a,b'.split(',').exists(x, url('https://' + x).getHost() == 'a') ? 1u : 2.0e3",
+        ],
+    },
+    Target {
+        name: "protobuf",
+        run: protobuf,
+        seeds: &[
+            b"k8s\0\x0a\x09\x0a\x02v1\x12\x03Pod\x12\x0a\x0a\x08\x0a\x01a\x12\x00\x1a\x01b",
+            b"k8s\0\x0a\x0f\x0a\x02v1\x12\x09ConfigMap\x12\x0c\x0a\x03\x0a\x01a\x12\x05\x0a\x01k\x12\x00",
+        ],
+    },
+    Target {
+        name: "manifest",
+        run: manifest,
+        seeds: &[
+            b"apiVersion: v1\nkind: Pod\nmetadata: {name: a, labels: &x {b: \"c\"}}\nspec:\n  containers:\n  - name: c\n    args: [*x, |\n      d]\n",
+            b"{\"apiVersion\":\"v1\",\"kind\":\"Config\",\"users\":[{\"name\":\"a\",\"user\":{\"exec\":{}}}],\"clusters\":[]}",
+            b"apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n- issuer: {url: https://a, audiences: [b]}\n  claimMappings: {username: {expression: claims.sub}}\n",
+            b"apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n- {type: Webhook, name: a, webhook: {timeout: 1s}}\n",
+        ],
+    },
+];
+
+fn text(data: &[u8]) -> Option<&str> {
+    std::str::from_utf8(data).ok()
+}
+
+fn token(data: &[u8]) {
+    let _ = black_box(auth::oidc::keys::parse(data));
+    let Some(text) = text(data) else { return };
+    if let Ok(jws) = auth::oidc::keys::Jws::parse(text) {
+        black_box(jws.is_signed_by(&[]));
+    }
+    let _ = black_box(pki::BootstrapToken::parse(text));
+    let _ = black_box(pki::JoinToken::parse(text));
+    let _ = black_box(auth::token_file::parse(text, "fuzz"));
+    let _ = black_box(auth::abac::Abac::parse(text, "fuzz"));
+    let request = http::Request::builder().header("authorization", data);
+    if let Ok(request) = request.header("sec-websocket-protocol", data).body(()) {
+        black_box(auth::tokens::bearer(&request.into_parts().0));
+    }
+}
+
+fn certificate(data: &[u8]) {
+    let _ = black_box(pki::Certificate::parse(data));
+    let _ = black_box(pki::certificates(data));
+    let _ = black_box(pki::Csr::parse(data));
+    let Some(text) = text(data) else { return };
+    if let Ok(verifier) = transport::tls::ChainVerifier::new(text) {
+        for certificate in pki::certificates(data).unwrap_or_default() {
+            let _ = verifier.verify(&[certificate.der().to_vec().into()], 1_800_000_000);
+        }
+    }
+}
+
+/// The document and the patch are parted by a zero byte.
+fn patch(data: &[u8]) {
+    let at = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
+    let (document, patch) = (&data[..at], data.get(at + 1..).unwrap_or_default());
+    let Ok(document) = serde_json::from_slice::<Value>(document) else { return };
+    let _ = black_box(machinery::patch::json(&document, patch));
+    let _ = black_box(machinery::patch::merge(&document, patch));
+    let facts: &dyn machinery::patch::Schema = &api::facts::Facts;
+    let pod = "io.k8s.api.core.v1.Pod";
+    let _ = black_box(machinery::patch::strategic(&document, patch, Some(facts), pod));
+}
+
+fn selector(data: &[u8]) {
+    let Some(text) = text(data) else { return };
+    for parsed in [
+        machinery::selector::Selector::parse_labels(text),
+        machinery::selector::Selector::parse_fields(text),
+    ] {
+        if let Ok(selector) = parsed {
+            black_box(selector.matches_with(|key| Some(key)));
+        }
+    }
+}
+
+fn cel(data: &[u8]) {
+    let Some(text) = text(data) else { return };
+    let Ok(program) = ::cel::compile(text, &[("object", ::cel::Type::Dyn)]) else { return };
+    let object = serde_json::json!({"a": 1, "b": ["x", 2.5, null], "spec": {"replicas": 3},
+                                    "metadata": {"labels": {"app": "web"}}});
+    let object = ::cel::Value::from_json(&object, &::cel::Type::Dyn);
+    let mut budget = ::cel::Budget::new(10_000);
+    let _ = black_box(program.evaluate(&|_| Some(object.clone()), &mut budget));
+}
+
+fn protobuf(data: &[u8]) {
+    let descriptors = api::protobuf::descriptors();
+    if let Ok(json) = descriptors.to_json(data) {
+        // What was read can be written.
+        if let Ok(tree) = serde_json::from_slice::<Value>(&json) {
+            let _ = black_box(descriptors.seal(&tree));
+        }
+    }
+}
+
+fn manifest(data: &[u8]) {
+    let _ = black_box(apiserver::codec::decode::yaml(data));
+    let Some(text) = text(data) else { return };
+    let _ = black_box(pki::Kubeconfig::parse(text));
+    if let Ok(configuration) = auth::oidc::AuthenticationConfiguration::parse(text) {
+        let _ = black_box(configuration.check(&[]));
+    }
+    let _ = black_box(auth::modes::AuthorizationConfiguration::parse(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUNDS: usize = 400;
+
+    /// A small generator of its own, so that a failure comes again.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: usize) -> usize {
+            // xorshift
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            usize::try_from(self.0 >> 33).unwrap_or_default() % sides.max(1)
+        }
+    }
+
+    /// One of the changes that find most: cut, double, swap, flip, strange bytes.
+    fn change(input: &mut Vec<u8>, dice: &mut Dice) {
+        const STRANGE: &[&[u8]] = &[
+            b"\0",
+            b"\xff",
+            b"\"",
+            b"{",
+            b"[",
+            b"-1",
+            b"1e999",
+            b"\\u0000",
+            b"\xc3\x28",
+            b"(((((",
+        ];
+        let at = dice.roll(input.len());
+        match dice.roll(6) {
+            0 => input.truncate(at),
+            1 => {
+                let piece = input[at..(at + dice.roll(20)).min(input.len())].to_vec();
+                input.splice(at..at, piece);
+            }
+            2 if !input.is_empty() => {
+                let other = dice.roll(input.len());
+                input.swap(at, other);
+            }
+            3 if !input.is_empty() => input[at] ^= 1 << dice.roll(8),
+            4 if !input.is_empty() => drop(input.remove(at)),
+            _ => {
+                let piece = STRANGE[dice.roll(STRANGE.len())];
+                input.splice(at..at, piece.iter().copied());
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_panics() {
+        for target in TARGETS {
+            let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+            for seed in target.seeds {
+                (target.run)(seed);
+                for _ in 0..ROUNDS {
+                    let mut input = seed.to_vec();
+                    for _ in 0..=dice.roll(6) {
+                        change(&mut input, &mut dice);
+                    }
+                    let shown = String::from_utf8_lossy(&input).into_owned();
+                    let outcome = std::panic::catch_unwind(|| (target.run)(&input));
+                    assert!(outcome.is_ok(), "{}: {shown:?}", target.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_target_has_its_program() {
+        let manifest = include_str!("Cargo.toml");
+        for target in TARGETS {
+            let name = target.name;
+            assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
+        }
+    }
+}
