@@ -18,15 +18,19 @@ pub struct Authenticators(pub Vec<Box<dyn Authenticator>>);
 #[async_trait]
 impl Authenticator for Authenticators {
     async fn authenticate(&self, request: &Parts) -> Result<Option<UserInfo>, StatusError> {
-        let mut failure = None;
+        let mut failures: Vec<String> = vec![];
         for authenticator in &self.0 {
             match authenticator.authenticate(request).await {
                 Ok(Some(user)) => return Ok(Some(authenticated(user))),
                 Ok(None) => {}
-                Err(error) => failure = Some(error),
+                Err(error) => failures.push(error.message.clone()),
             }
         }
-        failure.map_or(Ok(None), Err)
+        if failures.is_empty() {
+            return Ok(None);
+        }
+        // All of them, for the log: the filter shows none to the client.
+        Err(StatusError::unauthorized().with_message(format!("[{}]", failures.join(", "))))
     }
 }
 

@@ -13,7 +13,7 @@ use k8s_openapi::api::authentication::v1 as authentication;
 use k8s_openapi::api::authorization::v1 as authorization;
 use machinery::Object;
 
-use crate::tokens::BearerTokens;
+use crate::tokens::{BearerTokens, UNKNOWN};
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
@@ -243,8 +243,8 @@ impl Strategy for TokenReviews {
                 status.user = Some(shown(&found.user));
                 status.audiences = (!found.audiences.is_empty()).then_some(found.audiences);
             }
-            Ok(None) => {}
-            Err(error) => status.error = Some(error.to_string()),
+            Ok(None) => status.error = Some(UNKNOWN.into()),
+            Err(error) => status.error = Some(error.message.clone()),
         }
         review.status = Some(status);
         Ok(Created::Object(object))

@@ -19,6 +19,8 @@ use tokio::time::Instant;
 /// Upstream: ten seconds for tokens that are right. Wrong ones are not remembered here.
 const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 4096;
+/// What is said of a token that nobody knows.
+pub const UNKNOWN: &str = "invalid bearer token";
 /// How a browser's WebSocket, which cannot set headers, carries its token.
 const WEBSOCKET_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
@@ -121,7 +123,7 @@ impl Authenticator for BearerTokens {
         match self.recognize(&token, &[]).await? {
             Some(found) => Ok(Some(found.user)),
             // A token nobody knows is a wrong token, not an absent one.
-            None => Err(StatusError::unauthorized()),
+            None => Err(StatusError::unauthorized().with_message(UNKNOWN)),
         }
     }
 }

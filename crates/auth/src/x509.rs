@@ -40,10 +40,8 @@ pub(crate) fn verified_leaf(
     chain: &[CertificateDer<'_>],
 ) -> Result<pki::Certificate, StatusError> {
     let now = u64::try_from(base::clock::now().as_second()).unwrap_or_default();
-    verifier.verify(chain, now).map_err(|error| {
-        tracing::info!(%error, "a client certificate is refused");
-        StatusError::unauthorized()
-    })?;
+    let refused = |error| StatusError::unauthorized().with_message(format!("x509: {error}"));
+    verifier.verify(chain, now).map_err(refused)?;
     pki::Certificate::parse(&chain[0]).map_err(|_| StatusError::unauthorized())
 }
 

@@ -22,7 +22,10 @@ pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, St
             Ok(None) => {}
             Err(error) => {
                 // Why it failed is for the operator, not for who guesses passwords.
-                tracing::debug!(%error, path = parts.uri.path(), "authentication failed");
+                let connection = parts.extensions.get::<transport::ConnectionInfo>();
+                let remote = connection.and_then(|info| info.remote);
+                let (path, error) = (parts.uri.path(), &error.message);
+                tracing::warn!(?remote, path, error, "Unable to authenticate the request");
                 return Err(StatusError::unauthorized());
             }
         }

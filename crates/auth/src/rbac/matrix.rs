@@ -111,12 +111,16 @@ fn aggregated() -> Vec<ClusterRole> {
 
 /// Is a question answered yes by recorded rules? Straight from the words of the documentation.
 fn says_yes(rules: &Value, request: &RequestInfo) -> bool {
-    let rules = rules.as_array().cloned().unwrap_or_default();
     let has = |rule: &Value, field: &str, wanted: &dyn Fn(&str) -> bool| {
-        let list = rule[field].as_array().cloned().unwrap_or_default();
-        list.iter().filter_map(Value::as_str).any(|one| one == "*" || wanted(one))
+        let mut list = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
+        list.any(|one| one == "*" || wanted(one))
     };
-    rules.iter().any(|rule| {
+    let full = match request.subresource.as_str() {
+        "" => request.resource.clone(),
+        sub => format!("{}/{sub}", request.resource),
+    };
+    let any_parent = format!("*/{}", request.subresource);
+    rules.as_array().into_iter().flatten().any(|rule| {
         if !has(rule, "verbs", &|one| one == request.verb) {
             return false;
         }
@@ -126,12 +130,7 @@ fn says_yes(rules: &Value, request: &RequestInfo) -> bool {
                 None => one == request.path,
             });
         }
-        let full = match request.subresource.as_str() {
-            "" => request.resource.clone(),
-            sub => format!("{}/{sub}", request.resource),
-        };
-        let any_parent = format!("*/{}", request.subresource);
-        let names = rule["resourceNames"].as_array().cloned().unwrap_or_default();
+        let names = rule["resourceNames"].as_array().map_or(&[][..], Vec::as_slice);
         has(rule, "apiGroups", &|one| one == request.group)
             && has(rule, "resources", &|one| {
                 one == full || (!request.subresource.is_empty() && one == any_parent)
@@ -147,6 +146,7 @@ fn names(rules: &Value) -> Vec<String> {
         let named = rule["resourceNames"].as_array().into_iter().flatten();
         all.extend(named.filter_map(Value::as_str).map(str::to_owned));
     }
+    all.sort();
     all.dedup();
     all
 }
