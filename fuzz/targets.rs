@@ -132,7 +132,7 @@ fn selector(data: &[u8]) {
         machinery::selector::Selector::parse_fields(text),
     ] {
         if let Ok(selector) = parsed {
-            black_box(selector.matches_with(|key| Some(key)));
+            black_box(selector.matches_with(|_| Some("1")));
         }
     }
 }
