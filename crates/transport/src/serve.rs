@@ -19,6 +19,7 @@ use base::backoff::Backoff;
 use base::task::Stop;
 use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -26,7 +27,7 @@ use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tower::{Service, ServiceExt};
 
@@ -52,6 +53,9 @@ pub struct Limits {
     pub handshake: Duration,
     /// A request's headers arrive within this time, idle connections included. Upstream: 90 s idle.
     pub header_read: Duration,
+    /// A connection without a request, running or new, ends after this time: who holds thousands
+    /// open keeps nobody out for long. Upstream: 90 s.
+    pub idle: Duration,
     /// Upstream: 1 MiB, Go's default.
     pub header_bytes: usize,
     /// Requests at one time on one HTTP/2 connection, watches among them. Deviation: upstream says
@@ -67,6 +71,7 @@ impl Default for Limits {
             connections: 10_000,
             handshake: Duration::from_secs(10),
             header_read: Duration::from_secs(90),
+            idle: Duration::from_secs(90),
             header_bytes: 1 << 20,
             streams: 1000,
             drain: Duration::from_secs(10),
@@ -248,9 +253,24 @@ async fn http<S, B>(
     B::Error: Into<BoxError>,
 {
     let (remote, is_tls) = (info.remote, info.is_tls);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(info.clone());
-        service.clone().oneshot(request)
+    let activity = Activity::default();
+    let service = service_fn({
+        let activity = activity.clone();
+        move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(info.clone());
+            let running = activity.begin();
+            let answer = service.clone().oneshot(request);
+            async move {
+                let response = answer.await?;
+                // The request runs until its answer is sent, or dropped: the body owns it.
+                Ok::<_, S::Error>(response.map(|body| {
+                    body.map_err(move |error| {
+                        let _ = &running;
+                        error
+                    })
+                }))
+            }
+        }
     });
     let builder = auto::Builder::new(TokioExecutor::new());
     let mut builder = match (is_h2, is_tls) {
@@ -275,9 +295,14 @@ async fn http<S, B>(
         .keep_alive_timeout(Duration::from_secs(15));
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        () = stop.wait() => {
+    let ended = tokio::select! {
+        outcome = connection.as_mut() => Some(outcome),
+        () = stop.wait() => None,
+        () = activity.idle(limits.idle) => None,
+    };
+    let outcome = match ended {
+        Some(outcome) => outcome,
+        None => {
             connection.as_mut().graceful_shutdown();
             match tokio::time::timeout(limits.drain, connection).await {
                 Ok(outcome) => outcome,
@@ -290,5 +315,41 @@ async fn http<S, B>(
     };
     if let Err(error) = outcome {
         tracing::trace!(?remote, %error, "connection ended");
+    }
+}
+
+/// The requests of one connection: how many run, and how many there were.
+#[derive(Clone, Default)]
+struct Activity(Arc<watch::Sender<(usize, u64)>>);
+
+/// A request that runs.
+struct Running(Activity);
+
+impl Activity {
+    fn begin(&self) -> Running {
+        self.0.send_modify(|(running, all)| (*running, *all) = (*running + 1, *all + 1));
+        Running(self.clone())
+    }
+
+    /// Resolves when nothing ran and nothing came for this long.
+    async fn idle(&self, limit: Duration) {
+        let mut seen = self.0.subscribe();
+        loop {
+            // The sender is here: it cannot be gone.
+            let Ok((_, all)) = seen.wait_for(|(running, _)| *running == 0).await.map(|now| *now)
+            else {
+                return;
+            };
+            let next = seen.wait_for(|(_, now)| *now != all);
+            if tokio::time::timeout(limit, next).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|(running, _)| *running -= 1);
     }
 }

@@ -100,6 +100,35 @@ async fn idle_connections_do_not_keep_others_out() {
 }
 
 #[tokio::test]
+async fn idle_connections_end_and_busy_ones_do_not() {
+    let idle = Duration::from_millis(300);
+    let limits = Limits { idle, drain: SOON, ..Limits::default() };
+    let world = World::limited(ClientCerts::Request, limits).await;
+    let io = encrypted(&world, "h2").await;
+    let (sender, connection) = hyper::client::conn::http2::handshake::<_, _, transport::Body>(
+        TokioExecutor::new(),
+        TokioIo::new(io),
+    )
+    .await
+    .expect("HTTP/2");
+    // Alive, but without a request.
+    tokio::time::timeout(SOON, connection).await.expect("it ends").expect("in good order");
+    drop(sender);
+
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
+    let slow = crate::get(&client, "/slow");
+    let later = async {
+        world.entered.notified().await;
+        // Far longer than a connection may be idle.
+        let _ = tokio::time::timeout(idle * 5, std::future::pending::<()>()).await;
+        world.gate.notify_one();
+    };
+    let (answer, ()) = tokio::join!(slow, later);
+    assert_eq!(answer, "slow");
+    world.shutdown().await;
+}
+
+#[tokio::test]
 async fn huge_headers_are_refused() {
     let world = World::limited(ClientCerts::Request, Limits::default()).await;
     let mut io = encrypted(&world, "http/1.1").await;
