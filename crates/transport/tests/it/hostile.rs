@@ -10,8 +10,9 @@ use decapod_transport::{HttpClient, Limits};
 use http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 
 use crate::support::World;
 
@@ -27,7 +28,7 @@ async fn connect(world: &World) -> TcpStream {
     TcpStream::connect(world.address()).await.expect("connects")
 }
 
-async fn encrypted(world: &World, protocol: &str) -> impl AsyncRead + AsyncWrite + Unpin + Send {
+async fn encrypted(world: &World, protocol: &str) -> TlsStream<TcpStream> {
     let ca_pem = world.options("", false).ca_pem.expect("an authority");
     let mut config = client_config(&Trust::Authorities(ca_pem), None).expect("settings");
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
