@@ -272,27 +272,7 @@ async fn http<S, B>(
             }
         }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
-    let mut builder = match (is_h2, is_tls) {
-        (true, _) => builder.http2_only(),
-        (false, true) => builder.http1_only(),
-        // Nothing was agreed on: the first bytes tell (gRPC over plain connections is HTTP/2).
-        (false, false) => builder,
-    };
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_read)
-        .max_buf_size(limits.header_bytes);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(limits.streams)
-        .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
-        .initial_stream_window_size(256 << 10)
-        .initial_connection_window_size(4 << 20)
-        .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_secs(15));
+    let builder = builder(is_h2, is_tls, &limits);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
@@ -316,6 +296,32 @@ async fn http<S, B>(
     if let Err(error) = outcome {
         tracing::trace!(?remote, %error, "connection ended");
     }
+}
+
+/// HTTP as it was agreed on, within the limits.
+fn builder(is_h2: bool, is_tls: bool, limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = match (is_h2, is_tls) {
+        (true, _) => builder.http2_only(),
+        (false, true) => builder.http1_only(),
+        // Nothing was agreed on: the first bytes tell (gRPC over plain connections is HTTP/2).
+        (false, false) => builder,
+    };
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_read)
+        .max_buf_size(limits.header_bytes);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
+        .initial_stream_window_size(256 << 10)
+        .initial_connection_window_size(4 << 20)
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(15));
+    builder
 }
 
 /// The requests of one connection: how many run, and how many there were.
