@@ -26,6 +26,8 @@ const AS_RECORDED: &[&str] = &[
     "--https-listen-port=0",
     "--service-cidr=10.0.0.0/24",
     "--cluster-dns=10.0.0.10",
+    // It had no metrics-server beside it.
+    "--runtime-config=metrics.k8s.io/v1beta1=false",
 ];
 
 /// Cases that nobody judges, for they tell who was first, the next request or the garbage collector.

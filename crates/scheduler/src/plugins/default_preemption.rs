@@ -203,3 +203,56 @@ fn choose(candidates: Vec<Candidate>) -> Option<Candidate> {
         (candidate.violations, top, sum, count, Reverse(earliest), candidate.node.clone())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn pod(name: &str, priority: i32) -> Arc<PodInfo> {
+        let object = json!({"metadata": {"name": name, "namespace": "ns", "uid": name,
+            "labels": {"app": "db"}}, "spec": {"containers": [], "priority": priority}});
+        Arc::new(PodInfo::new(&from_value(object).unwrap()))
+    }
+
+    #[test]
+    fn budgets_protect_all_but_as_many_as_they_allow() {
+        let check = |allowed: i32, disrupted: &[&str], expected: &[&str]| {
+            let budgets = |namespace: &str| {
+                assert_eq!(namespace, "ns");
+                vec![Budget {
+                    selector: Selector::parse_labels("app=db").unwrap(),
+                    allowed,
+                    disrupted: disrupted.iter().map(|name| (*name).to_owned()).collect(),
+                }]
+            };
+            let pods = [pod("a", 3), pod("b", 2), pod("c", 1)];
+            let (guarded, free) = protected(&pods, budgets);
+            let names: Vec<_> = guarded.iter().map(|one| one.uid.as_str()).collect();
+            assert_eq!(names, expected, "{allowed} {disrupted:?}");
+            assert_eq!(guarded.len() + free.len(), 3);
+        };
+        check(0, &[], &["a", "b", "c"]);
+        check(1, &[], &["b", "c"]);
+        check(3, &[], &[]);
+        // Whose going is counted already costs nothing.
+        check(1, &["a"], &["c"]);
+    }
+
+    #[test]
+    fn the_node_whose_victims_matter_least_is_chosen() {
+        let candidate = |node: &str, priorities: &[i32], violations| Candidate {
+            node: node.into(),
+            victims: priorities.iter().map(|priority| pod("x", *priority)).collect(),
+            violations,
+        };
+        let check = |candidates: Vec<Candidate>, expected: &str| {
+            assert_eq!(choose(candidates).map(|one| one.node).as_deref(), Some(expected));
+        };
+        check(vec![candidate("a", &[1], 1), candidate("b", &[9, 9], 0)], "b");
+        check(vec![candidate("a", &[5], 0), candidate("b", &[4, 4], 0)], "b");
+        check(vec![candidate("a", &[5, 3], 0), candidate("b", &[5, 2], 0)], "b");
+        check(vec![candidate("a", &[5], 0), candidate("b", &[5, 0], 0)], "a");
+    }
+}
