@@ -257,6 +257,11 @@ pub trait Strategy: Send + Sync {
         false
     }
 
+    /// The group that refusals name.
+    fn error_group<'a>(&self, group: &'a str) -> &'a str {
+        group
+    }
+
     fn validate(&self, _object: &dyn Object) -> FieldErrors {
         FieldErrors::default()
     }
@@ -318,6 +323,11 @@ pub trait Strategy: Send + Sync {
         false
     }
 
+    /// What whoever deletes is warned of who does not say what is to become of the dependents.
+    fn delete_warning(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Fields for selectors besides `metadata.name` and `metadata.namespace`.
     fn selectable_fields(&self, _object: &dyn Object) -> Vec<(&'static str, String)> {
         vec![]
@@ -346,12 +356,7 @@ pub trait Strategy: Send + Sync {
 
     /// What a selector with a field that is not selectable is told.
     fn unknown_field(&self, field: &str) -> String {
-        if !self.has_selectable_fields() {
-            return format!(
-                "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
-            );
-        }
-        format!("field label not supported: {field}")
+        unknown_field(self.has_selectable_fields(), field)
     }
 
     /// What whoever uses the kind in this version is warned of.
@@ -429,6 +434,16 @@ pub trait Strategy: Send + Sync {
     fn row_conditions(&self, _object: &dyn Object) -> Vec<Value> {
         vec![]
     }
+}
+
+/// As most kinds tell of a field that is not selectable.
+pub fn unknown_field(has_some: bool, field: &str) -> String {
+    if !has_some {
+        return format!(
+            "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+        );
+    }
+    format!("field label not supported: {field}")
 }
 
 pub const NAME_COLUMN: Column = Column {

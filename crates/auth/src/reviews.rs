@@ -90,14 +90,34 @@ fn user_of(spec: &authorization::SubjectAccessReviewSpec) -> UserInfo {
     }
 }
 
+/// Upstream names no kind, for the review that it judges has lost it.
+fn invalid(errors: machinery::field::FieldErrors) -> StatusError {
+    StatusError::invalid(AUTHORIZATION, "", "", errors)
+}
+
+/// A review with two questions.
+fn check_one(
+    resource: Option<&authorization::ResourceAttributes>,
+    path: Option<&authorization::NonResourceAttributes>,
+) -> Result<(), StatusError> {
+    use machinery::field::{FieldErrors, Path};
+    let (Some(_), Some(asked)) = (resource, path) else { return Ok(()) };
+    let mut errors = FieldErrors::default();
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let shown = serde_json::json!({ "Path": text(&asked.path), "Verb": text(&asked.verb) });
+    let place = Path::new("spec").child("nonResourceAttributes");
+    errors.invalid(&place, &shown, "cannot be specified in combination with resourceAttributes");
+    Err(invalid(errors))
+}
+
 /// A review without a question.
-fn no_question(kind: &str) -> StatusError {
+fn no_question() -> StatusError {
     use machinery::field::{FieldErrors, Path};
     let mut errors = FieldErrors::default();
     let path = Path::new("spec").child("resourceAttributes");
     let both = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
     errors.invalid(&path, &serde_json::Value::Null, both);
-    StatusError::invalid(AUTHORIZATION, kind, "", errors)
+    invalid(errors)
 }
 
 /// SubjectAccessReview.
@@ -115,8 +135,9 @@ impl Strategy for SubjectAccess {
         let spec = &review.spec;
         let (resource, path) =
             (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+        check_one(resource, path)?;
         let status = evaluate(&*self.0, user_of(spec), resource, path).await;
-        review.status = Some(status.ok_or_else(|| no_question("SubjectAccessReview"))?);
+        review.status = Some(status.ok_or_else(no_question)?);
         Ok(Created::Object(object))
     }
 }
@@ -145,7 +166,7 @@ impl Strategy for LocalSubjectAccess {
         }
         let resource = spec.resource_attributes.as_ref();
         let status = evaluate(&*self.0, user_of(spec), resource, None).await;
-        review.status = Some(status.ok_or_else(|| no_question("LocalSubjectAccessReview"))?);
+        review.status = Some(status.ok_or_else(no_question)?);
         Ok(Created::Object(object))
     }
 }
@@ -165,8 +186,9 @@ impl Strategy for SelfSubjectAccess {
         let spec = &review.spec;
         let (resource, path) =
             (spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref());
+        check_one(resource, path)?;
         let status = evaluate(&*self.0, ctx.user.clone(), resource, path).await;
-        review.status = Some(status.ok_or_else(|| no_question("SelfSubjectAccessReview"))?);
+        review.status = Some(status.ok_or_else(no_question)?);
         Ok(Created::Object(object))
     }
 }
@@ -190,7 +212,11 @@ impl Strategy for SelfSubjectRules {
         let mut status = rules_status(self.0.rules(&ctx.user, &namespace).await);
         status.evaluation_error = self.0.unresolved(&ctx.user, &namespace).await;
         status.incomplete = status.evaluation_error.is_some();
-        review.status = Some(status);
+        // The question is not repeated.
+        *review = authorization::SelfSubjectRulesReview {
+            status: Some(status),
+            ..authorization::SelfSubjectRulesReview::default()
+        };
         Ok(Created::Object(object))
     }
 }

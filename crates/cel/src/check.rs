@@ -4,6 +4,7 @@
 //! In: a parsed expression, the variables' types. Out: the type of the whole, or all errors, each
 //! with its place as upstream's compiler shows it. What is of type `dyn` fits everywhere.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cel_parser::common::ast::{
@@ -13,7 +14,7 @@ use cel_parser::common::ast::{
 
 use crate::CompileError;
 use crate::functions;
-use crate::types::{ListKind, Type};
+use crate::types::{ListKind, Object, Type};
 
 pub fn check(
     root: &IdedExpr,
@@ -21,7 +22,7 @@ pub fn check(
     source: &SourceInfo,
     text: &str,
 ) -> Result<Type, CompileError> {
-    let mut checker = Checker { variables, bound: vec![], errors: vec![] };
+    let mut checker = Checker::new(variables);
     let kind = checker.kind(root);
     if checker.errors.is_empty() {
         return Ok(kind);
@@ -44,6 +45,14 @@ pub fn check(
     Err(CompileError(shown.join("\n")))
 }
 
+/// The types of all parts of an expression that was checked.
+pub fn kinds(root: &IdedExpr, variables: &[(&str, Type)]) -> HashMap<u64, Type> {
+    let mut checker = Checker::new(variables);
+    checker.kinds = Some(HashMap::new());
+    checker.kind(root);
+    checker.kinds.unwrap_or_default()
+}
+
 /// Line from one, column from zero.
 fn place(text: &str, offset: usize) -> (usize, usize) {
     let before: String = text.chars().take(offset).collect();
@@ -63,9 +72,15 @@ struct Checker<'a> {
     variables: &'a [(&'a str, Type)],
     bound: Vec<(String, Type)>,
     errors: Vec<(u64, String)>,
+    /// By the numbers of nodes, where somebody wants to know.
+    kinds: Option<HashMap<u64, Type>>,
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
+    fn new(variables: &'a [(&'a str, Type)]) -> Self {
+        Self { variables, bound: vec![], errors: vec![], kinds: None }
+    }
+
     fn wrong(&mut self, id: u64, message: String) -> Type {
         self.errors.push((id, message));
         Type::Dyn
@@ -82,6 +97,14 @@ impl Checker<'_> {
     }
 
     fn kind(&mut self, node: &IdedExpr) -> Type {
+        let kind = self.kind_of(node);
+        if let Some(kinds) = &mut self.kinds {
+            kinds.insert(node.id, kind.clone());
+        }
+        kind
+    }
+
+    fn kind_of(&mut self, node: &IdedExpr) -> Type {
         match &node.expr {
             Expr::Literal(literal) => literal_kind(literal),
             Expr::Ident(name) => self.ident(node.id, name),
@@ -106,10 +129,23 @@ impl Checker<'_> {
             Expr::Map(map) => Type::Map(Arc::new(self.entries(&map.entries))),
             Expr::Struct(of) => {
                 self.entries(&of.entries);
-                Type::Dyn
+                self.made(&of.type_name)
             }
             Expr::Comprehension(comprehension) => self.comprehension(comprehension),
             Expr::Unspecified => Type::Dyn,
+        }
+    }
+
+    /// An object of a type that can be made: `Object.spec{…}` where `Object` is known.
+    fn made(&self, name: &str) -> Type {
+        let first = name.split('.').next().unwrap_or_default();
+        match self.variables.iter().any(|(known, kind)| *known == first && *kind == Type::Type) {
+            true => Type::Object(Arc::new(Object {
+                name: name.to_owned(),
+                is_open: true,
+                ..Object::default()
+            })),
+            false => Type::Dyn,
         }
     }
 

@@ -13,8 +13,11 @@
 //! [`Type::Dyn`] are checked when they are met, all others before.
 
 mod check;
+pub mod cost;
+pub mod environments;
 mod eval;
 mod functions;
+mod library_cost;
 pub mod types;
 mod value;
 
@@ -63,7 +66,8 @@ pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, Compil
 
 fn syntax_error(text: &str, errors: &cel_parser::ParseErrors) -> String {
     let show = |error: &cel_parser::ParseError| {
-        let (line, column) = (error.pos.0.max(1) as usize, error.pos.1.max(0) as usize);
+        // Both count from one.
+        let (line, column) = (error.pos.0.max(1) as usize, error.pos.1.max(1) as usize - 1);
         let message = error.msg.strip_prefix("Syntax error: ").unwrap_or(&error.msg);
         check::located(text, line, column, &format!("Syntax error: {message}"))
     };
@@ -76,6 +80,32 @@ impl Program {
         &self.kind
     }
 
+    /// Is it but a path into something whose type nobody knows? (Other expressions may be of type
+    /// `dyn` only because the checker knows too little.)
+    fn is_surely_dynamic(&self, variables: &[(&str, Type)]) -> bool {
+        let mut at = &self.root.expr;
+        let mut is_path = false;
+        loop {
+            at = match at {
+                Expr::Select(select) if !select.test => &select.operand.expr,
+                Expr::Call(call) if call.func_name == operators::INDEX && call.target.is_none() => {
+                    match call.args.first() {
+                        Some(operand) => &operand.expr,
+                        None => return false,
+                    }
+                }
+                Expr::Ident(name) => {
+                    let known = variables.iter().find(|(known, _)| known == name);
+                    return known.is_some_and(|(_, kind)| {
+                        *kind == Type::Dyn || (is_path && matches!(kind, Type::Object(_)))
+                    });
+                }
+                _ => return false,
+            };
+            is_path = true;
+        }
+    }
+
     /// Does it name this variable?
     pub fn uses(&self, name: &str) -> bool {
         self.names.contains(name)
@@ -84,6 +114,11 @@ impl Program {
     /// Does it select this field of this variable, as `variable.field` or `variable.?field`?
     pub fn selects(&self, variable: &str, field: &str) -> bool {
         selects(&self.root.expr, variable, field)
+    }
+
+    /// What it may cost at most, for values no bigger than `extent`; `variables` as when it was compiled.
+    pub fn most(&self, variables: &[(&str, Type)], extent: &cost::Extent) -> u64 {
+        cost::most(&self.root, variables, extent)
     }
 
     /// `variables` are asked for by name when they are met: what is not named costs nothing.

@@ -57,6 +57,19 @@ impl Type {
         Self::Optional(Arc::new(of))
     }
 
+    /// The name that upstream shows outside the compiler's own messages.
+    pub fn declared(&self) -> String {
+        match self {
+            Self::Null => "null_type".into(),
+            Self::Timestamp => "google.protobuf.Timestamp".into(),
+            Self::Duration => "google.protobuf.Duration".into(),
+            Self::List(of, _) => format!("list({})", of.declared()),
+            Self::Map(of) => format!("map(string, {})", of.declared()),
+            Self::Optional(of) => format!("optional_type({})", of.declared()),
+            other => other.to_string(),
+        }
+    }
+
     /// May a value be of both types?
     pub fn fits(&self, other: &Type) -> bool {
         match (self, other) {
@@ -87,7 +100,10 @@ impl Type {
             (Self::Null, _) => other,
             (_, Self::Null) => self,
             (a, b) if a == b => self,
-            (Self::List(a, _), Self::List(b, _)) if **a == Self::Dyn || **b == Self::Dyn => self,
+            // An empty list is one of anything.
+            (Self::List(a, _), Self::List(..)) if **a == Self::Dyn => other,
+            (Self::List(..), Self::List(b, _)) if **b == Self::Dyn => self,
+            (Self::Object(a), Self::Object(b)) if a.name == b.name => self,
             _ => Self::Dyn,
         }
     }

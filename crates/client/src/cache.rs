@@ -270,7 +270,7 @@ impl Decoded {
         {
             return Some(object);
         }
-        let object: Arc<T> = match serde_json::from_slice(&entry.bytes) {
+        let object: Arc<T> = match machinery::object::from_json(&entry.bytes) {
             Ok(object) => Arc::new(object),
             Err(error) => {
                 tracing::error!(kind = T::KIND, %key, %error, "an object could not be decoded");

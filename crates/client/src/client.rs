@@ -117,7 +117,7 @@ pub(crate) fn request(
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(Error::SerdeError)
+    machinery::object::from_json(bytes).map_err(Error::SerdeError)
 }
 
 async fn error_of(response: Response<Body>) -> Error {

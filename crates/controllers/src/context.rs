@@ -103,6 +103,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::node_lifecycle::DESCRIPTOR,
     crate::taint_eviction::DESCRIPTOR,
     crate::pod_gc::DESCRIPTOR,
+    crate::policy_status::DESCRIPTOR,
     crate::certificates::APPROVER,
     crate::certificates::SIGNER,
     crate::csr_cleaner::DESCRIPTOR,

@@ -180,6 +180,12 @@ impl Controller {
                     (&old.owners, &old.finalizers, old.deleting)
                         == (&new.owners, &new.finalizers, new.deleting)
                 });
+                // Whom it blocked until now need not wait for it any more.
+                for owner in old.iter().flat_map(|old| unblocked(&old.header, header)) {
+                    self.owner_item(owner, &header.key)
+                        .into_iter()
+                        .for_each(|owner| self.queue.add(owner));
+                }
                 let waits = header.deleting && (has(header, FOREGROUND) || has(header, ORPHAN));
                 if !same && (waits || !header.owners.is_empty()) {
                     self.queue.add(item);
@@ -433,6 +439,15 @@ enum Standing {
     Unknown,
 }
 
+/// The owners whose deletion waited for the object as it was, and does not for what it is now.
+fn unblocked<'a>(old: &'a Header, new: &Header) -> Vec<&'a OwnerReference> {
+    let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
+    let still = |owner: &OwnerReference| {
+        new.owners.iter().filter(blocks).any(|other| other.uid == owner.uid)
+    };
+    old.owners.iter().filter(blocks).filter(|owner| !still(owner)).collect()
+}
+
 fn has(header: &Header, finalizer: &str) -> bool {
     header.finalizers.iter().any(|one| one == finalizer)
 }
@@ -441,4 +456,42 @@ fn has(header: &Header, finalizer: &str) -> bool {
 fn is_collectable(resource: &Discovered) -> bool {
     resource.gvr.resource != "events"
         && ["list", "watch", "delete"].iter().all(|verb| resource.can(verb))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(owners: &[(&str, bool)]) -> Header {
+        let owner = |(uid, blocks): &(&str, bool)| OwnerReference {
+            uid: (*uid).to_owned(),
+            block_owner_deletion: Some(*blocks),
+            ..OwnerReference::default()
+        };
+        Header {
+            key: ObjectKey::new("ns", "one"),
+            uid: "u".into(),
+            resource_version: String::new(),
+            generation: 0,
+            labels: BTreeMap::new(),
+            owners: owners.iter().map(owner).collect(),
+            finalizers: vec![],
+            deleting: false,
+        }
+    }
+
+    /// A circle of owners waited for ever: nobody told the one that was not blocked any more.
+    #[test]
+    fn owners_that_are_blocked_no_more_are_told() {
+        let old = header(&[("a", true), ("b", true), ("c", false)]);
+        for (new, expected) in [
+            (header(&[("a", true), ("b", true)]), vec![]),
+            (header(&[("a", false), ("b", true)]), vec!["a"]),
+            (header(&[("c", false)]), vec!["a", "b"]),
+        ] {
+            let found: Vec<&str> =
+                unblocked(&old, &new).iter().map(|owner| owner.uid.as_str()).collect();
+            assert_eq!(found, expected);
+        }
+    }
 }

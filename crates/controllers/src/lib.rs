@@ -31,6 +31,7 @@ mod owner;
 mod pod;
 mod pod_control;
 mod pod_gc;
+mod policy_status;
 mod replicaset;
 mod replication;
 mod resource_claim;

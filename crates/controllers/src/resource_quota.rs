@@ -3,15 +3,20 @@
 //! In: quotas, pods, services, claims, and objects of what `count/…` names. Out: quotas' `status`.
 //! Upstream: `pkg/controller/resourcequota`. The rules are in `api::quota`, which the admission
 //! plugin counts by as well; a write is refused when the plugin wrote meanwhile, and tried again.
+//!
+//! Invariant: recorded use is lowered only when something was given back, when the limits changed, or
+//! every [`RESYNC`]. The plugin charges before the object is there to be counted: whoever counted at
+//! each change of a status would take back charges that are on their way.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use api::quota::{self, Amounts};
 use client::discovery::Discovered;
 use client::{
-    Api, ErrorExt, Lister, ObjectKey, Outcome, PostParams, RawInformer, Result, WorkQueue,
-    spawn_workers,
+    Api, ErrorExt, Event, Kind, Lister, ObjectKey, Outcome, PostParams, RawInformer, Result,
+    WorkQueue, spawn_workers,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -19,6 +24,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::selector::Selector;
+use tokio::time::Instant;
 
 use crate::context::{Context, Descriptor};
 
@@ -30,6 +36,8 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 };
 
 const WORKERS: usize = 5;
+/// Gives back what objects were charged for that failed to be written.
+const RESYNC: Duration = Duration::from_secs(300);
 
 struct Controller {
     context: Context,
@@ -38,6 +46,8 @@ struct Controller {
     services: Lister<Service>,
     claims: Lister<PersistentVolumeClaim>,
     queue: WorkQueue<ObjectKey>,
+    /// When a quota's use may next be lowered; unknown ones at once. Guarded for a lookup.
+    due: Mutex<BTreeMap<ObjectKey, Instant>>,
     /// By `count/…` name: resources that a quota once named. Guarded for a lookup.
     counted: Mutex<BTreeMap<String, RawInformer>>,
 }
@@ -53,26 +63,27 @@ fn start(context: Context) {
         services: services.lister(),
         claims: claims.lister(),
         queue: WorkQueue::new("resourcequota_primary"),
+        due: Mutex::default(),
         counted: Mutex::default(),
         context,
     });
     let this = controller.clone();
-    quotas.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
-    let this = controller.clone();
-    pods.subscribe(move |event| {
-        let facts = |pod: &Pod| {
-            let status = pod.status.as_ref().and_then(|status| status.phase.clone());
-            (status, pod.metadata.deletion_timestamp.clone(), pod.spec.clone())
-        };
-        let same = event.old().is_some_and(|old| facts(old) == facts(event.object()));
+    quotas.subscribe(move |event| {
+        let hard = |quota: &ResourceQuota| quota.spec.as_ref().and_then(|spec| spec.hard.clone());
+        let same = event.old().is_some_and(|old| hard(old) == hard(event.object()));
         if event.is_deleted() || !same {
-            this.wake(event.object().metadata.namespace.as_deref());
+            this.recount(event.key());
         }
     });
     let this = controller.clone();
-    services.subscribe(move |event| this.wake(event.object().metadata.namespace.as_deref()));
+    pods.subscribe(move |event| this.changed(event, gives_back_pod));
     let this = controller.clone();
-    claims.subscribe(move |event| this.wake(event.object().metadata.namespace.as_deref()));
+    services.subscribe(move |event| this.changed(event, |old, new| old.spec != new.spec));
+    let this = controller.clone();
+    claims.subscribe(move |event| {
+        let facts = |claim: &PersistentVolumeClaim| (claim.spec.clone(), claim.status.clone());
+        this.changed(event, |old, new| facts(old) != facts(new));
+    });
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("resourcequota", async move {
         quotas.synced().await;
@@ -87,6 +98,18 @@ fn start(context: Context) {
     });
 }
 
+/// Does the pod use less than before, maybe?
+fn gives_back_pod(old: &Pod, new: &Pod) -> bool {
+    let facts = |pod: &Pod| {
+        let resized = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
+        let resized: Vec<_> =
+            resized.into_iter().flatten().map(|one| one.allocated_resources).collect();
+        let deleted = pod.metadata.deletion_timestamp.clone();
+        (crate::pod::is_finished(pod), deleted, pod.spec.clone(), resized)
+    };
+    facts(old) != facts(new)
+}
+
 /// What a namespace has that is counted otherwise than by existing.
 struct Observed<'a> {
     pods: &'a [Arc<Pod>],
@@ -98,16 +121,41 @@ struct Observed<'a> {
 }
 
 impl Controller {
-    fn wake(&self, namespace: Option<&str>) {
-        for entry in self.quotas.entries(namespace, &Selector::everything()) {
-            self.queue.add(entry.header.key.clone());
+    /// What comes is charged already, and counted only if it was not; what changes or goes gives back.
+    fn changed<T: Kind>(&self, event: &Event<T>, gives_back: impl Fn(&T, &T) -> bool) {
+        let namespace = event.object().metadata().namespace.clone();
+        match event {
+            Event::Applied { old: None, .. } => self.wake(namespace.as_deref(), false),
+            Event::Applied { old: Some(old), new } if !gives_back(old, new) => {}
+            Event::Applied { .. } | Event::Deleted(_) => self.wake(namespace.as_deref(), true),
         }
+    }
+
+    fn wake(&self, namespace: Option<&str>, gave_back: bool) {
+        for entry in self.quotas.entries(namespace, &Selector::everything()) {
+            let key = entry.header.key.clone();
+            if gave_back { self.recount(key) } else { self.queue.add(key) }
+        }
+    }
+
+    /// Counts all anew, downwards too.
+    fn recount(&self, key: ObjectKey) {
+        self.due().insert(key.clone(), Instant::now());
+        self.queue.add(key);
+    }
+
+    fn due(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectKey, Instant>> {
+        self.due.lock().expect("no panic while held")
     }
 
     async fn reconcile(self: &Arc<Self>, key: &ObjectKey) -> Result<Outcome> {
         let Some(quota) = self.quotas.get_key(key) else {
+            self.due().remove(key);
             return Ok(Outcome::Done);
         };
+        let start = Instant::now();
+        let due = self.due().get(key).copied();
+        let lowers = due.is_none_or(|due| due <= start);
         let mut counts = BTreeMap::new();
         for name in others(&quota) {
             if let Some(informer) = self.counter(&name).await? {
@@ -124,16 +172,22 @@ impl Controller {
             counts: &counts,
             now: base::clock::now(),
         };
-        let Some(status) = plan(&quota, &observed) else {
-            return Ok(Outcome::Done);
-        };
-        let mut updated = (*quota).clone();
-        updated.status = Some(status);
-        let api: Api<ResourceQuota> = self.context.client.api(namespace);
-        match api.replace_status(&key.name, &PostParams::default(), &updated).await {
-            Err(error) if error.is_not_found() => Ok(Outcome::Done),
-            done => done.map(|_| Outcome::Done),
+        if let Some(status) = plan(&quota, &observed, lowers) {
+            let mut updated = (*quota).clone();
+            updated.status = Some(status);
+            let api: Api<ResourceQuota> = self.context.client.api(namespace);
+            match api.replace_status(&key.name, &PostParams::default(), &updated).await {
+                Err(error) if error.is_not_found() => return Ok(Outcome::Done),
+                done => done.map(drop)?,
+            }
         }
+        let mut table = self.due();
+        // What was given back while it was counted is counted again.
+        if lowers && table.get(key).copied() == due {
+            table.insert(key.clone(), start + RESYNC);
+        }
+        let rest = table.get(key).map_or(RESYNC, |due| due.saturating_duration_since(start));
+        Ok(Outcome::After(rest))
     }
 
     /// Counts objects of the resource behind a quota's name; `None` if the server has none.
@@ -156,7 +210,8 @@ impl Controller {
         let this = self.clone();
         informer.subscribe(move |event| {
             if !matches!(event, client::RawEvent::Applied { old: Some(_), .. }) {
-                this.wake(Some(&event.entry().header.key.namespace));
+                let is_gone = matches!(event, client::RawEvent::Deleted(_));
+                this.wake(Some(&event.entry().header.key.namespace), is_gone);
             }
         });
         Ok(Some(informer))
@@ -175,8 +230,8 @@ fn others(quota: &ResourceQuota) -> Vec<String> {
     hard(quota).into_keys().filter(|name| !typed(name)).collect()
 }
 
-/// The status to write, if it is another. Pure.
-fn plan(quota: &ResourceQuota, observed: &Observed) -> Option<ResourceQuotaStatus> {
+/// The status to write, if it is another. Pure. Without `lowers` only more is told than there is.
+fn plan(quota: &ResourceQuota, observed: &Observed, lowers: bool) -> Option<ResourceQuotaStatus> {
     let hard = hard(quota);
     let scopes = quota::scopes(quota);
     let old = quota.status.clone().unwrap_or_default();
@@ -211,6 +266,13 @@ fn plan(quota: &ResourceQuota, observed: &Observed) -> Option<ResourceQuotaStatu
             None => old_used.get(name).cloned().unwrap_or_else(zero),
         }
     };
+    let count = |name: &String| {
+        let counted = count(name);
+        match old_used.get(name) {
+            Some(old) if !lowers && quota::value(old) > quota::value(&counted) => old.clone(),
+            _ => counted,
+        }
+    };
     let used: Amounts = hard
         .keys()
         .filter(|name| {
@@ -238,6 +300,10 @@ mod tests {
     use super::*;
 
     fn check(spec: Value, status: Value, expected: Value) {
+        check_lowered(spec, status, true, expected);
+    }
+
+    fn check_lowered(spec: Value, status: Value, lowers: bool, expected: Value) {
         let quota: ResourceQuota =
             from_value(json!({"metadata": {"name": "q"}, "spec": spec, "status": status})).unwrap();
         let pod = |cpu: &str| -> Arc<Pod> {
@@ -256,8 +322,21 @@ mod tests {
             counts: &BTreeMap::from([("count/jobs.batch".to_owned(), 3)]),
             now: Timestamp::UNIX_EPOCH,
         };
-        let found = plan(&quota, &observed);
+        let found = plan(&quota, &observed, lowers);
         assert_eq!(to_value(found).unwrap(), expected, "{spec}");
+    }
+
+    /// A pod that was charged for and is not there yet must not be given back.
+    #[test]
+    fn what_is_charged_already_is_not_taken_back_without_a_reason() {
+        let spec = json!({"hard": {"pods": "5", "services": "2"}});
+        let charged =
+            json!({"hard": {"pods": "5", "services": "2"}, "used": {"pods": "3", "services": "0"}});
+        for (lowers, pods) in [(false, "3"), (true, "2")] {
+            let expected = json!({"hard": {"pods": "5", "services": "2"},
+                "used": {"pods": pods, "services": "1"}});
+            check_lowered(spec.clone(), charged.clone(), lowers, expected);
+        }
     }
 
     #[test]

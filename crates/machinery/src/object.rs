@@ -312,6 +312,43 @@ impl<T> Default for Typed<T> {
     }
 }
 
+/// Go's zero time: `null` in JSON.
+const ZERO_TIME: &[u8] = b"\"0001-01-01T00:00:00Z\"";
+/// The times that structs of ours cannot be without, when they are Go's zero time.
+const ABSENT_TIMES: [&[u8]; 2] = [b"\"lastTransitionTime\":null", b"\"lastObservedTime\":null"];
+
+/// Reads what Go may have written: a time that is `null` where our struct must have one is Go's zero
+/// time, which [`Codec::settle`] shows as `null` again.
+pub fn from_json<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
+    let read = serde_json::from_slice(json);
+    match with_zero_times(json) {
+        Some(json) if read.is_err() => serde_json::from_slice(&json),
+        _ => read,
+    }
+}
+
+fn with_zero_times(json: &[u8]) -> Option<Vec<u8>> {
+    const NULL: &[u8] = b"null";
+    let found = |at: usize| {
+        let here = |absent: &&&[u8]| json[at..].starts_with(absent);
+        ABSENT_TIMES.iter().find(here).map(|absent| absent.len())
+    };
+    let (mut out, mut at, mut copied) = (vec![], 0, 0);
+    while at < json.len() {
+        match found(at) {
+            Some(length) => {
+                at += length;
+                out.extend_from_slice(&json[copied..at - NULL.len()]);
+                out.extend_from_slice(ZERO_TIME);
+                copied = at;
+            }
+            None => at += 1,
+        }
+    }
+    out.extend_from_slice(&json[copied..]);
+    (copied > 0).then_some(out)
+}
+
 impl<T> Codec for Typed<T>
 where
     T: k8s_openapi::Metadata<Ty = ObjectMeta>
@@ -324,10 +361,13 @@ where
         + 'static,
 {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
-        let mut decoder = serde_json::Deserializer::from_slice(json);
-        let decoded = decode_noting_unknown::<T, _>(&mut decoder)?;
-        decoder.end()?;
-        Ok(decoded)
+        let read = |json: &[u8]| {
+            let mut decoder = serde_json::Deserializer::from_slice(json);
+            let decoded = decode_noting_unknown::<T, _>(&mut decoder)?;
+            decoder.end()?;
+            Ok(decoded)
+        };
+        read(json).or_else(|error| with_zero_times(json).map_or(Err(error), |json| read(&json)))
     }
 
     /// By way of bytes, for the same reason as `to_value`.
@@ -336,7 +376,7 @@ where
     }
 
     fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
-        Ok(Box::new(serde_json::from_slice::<T>(json)?))
+        Ok(Box::new(from_json::<T>(json)?))
     }
 
     fn empty(&self) -> Box<dyn Object> {
@@ -413,6 +453,24 @@ mod tests {
         let decoded = Typed::<Pod>::new().decode(json).expect("a pod");
         assert_eq!(decoded.unknown_fields, ["spec.containers[0].imagee", "spec.foo"]);
         assert_eq!(decoded.object.name(), "a");
+    }
+
+    /// A condition that somebody appended without a time was refused once.
+    #[test]
+    fn gos_zero_time_is_a_time() {
+        use k8s_openapi::api::core::v1::Service;
+        let json = br#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},
+            "status":{"conditions":[{"lastTransitionTime":null,"type":"A"},{"lastTransitionTime":"2026-01-02T03:04:05Z"}]}}"#;
+        for object in [
+            Typed::<Service>::new().decode(json).expect("a service").object,
+            Typed::<Service>::new().decode_stored(json).expect("a service"),
+        ] {
+            let tree = object.to_value();
+            let times = ["/status/conditions/0", "/status/conditions/1"]
+                .map(|at| tree.pointer(at).map(|one| one["lastTransitionTime"].to_string()));
+            let expected = ["\"0001-01-01T00:00:00Z\"", "\"2026-01-02T03:04:05Z\""];
+            assert_eq!(times, expected.map(|time| Some(time.to_owned())));
+        }
     }
 
     #[test]

@@ -51,6 +51,16 @@ impl Strategy for CsrStrategy {
             }
             _ => csr.status = old.status.clone(),
         }
+        let now = machinery::Time(base::clock::now_seconds());
+        let had = old.status.as_ref().and_then(|status| status.conditions.as_deref());
+        let status = csr.status.iter_mut();
+        for one in status.flat_map(|status| status.conditions.iter_mut().flatten()) {
+            let same = had.iter().copied().flatten();
+            let same = same.filter(|had| had.type_ == one.type_ && had.status == one.status);
+            let since = same.filter_map(|had| had.last_transition_time.clone()).next();
+            one.last_update_time.get_or_insert_with(|| now.clone());
+            one.last_transition_time.get_or_insert_with(|| since.unwrap_or(now.clone()));
+        }
     }
 
     fn selectable_names(&self) -> &'static [&'static str] {

@@ -158,7 +158,11 @@ pub(crate) fn csi_driver(driver: &mut CSIDriver) {
 /// What containers may have at most is what they get, and what they must have is what they ask for,
 /// where nothing else is said.
 pub(crate) fn limit_range(range: &mut LimitRange) {
-    let Some(spec) = &mut range.spec else { return };
+    // One that has no name gets one; no other kind does.
+    if range.metadata.name.is_none() && range.metadata.generate_name.is_none() {
+        range.metadata.name = Some(base::rng::uuid());
+    }
+    let spec = range.spec.get_or_insert_default();
     for item in spec.limits.iter_mut().filter(|item| item.type_ == "Container") {
         let default = item.default.get_or_insert_default();
         for (name, size) in item.max.iter().flatten() {

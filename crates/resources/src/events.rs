@@ -1,9 +1,11 @@
 //! Events in both of their forms. They are stored as core/v1; events.k8s.io/v1 is a view of the
 //! same, with its own names for most fields. They expire after an hour.
 
-use apiserver::resource::{Column, Conversion, Strategy};
+use apiserver::request::RequestContext;
+use apiserver::resource::{Column, Conversion, MetadataRules, Strategy};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::events::v1 as events;
+use machinery::field::FieldErrors;
 use machinery::object::{Codec, Typed};
 use machinery::{Object, StatusError, Time};
 use serde_json::Value;
@@ -15,14 +17,53 @@ use crate::print::since;
 const TTL_SECONDS: i64 = 3600;
 
 pub(crate) const ROWS: &[fn() -> Row] = &[
-    || Row::new::<core::Event>(EventStrategy).short(&["ev"]),
-    || Row::new::<events::Event>(EventStrategy).short(&["ev"]).converted(Forms),
+    || Row::new::<core::Event>(EventStrategy { is_new: false }).short(&["ev"]),
+    || Row::new::<events::Event>(EventStrategy { is_new: true }).short(&["ev"]).converted(Forms),
 ];
 
-struct EventStrategy;
+/// Of both forms; the newer one demands more.
+struct EventStrategy {
+    is_new: bool,
+}
+
+impl EventStrategy {
+    fn rules(&self) -> &'static crate::validate::Rules {
+        match self.is_new {
+            true => crate::validate::rules::<events::Event>(),
+            false => crate::validate::rules::<core::Event>(),
+        }
+    }
+}
 
 impl Strategy for EventStrategy {
-    crate::validate::checked!(core::Event);
+    fn validate(&self, object: &dyn Object) -> FieldErrors {
+        match self.is_new {
+            true => crate::validate::create::<events::Event>(object),
+            false => crate::validate::create::<core::Event>(object),
+        }
+    }
+
+    fn validate_update(
+        &self,
+        ctx: &RequestContext,
+        object: &dyn Object,
+        old: &dyn Object,
+    ) -> FieldErrors {
+        crate::validate::update::<core::Event>(ctx, object, old)
+    }
+
+    fn metadata_rules(&self) -> MetadataRules {
+        self.rules().metadata
+    }
+
+    fn create_on_update(&self) -> bool {
+        self.rules().create_on_update
+    }
+
+    /// Both forms are one to upstream, which has the old one's name.
+    fn error_group<'a>(&self, _group: &'a str) -> &'a str {
+        ""
+    }
 
     fn ttl_seconds(&self, _object: &dyn Object) -> Option<i64> {
         Some(TTL_SECONDS)

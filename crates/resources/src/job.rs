@@ -78,6 +78,12 @@ impl Strategy for JobStrategy {
         true
     }
 
+    fn delete_warning(&self) -> Option<&'static str> {
+        Some(
+            "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
+        )
+    }
+
     fn selectable_names(&self) -> &'static [&'static str] {
         &["status.successful"]
     }

@@ -252,6 +252,18 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
         (self.selectable)(object.expect())
     }
 
+    fn unknown_field(&self, field: &str) -> String {
+        // Kinds of devices say which they are.
+        if T::GROUP == "resource.k8s.io" && self.has_selectable_fields() {
+            return format!(
+                "field label not supported for {}, Kind={}: {field}",
+                T::API_VERSION,
+                T::KIND
+            );
+        }
+        apiserver::resource::unknown_field(self.has_selectable_fields(), field)
+    }
+
     fn returns_deleted_object(&self) -> bool {
         RETURNED_WHEN_DELETED.contains(&T::KIND)
     }

@@ -60,6 +60,13 @@ pub(crate) fn composed(variables: Option<&[Variable]>) -> Vec<Composed> {
     variables.unwrap_or_default().iter().map(one).collect()
 }
 
+/// Why an expression has no value.
+enum Failure {
+    /// In words of its own.
+    Said(String),
+    Evaluating(String),
+}
+
 /// The values of one request.
 pub(crate) struct Environment<'a> {
     object: Json,
@@ -107,16 +114,24 @@ impl<'a> Environment<'a> {
     }
 
     pub fn evaluate(&self, expression: &Expression, budget: &mut Budget) -> Result<Value, String> {
-        let program = expression.program.as_ref().map_err(Clone::clone)?;
+        self.value(expression, budget).map_err(|failure| match failure {
+            Failure::Said(why) => why,
+            Failure::Evaluating(why) => {
+                format!("expression '{}' resulted in error: {why}", expression.text)
+            }
+        })
+    }
+
+    fn value(&self, expression: &Expression, budget: &mut Budget) -> Result<Value, Failure> {
+        let program = expression.program.as_ref().map_err(|why| Failure::Said(why.clone()))?;
         if program.uses("variables") {
             self.compute_named(&expression.text, budget);
         }
         let outcome = program.evaluate(&|name| self.variable(name), budget);
         outcome.map_err(|error| match error {
-            EvalError::TooExpensive => OUT_OF_BUDGET.to_owned(),
+            EvalError::TooExpensive => Failure::Said(OUT_OF_BUDGET.to_owned()),
             EvalError::Failed(why) => {
-                let why = self.failed_variable(&expression.text).unwrap_or(why);
-                format!("expression '{}' resulted in error: {why}", expression.text)
+                Failure::Evaluating(self.failed_variable(&expression.text).unwrap_or(why))
             }
         })
     }
@@ -152,7 +167,8 @@ impl<'a> Environment<'a> {
             }
             // Refuses to go round in circles.
             self.known.borrow_mut()[index] = Some(Err("it refers to itself".into()));
-            let value = self.evaluate(&one.expression, budget);
+            let value = self.value(&one.expression, budget);
+            let value = value.map_err(|Failure::Said(why)| Failure::Evaluating(why) | why);
             self.known.borrow_mut()[index] = Some(value);
         }
     }

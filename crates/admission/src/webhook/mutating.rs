@@ -79,7 +79,9 @@ impl MutatingWebhooks {
             patch::PatchError::Malformed(why) => {
                 Failure::Calling(format!("received undecodable patch in webhook response: {why}"))
             }
-            patch::PatchError::Unfit(why) => Failure::Refused(StatusError::internal(why)),
+            patch::PatchError::Unfit(why) | patch::PatchError::Broken(why) => {
+                Failure::Refused(StatusError::internal(why))
+            }
         })?;
         let changed = before != after;
         take_back(row, subresource, after, object).map_err(Failure::Refused)?;

@@ -80,7 +80,7 @@ pub fn decode(
             let duplicates = gojson::check(body).map_err(|why| {
                 unrecognized(&format!("couldn't get version/kind; json parse error: {why}"))
             })?;
-            strict.extend(duplicates.iter().map(|path| format!("duplicate field {path:?}")));
+            strict.extend(duplicates.iter().map(|path| duplicate(path)));
             Cow::Borrowed(body)
         }
         BodyFormat::Yaml => {
@@ -107,7 +107,16 @@ pub fn decode(
             None => Err(error),
         })
         .map_err(|error| cannot(&misfit(&json, wanted, &error)))?;
-    strict.extend(unknown_fields.iter().map(|path| format!("unknown field {path:?}")));
+    if strict.is_empty() || format != BodyFormat::Json || ctx.resource.custom {
+        strict.extend(unknown_fields.iter().map(|path| unknown(path)));
+    } else {
+        let all = gojson::in_order(&json, unknown_fields).into_iter();
+        let shown = |(path, is_unknown): (String, bool)| match is_unknown {
+            true => unknown(&path),
+            false => duplicate(&path),
+        };
+        strict = all.map(shown).collect();
+    }
     match ctx.field_validation {
         FieldValidation::Strict if !strict.is_empty() => {
             return Err(cannot(&format!("strict decoding error: {}", strict.join(", "))));
@@ -122,10 +131,26 @@ pub fn decode(
     Ok(object)
 }
 
+fn unknown(path: &str) -> String {
+    format!("unknown field {path:?}")
+}
+
+fn duplicate(path: &str) -> String {
+    format!("duplicate field {path:?}")
+}
+
 fn misfit(json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
     let definition = wanted.schemas.definition_name(wanted.group, wanted.version, wanted.kind);
     let explained = definition.and_then(|name| explain(json, &name, wanted.schemas));
-    explained.unwrap_or_else(|| error.to_string())
+    explained.unwrap_or_else(|| base64_error(&error.to_string()).unwrap_or(error.to_string()))
+}
+
+/// What is wrong with base64, in the words of Go's reader.
+fn base64_error(why: &str) -> Option<String> {
+    let (_, rest) = why.split_once("Invalid symbol ").or(why.split_once("Invalid last symbol "))?;
+    let (_, at) = rest.split_once(", offset ")?;
+    let end = at.find(|c: char| !c.is_ascii_digit()).unwrap_or(at.len());
+    Some(format!("illegal base64 data at input byte {}", &at[..end]))
 }
 
 /// A protobuf body as the JSON that the client would have sent.
@@ -160,32 +185,54 @@ fn check_type(
         return Err(unrecognized(wanted.kind, &why, body));
     }
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    if !is_registered(wanted.table, group, version, kind) {
-        let why = format!(
-            "no kind {kind:?} is registered for version {api_version:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\""
-        );
-        return Err(cannot_be_handled(types, wanted, &why));
-    }
     // Upstream decodes into the kind that the body names first.
     let definition = wanted.schemas.definition_name(group, version, kind);
-    if let Some(why) = definition.and_then(|name| explain(json, &name, wanted.schemas)) {
+    if is_registered(wanted.table, group, version, kind)
+        && let Some(why) = definition.and_then(|name| explain(json, &name, wanted.schemas))
+    {
         return Err(cannot_be_handled(types, wanted, &why));
     }
-    if group == wanted.group && kind == wanted.kind {
-        return Err(StatusError::bad_request(format!(
+    let of = (wanted.group, wanted.kind);
+    Err(match type_misfit(wanted.table, api_version, kind, of) {
+        Some(why) => cannot_be_handled(types, wanted, &why),
+        None => StatusError::bad_request(format!(
             "the API version in the data ({api_version}) does not match the expected API version ({wanted_version})"
-        )));
+        )),
+    })
+}
+
+/// Why an object of one kind is none of another (group and kind). `None`: it is, in some version.
+pub fn type_misfit(
+    table: &ResourceTable,
+    api_version: &str,
+    kind: &str,
+    wanted: (&str, &str),
+) -> Option<String> {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let (wanted_group, wanted_kind) = wanted;
+    if !is_registered(table, group, version, kind) {
+        return Some(format!(
+            "no kind {kind:?} is registered for version {api_version:?} in scheme {:?}",
+            scheme(wanted_group)
+        ));
     }
-    let package = |group: &str| match group {
-        "" => "core".to_owned(),
-        group => group.split('.').next().unwrap_or_default().to_owned(),
+    if group == wanted_group && kind == wanted_kind {
+        return None;
+    }
+    let package = match wanted_group {
+        "" => "core",
+        group => group.split('.').next().unwrap_or_default(),
     };
-    let why = format!(
-        "converting ({version}.{kind}) to ({}.{}): unknown conversion",
-        package(wanted.group),
-        wanted.kind,
-    );
-    Err(cannot_be_handled(types, wanted, &why))
+    Some(format!("converting ({version}.{kind}) to ({package}.{wanted_kind}): unknown conversion"))
+}
+
+/// Where upstream makes the scheme that a group is in: clients are told.
+fn scheme(group: &str) -> &'static str {
+    match group {
+        "apiextensions.k8s.io" => "pkg/apiserver/apiserver.go:55",
+        "apiregistration.k8s.io" => "pkg/apiserver/scheme/scheme.go:28",
+        _ => "pkg/api/legacyscheme/scheme.go:30",
+    }
 }
 
 fn given(text: &Option<String>) -> Option<&str> {
@@ -408,6 +455,10 @@ mod tests {
             (
                 r#"{"apiVersion":"bogus/v9","kind":"ConfigMap"}"#,
                 r#"ConfigMap in version "v9" cannot be handled as a ConfigMap: no kind "ConfigMap" is registered for version "bogus/v9" in scheme "pkg/api/legacyscheme/scheme.go:30""#,
+            ),
+            (
+                r#"{"zz":1,"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","name":"b"}}"#,
+                r#"ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field "zz", duplicate field "metadata.name""#,
             ),
             (
                 r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","name":"b"},"zz":1}"#,

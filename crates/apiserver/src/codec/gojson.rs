@@ -5,7 +5,7 @@
 //! scanner judges, it does not decode: decoding is serde's work. It keeps its own stack, so that a
 //! hostile nesting depth costs no thread stack.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Upstream: `encoding/json`'s maximum nesting depth.
 const MAX_DEPTH: usize = 10_000;
@@ -14,9 +14,25 @@ const MAX_DUPLICATES: usize = 100;
 
 /// Checks the whole text. The duplicates are paths as `metadata.name`, in the order they appear.
 pub fn check(bytes: &[u8]) -> Result<Vec<String>, String> {
-    let mut scanner = Scanner { bytes, at: 0, stack: vec![], duplicates: vec![] };
+    let mut scanner = Scanner::new(bytes);
     scanner.run()?;
-    Ok(scanner.duplicates)
+    Ok(scanner.duplicates.into_iter().map(|(path, _)| path).collect())
+}
+
+/// What is noted about fields, in the order in which the text has them: those that it has twice (by
+/// their second place), and `unknown` ones. The second of a pair tells whether the field is unknown.
+pub fn in_order(bytes: &[u8], unknown: Vec<String>) -> Vec<(String, bool)> {
+    let mut scanner = Scanner::new(bytes);
+    scanner.watched = unknown.iter().map(|path| (path.clone(), None)).collect();
+    if scanner.run().is_err() {
+        return vec![];
+    }
+    let place = |path: &String| scanner.watched.get(path).copied().flatten().unwrap_or(usize::MAX);
+    let mut all: Vec<(usize, (String, bool))> =
+        unknown.iter().map(|path| (place(path), (path.clone(), true))).collect();
+    all.extend(scanner.duplicates.into_iter().map(|(path, at)| (at, (path, false))));
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, note)| note).collect()
 }
 
 /// The text with `0` for every number `-0`, which Go takes for an integer and serde does not;
@@ -49,13 +65,20 @@ struct Scanner<'a> {
     bytes: &'a [u8],
     at: usize,
     stack: Vec<Frame>,
-    duplicates: Vec<String>,
+    /// With the place of the second.
+    duplicates: Vec<(String, usize)>,
+    /// Paths whose first place is wanted.
+    watched: HashMap<String, Option<usize>>,
 }
 
 const LOOKING_FOR_VALUE: &str = "looking for beginning of value";
 const LOOKING_FOR_KEY: &str = "looking for beginning of object key string";
 
-impl Scanner<'_> {
+impl<'a> Scanner<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, stack: vec![], duplicates: vec![], watched: HashMap::new() }
+    }
+
     fn run(&mut self) -> Result<(), String> {
         loop {
             // A value begins here.
@@ -160,8 +183,15 @@ impl Scanner<'_> {
         };
         if !is_new && self.duplicates.len() < MAX_DUPLICATES {
             let path = self.path();
-            if !self.duplicates.contains(&path) {
-                self.duplicates.push(path);
+            if !self.duplicates.iter().any(|(known, _)| *known == path) {
+                self.duplicates.push((path, self.at));
+            }
+        }
+        if !self.watched.is_empty() {
+            let path = self.path();
+            let at = self.at;
+            if let Some(place) = self.watched.get_mut(&path) {
+                place.get_or_insert(at);
             }
         }
         match self.peek() {

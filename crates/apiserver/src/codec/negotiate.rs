@@ -54,6 +54,8 @@ impl Accept {
 pub enum Offer {
     Object,
     List,
+    /// The answer to a question, or to an action: there is no Table of those.
+    Answer,
 }
 
 /// One clause of an `Accept` header.
@@ -139,6 +141,9 @@ pub fn negotiate(
     }
     for clause in &clauses {
         let Some(shown_as) = shown_as(clause) else { continue };
+        if offer == Offer::Answer && matches!(shown_as, As::Table(_)) {
+            continue;
+        }
         let Some(media) = media_of(clause, shown_as) else { continue };
         let pretty = match clause.param("pretty") {
             Some(value) => value == "1" || value == "true",
@@ -199,6 +204,19 @@ mod tests {
         headers.insert(ACCEPT, accept.parse().expect("a header value"));
         let got = negotiate(&headers, &Query::parse(""), Offer::Object, Speaks::NoProtobuf).ok();
         assert_eq!(got.map(|accept| (accept.media, accept.shown_as)), expected, "{accept}");
+    }
+
+    #[test]
+    fn answers_have_no_table() {
+        for (accept, expected) in [
+            ("application/json;as=Table;v=v1;g=meta.k8s.io", None),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Some(As::Itself)),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT, accept.parse().expect("a header value"));
+            let got = negotiate(&headers, &Query::parse(""), Offer::Answer, Speaks::NoProtobuf);
+            assert_eq!(got.ok().map(|accept| accept.shown_as), expected, "{accept}");
+        }
     }
 
     #[test]

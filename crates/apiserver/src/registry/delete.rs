@@ -41,7 +41,10 @@ impl Registry {
         set_finalizers(&mut *object, options, row.strategy.orphans_by_default());
         let waits = self.begin(ctx, &mut *object, options);
         if !waits {
-            return self.remove(ctx, key, &current, object).await;
+            // Only what has a grace period is marked before it goes.
+            let is_marked = row.strategy.grace(&*old, options.grace_period_seconds) != Grace::None;
+            let last = if is_marked { object } else { old };
+            return self.remove(ctx, key, &current, last).await;
         }
         object.meta_mut().resource_version = None;
         let mut before = old.boxed_clone();

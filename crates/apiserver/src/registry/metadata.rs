@@ -141,6 +141,7 @@ pub(super) fn check_preconditions(
             return Err(StatusError::invalid(&row.group, &row.plural, name, errors));
         }
         version if version == before.resource_version.as_deref() => {}
+        Some(version) if version.parse::<u64>().is_err() => return Err(not_a_number(version)),
         Some(_) => return Err(modified(row, name)),
     }
     if let Some(uid) =
@@ -153,6 +154,12 @@ pub(super) fn check_preconditions(
         return Err(StatusError::conflict(&row.group, &row.plural, name, why));
     }
     Ok(())
+}
+
+/// A revision that is none, in the words of Go's reader of numbers.
+fn not_a_number(version: &str) -> StatusError {
+    let why = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
+    StatusError::new(Reason::Unknown, why).with_code(500)
 }
 
 /// The conflict of optimistic locking.
@@ -201,6 +208,11 @@ fn validate_common(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut 
     validate_maps(meta, path, errors);
     validate_owners(meta, path, errors);
     validate_finalizers(meta, path, errors);
+    validate_domains(row, meta, path, errors);
+}
+
+/// Finalizers without a domain.
+fn validate_domains(row: &Resource, meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     if row.custom || row.strategy.metadata_rules() != MetadataRules::Full {
         return;
     }
@@ -230,7 +242,10 @@ pub(super) fn validate_update(
                 "no new finalizers can be added if the object is being deleted, found new finalizers {}",
                 go_strings(&added)
             );
-            errors.forbidden(&path.child("finalizers"), &detail);
+            // As for uids: upstream looks twice.
+            for _ in 0..2 {
+                errors.forbidden(&path.child("finalizers"), &detail);
+            }
         }
     }
     for (name, now, then) in
@@ -241,6 +256,8 @@ pub(super) fn validate_update(
         }
     }
     validate_common(row, meta, &path, &mut errors);
+    // And once more, as the rest above.
+    validate_domains(row, meta, &path, &mut errors);
     errors
 }
 

@@ -9,6 +9,7 @@ mod delete;
 mod managed;
 mod metadata;
 mod options;
+mod patched;
 mod read;
 mod stored;
 mod write;

@@ -12,21 +12,21 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use machinery::Object;
-use machinery::field::{FieldErrors, Path};
 use machinery::object::Decoded;
 use machinery::patch::{self, PatchError, PatchKind};
 use machinery::status::Reason;
 use serde_json::Value;
 use store::{Compare, LeaseId, Op, Revision, Txn};
 
+use super::patched::misfit;
 use super::{
     Intent, Outcome, Registry, Stored, Written, managed, metadata, store_error, store_key,
 };
 use crate::StatusError;
 use crate::admission::{Attributes, Operation};
-use crate::codec::gojson;
+use crate::codec::{decode, gojson};
 use crate::request::{FieldValidation, Key, RequestContext};
-use crate::resource::{Behaviour, MetadataRules};
+use crate::resource::{Behaviour, MetadataRules, Resource};
 
 /// Runs on fresh state after a lost race. Upstream's patch gives up after 5; single-object updates
 /// by the server itself race with busy status writers, so a few more.
@@ -134,7 +134,8 @@ impl Registry {
             }
         };
         if !errors.is_empty() {
-            return Err(StatusError::invalid(&row.group, &row.kind, object.name(), errors));
+            let group = strategy.error_group(&row.group);
+            return Err(StatusError::invalid(group, &row.kind, object.name(), errors));
         }
         strategy.warnings(&*object, None).into_iter().for_each(|text| ctx.warn(text));
         let attributes =
@@ -241,7 +242,8 @@ impl Registry {
         let mut errors = metadata::validate_update(row, object, old);
         errors.append(strategy.validate_update(ctx, object, old));
         if !errors.is_empty() {
-            return Err(StatusError::invalid(&row.group, &row.kind, old.name(), errors));
+            let group = strategy.error_group(&row.group);
+            return Err(StatusError::invalid(group, &row.kind, old.name(), errors));
         }
         strategy.warnings(object, Some(old)).into_iter().for_each(|text| ctx.warn(text));
         Ok(())
@@ -356,16 +358,31 @@ impl Registry {
                     }
                     PatchKind::Apply { .. } => unreachable!("answered above"),
                 };
-                let patched = patched.map_err(|error| patch_error(ctx, error))?;
+                let patched = patched.map_err(patch_error)?;
                 if *kind == PatchKind::Strategic {
                     return self.decoded(ctx, codec.decode_value(patched));
                 }
-                let text = patched.to_string();
-                self.decoded(ctx, codec.decode(text.as_bytes()))
-                    .map_err(|error| misfit(&text, &error.message))
+                let refused = |why: &str| misfit(&patched, body, why);
+                if let Some(why) = self.other_kind(row, &patched, shown) {
+                    return Err(refused(&why));
+                }
+                self.decoded(ctx, codec.decode(patched.to_string().as_bytes()))
+                    .map_err(|error| refused(&error.message))
             }
             _ => unreachable!("only updates and patches come here"),
         }
+    }
+
+    /// Why a patched object is of no use: it says that it is something else.
+    fn other_kind(&self, row: &Resource, patched: &Value, shown: &dyn Object) -> Option<String> {
+        let is_own = |name: &str, own: &str| patched[name].is_null() || patched[name] == own;
+        if row.custom || (is_own("apiVersion", shown.api_version()) && is_own("kind", shown.kind()))
+        {
+            return None;
+        }
+        let text = |name: &str| patched[name].as_str().unwrap_or_default();
+        let wanted = (row.group.as_str(), row.kind.as_str());
+        decode::type_misfit(&self.resources(), text("apiVersion"), text("kind"), wanted)
     }
 
     /// Server-side apply: the merge by field ownership, into nothing where nothing is yet.
@@ -553,19 +570,13 @@ pub(super) fn write_options(kind: &str, ctx: &RequestContext) -> Value {
     options
 }
 
-/// What a JSON or merge patch made is no object of its kind.
-fn misfit(patched: &str, why: &str) -> StatusError {
-    let mut errors = FieldErrors::default();
-    errors.invalid(&Path::new("patch"), patched, why);
-    StatusError::invalid("", "", "", errors)
-}
-
 /// A merge patch is an object; what it is instead is told as Go does.
 fn check_merge_patch(body: &[u8]) -> Result<(), StatusError> {
     let refused = |why: String| StatusError::bad_request(format!("error decoding patch: {why}"));
     gojson::check(body).map_err(refused)?;
     let what = match body.trim_ascii_start().first() {
-        Some(b'{' | b'n') => return Ok(()),
+        Some(b'{') => return Ok(()),
+        Some(b'n') => return Err(StatusError::bad_request("Invalid JSON Patch")),
         Some(b'[') => "array",
         Some(b'"') => "string",
         Some(b't' | b'f') => "bool",
@@ -580,18 +591,17 @@ fn parse_json(body: &[u8]) -> Result<Value, StatusError> {
     serde_json::from_slice(body).map_err(|error| StatusError::bad_request(error.to_string()))
 }
 
-fn patch_error(ctx: &RequestContext, error: PatchError) -> StatusError {
+fn patch_error(error: PatchError) -> StatusError {
     match error {
         PatchError::Malformed(why) => StatusError::bad_request(why),
         PatchError::Unfit(why) => {
             tracing::debug!(why, "a patch does not fit its object");
-            let row = &ctx.resource;
             StatusError::new(
                 Reason::Invalid,
                 "the server rejected our request due to an error in our request",
             )
-            .about(&row.group, &row.plural, "")
         }
+        PatchError::Broken(why) => StatusError::new(Reason::Unknown, why).with_code(500),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
 use crate::registry::Registry;
 use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
-use crate::resource::{Resource, ResourceTable};
+use crate::resource::{Behaviour, Resource, ResourceTable};
 use crate::serve::Shared;
 
 pub(crate) struct Call {
@@ -45,8 +45,15 @@ impl Call {
             info.subresource.as_str(),
             "log" | "proxy" | "exec" | "attach" | "portforward"
         );
-        let offer =
-            if is_list && info.verb != "deletecollection" { Offer::List } else { Offer::Object };
+        let is_answer = match row.subresource(&info.subresource) {
+            Some(sub) => matches!(sub.behaviour, Behaviour::Create(_)),
+            None => row.storage.is_none() && info.verb == "create",
+        };
+        let offer = match is_list && info.verb != "deletecollection" {
+            true => Offer::List,
+            false if is_answer => Offer::Answer,
+            false => Offer::Object,
+        };
         let speaks = match shared.options.protobuf.map(Protobuf) {
             None => Speaks::NoProtobuf,
             Some(protobuf) if !row.has_message() => Speaks::ProtobufOfMetadata(protobuf),

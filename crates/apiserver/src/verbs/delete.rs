@@ -103,6 +103,12 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     check_dry_run(&dry_run.iter().map(String::as_str).collect::<Vec<_>>(), &mut errors);
     finish("DeleteOptions", errors)?;
     call.ctx.dry_run = !dry_run.is_empty();
+    if given.propagation_policy.is_none()
+        && given.orphan_dependents.is_none()
+        && let Some(text) = call.row.strategy.delete_warning()
+    {
+        call.ctx.warn(text);
+    }
     let preconditions = given.preconditions.unwrap_or_default();
     Ok(DeleteOptions {
         grace_period_seconds: given.grace_period_seconds,

@@ -8,6 +8,7 @@
 //! take no room, and regular expressions are compiled when the first value meets them.
 
 pub mod embedded;
+pub mod extent;
 pub mod formats;
 pub mod lists;
 pub mod normal;

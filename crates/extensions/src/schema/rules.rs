@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use cel::cost::Extent;
 use cel::{Budget, EvalError, ListKind, Object, Program, Type, Value as Cel};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::ValidationRule;
 use machinery::field::{FieldError, FieldErrors, Path};
@@ -66,12 +67,27 @@ impl Rule {
         self.compiled.get_or_init(|| self.compile(type_of(schema, is_root)))
     }
 
-    fn compile(&self, kind: Type) -> Compiled {
+    /// What the rule and its message may cost at most, for values no bigger than `extent`.
+    pub fn costs(&self, schema: &Schema, is_root: bool, extent: &Extent) -> [u64; 2] {
+        let compiled = self.compiled(schema, is_root);
+        let variables = self.variables(type_of(schema, is_root));
+        let most = |program: Option<&Program>| {
+            program.map_or(0, |program| program.most(&variables, extent))
+        };
+        let message = compiled.message.as_ref().and_then(|message| message.as_ref().ok());
+        [most(compiled.rule.as_ref().ok()), most(message)]
+    }
+
+    fn variables(&self, kind: Type) -> [(&'static str, Type); 2] {
         let old = match self.optional_old {
             Some(true) => Type::optional(kind.clone()),
             _ => kind.clone(),
         };
-        let variables = [("self", kind), ("oldSelf", old)];
+        [("self", kind), ("oldSelf", old)]
+    }
+
+    fn compile(&self, kind: Type) -> Compiled {
+        let variables = self.variables(kind);
         let program = |text: &str, wanted: Type, refusal: &str| match cel::compile(text, &variables)
         {
             Err(error) => Err(format!("compilation failed: {error}")),

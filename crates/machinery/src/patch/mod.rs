@@ -88,6 +88,9 @@ pub enum PatchError {
     /// It is one, but does not fit the object (a failed `test`, a missing path).
     #[error("{0}")]
     Unfit(String),
+    /// Upstream calls it its own error.
+    #[error("{0}")]
+    Broken(String),
 }
 
 /// RFC 6902. A failing operation leaves nothing changed.

@@ -5,6 +5,8 @@
 //! patch's order; those that only the object has keep their place relative to the ones that both
 //! have. Upstream: `k8s.io/apimachinery/pkg/util/strategicpatch`.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use super::{FieldFacts, PatchError, Schema};
@@ -12,6 +14,7 @@ use super::{FieldFacts, PatchError, Schema};
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
 const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
+const SET_ORDER_NAME: &str = "$setElementOrder";
 const SET_ORDER: &str = "$setElementOrder/";
 
 /// Applies `patch` to `document`, an object of `definition`.
@@ -55,24 +58,29 @@ impl Merger<'_> {
                 "replace" => return Ok(patch),
                 "delete" => return Ok(Fields::new()),
                 "merge" => {}
-                other => return Err(unknown_directive(other)),
+                _ => return Err(unknown_directive(directive.into(), patch)),
             },
-            Some(other) => return Err(unknown_directive(&other.to_string())),
+            Some(other) => return Err(unknown_directive(other, patch)),
         }
         if let Some(Value::Array(kept)) = patch.remove(RETAIN_KEYS) {
             original.retain(|key, _| kept.iter().any(|one| one.as_str() == Some(key)));
         }
-        let mut orders = vec![];
+        let (mut orders, mut sent) = (vec![], BTreeMap::new());
         for (key, value) in patch {
             if let Some(field) = key.strip_prefix(DELETE_FROM) {
                 delete_from(&mut original, field, &value);
             } else if let Some(field) = key.strip_prefix(SET_ORDER) {
                 orders.push((field.to_owned(), value));
             } else {
+                sent.extend(value.as_array().map(|list| (key.clone(), list.clone())));
                 self.field(&mut original, key, value, definition)?;
             }
         }
         for (field, order) in orders {
+            if let (Some(list), Value::Array(order)) = (sent.get(&field), &order) {
+                let key = self.facts(definition, &field).merge_key;
+                check_order(list, order, key.as_deref())?;
+            }
             self.reorder(&mut original, &field, order, definition);
         }
         Ok(original)
@@ -138,7 +146,7 @@ impl Merger<'_> {
                     let wanted = element.get(key).ok_or_else(|| no_key(key))?;
                     merged.retain(|one| one.get(key) != Some(wanted));
                 }
-                Some(other) => return Err(unknown_directive(other)),
+                Some(_) => return Err(not_a_directive(&element)),
             }
         }
         if replaces {
@@ -209,6 +217,47 @@ fn in_order(
     woven
 }
 
+/// All that the patch has of a list must be in the order that it sets, and in that order.
+fn check_order(list: &[Value], order: &[Value], key: Option<&str>) -> Result<(), PatchError> {
+    let is_sent = |one: &&Value| {
+        one.get(PATCH).and_then(Value::as_str).is_none_or(|directive| directive == "merge")
+    };
+    let places = list.iter().filter(is_sent).map(|one| index(order, one, key));
+    let places: Option<Vec<usize>> = places.collect();
+    if places.is_some_and(|places| places.is_sorted()) {
+        return Ok(());
+    }
+    let shown = |list: &[Value]| {
+        let all: Vec<String> = list.iter().map(go_value).collect();
+        format!("[{}]", all.join(" "))
+    };
+    Err(PatchError::Broken(format!(
+        "The order in patch list:\n{}\n doesn't match {SET_ORDER_NAME} list:\n{}\n",
+        shown(list),
+        shown(order)
+    )))
+}
+
+/// A value as Go prints it.
+fn go_value(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".into(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            format!("[{}]", list.iter().map(go_value).collect::<Vec<_>>().join(" "))
+        }
+        Value::Object(fields) => go_fields(fields),
+        other => other.to_string(),
+    }
+}
+
+fn go_fields(fields: &Fields) -> String {
+    let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
+    let shown: Vec<String> =
+        sorted.into_iter().map(|(key, value)| format!("{key}:{}", go_value(value))).collect();
+    format!("map[{}]", shown.join(" "))
+}
+
 fn delete_from(original: &mut Fields, field: &str, values: &Value) {
     if let (Some(Value::Array(list)), Value::Array(values)) = (original.get_mut(field), values) {
         list.retain(|one| !values.contains(one));
@@ -242,10 +291,14 @@ fn without_directives(value: Value) -> Option<Value> {
     }
 }
 
-fn unknown_directive(directive: &str) -> PatchError {
-    PatchError::Malformed(format!(
-        "invalid type of patch directive or unknown directive: {directive}"
-    ))
+fn unknown_directive(directive: Value, mut patch: Fields) -> PatchError {
+    patch.insert(PATCH.into(), directive);
+    not_a_directive(&Value::Object(patch))
+}
+
+fn not_a_directive(patch: &Value) -> PatchError {
+    let directive = go_value(&patch[PATCH]);
+    PatchError::Broken(format!("unknown patch type: {directive} in map: {}", go_value(patch)))
 }
 
 fn no_key(key: &str) -> PatchError {
@@ -274,6 +327,26 @@ mod tests {
                 _ => FieldFacts { definition: Some("other".into()), ..FieldFacts::default() },
             };
             Some(facts)
+        }
+    }
+
+    #[test]
+    fn what_upstream_cannot_do_is_told_in_its_words() {
+        for (patch, expected) in [
+            (
+                json!({"list":[{"name":"x","$patch":"bogus"}]}),
+                "unknown patch type: bogus in map: map[$patch:bogus name:x]",
+            ),
+            (json!({"m":{"$patch":"b"}}), "unknown patch type: b in map: map[$patch:b]"),
+            (
+                json!({"list":[{"name":"y","v":1}],"$setElementOrder/list":[{"name":"x"}]}),
+                "The order in patch list:\n[map[name:y v:1]]\n doesn't match $setElementOrder list:\n[map[name:x]]\n",
+            ),
+        ] {
+            let document = json!({"list":[{"name":"x"}],"m":{"a":1}});
+            let text = patch.to_string();
+            let refused = strategic(&document, text.as_bytes(), Some(&Facts), "root");
+            assert_eq!(refused, Err(PatchError::Broken(expected.into())), "{text}");
         }
     }
 

@@ -357,6 +357,8 @@ fn canonical_quantity(raw: &[u8]) -> Result<Vec<u8>, Unsettled> {
     Ok(format!("\"{canonical}\"").into_bytes())
 }
 
+/// The beginning of the year 1: no time at all, to Go.
+const ZERO_TIME: i64 = -62_135_596_800;
 const MICRO_LAYOUT: &str = "2006-01-02T15:04:05.000000Z07:00";
 
 fn canonical_time(raw: &[u8], micro: bool) -> Result<Vec<u8>, Unsettled> {
@@ -380,6 +382,9 @@ fn canonical_time(raw: &[u8], micro: bool) -> Result<Vec<u8>, Unsettled> {
     }
     // What cannot be read is refused by whoever reads it next.
     let Ok(time) = text.parse::<Timestamp>() else { return Ok(raw.to_vec()) };
+    if time.as_second() == ZERO_TIME {
+        return Ok(b"null".to_vec());
+    }
     Ok(format!("\"{}\"", scalar::time_text(time, micro)).into_bytes())
 }
 
@@ -407,6 +412,10 @@ mod tests {
             (
                 r#"{"name":"x","size":"1000m","list":[],"inner":{"must":1},"maybe":{},"tags":{},"count":0,"zz":[1,{"b":""}]}"#,
                 r#"{"name":"x","size":"1","list":null,"inner":{"must":1},"maybe":{"must":0},"count":0,"zz":[1,{"b":""}]}"#,
+            ),
+            (
+                r#"{"name":"x","size":"1","inner":{"must":1},"list":null,"at":"0001-01-01T00:00:00Z"}"#,
+                r#"{"name":"x","size":"1","inner":{"must":1},"list":null}"#,
             ),
             (
                 r#"{"name":null,"size":"0.5","list":[{"must":1}],"inner":{"must":1},"at":"2026-01-02T03:04:05.9+01:00","seen":"2026-01-02T03:04:05.000006Z","limits":{"cpu":"0.1"}}"#,

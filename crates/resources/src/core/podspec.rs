@@ -205,6 +205,10 @@ fn default_volume(volume: &mut Volume) {
         source.name = std::mem::take(&mut source.name);
     }
     default_source!(volume);
+    let template = volume.ephemeral.iter_mut().filter_map(|one| one.volume_claim_template.as_mut());
+    for template in template {
+        template.spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
+    }
     if let Some(image) = &mut volume.image {
         fill(&mut image.pull_policy, pull_policy(image.reference.as_deref()));
     }

@@ -243,6 +243,10 @@ fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
     if spec.ip_family_policy.is_none() {
         spec.ip_family_policy = old.ip_family_policy.clone();
     }
+    if needs_health_port(spec) && needs_health_port(old) {
+        spec.health_check_node_port =
+            spec.health_check_node_port.filter(|port| *port != 0).or(old.health_check_node_port);
+    }
     for port in spec.ports.iter_mut().flatten() {
         if has_node_ports(&kind) && port.node_port.is_none() {
             let same = |old: &&ServicePort| old.port == port.port && old.protocol == port.protocol;
@@ -336,10 +340,39 @@ impl ServiceStrategy {
                 None => {}
             }
         }
+        self.allocate_health_port(registry, ctx, spec, (&had, &mine), &owner).await?;
+        mine.extend(health_port(spec));
         if !ctx.dry_run {
             for port in had.difference(&mine) {
                 registry.release_claim(&claim_of(*port), &owner).await;
             }
+        }
+        Ok(())
+    }
+
+    /// The port that load balancers ask whether the Service has pods on a node.
+    async fn allocate_health_port(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        spec: &mut ServiceSpec,
+        (had, mine): (&BTreeSet<u16>, &BTreeSet<u16>),
+        owner: &str,
+    ) -> Result<(), StatusError> {
+        match health_port(spec) {
+            Some(port) if had.contains(&port) => {}
+            Some(port) => {
+                if !claim(registry, ctx, port, owner).await? {
+                    return Err(StatusError::internal(format!(
+                        "failed to allocate requested HealthCheck NodePort {port}: provided port is already allocated"
+                    )));
+                }
+            }
+            None if needs_health_port(spec) => {
+                let free = self.free_port(registry, ctx, mine, owner).await?;
+                spec.health_check_node_port = Some(free.into());
+            }
+            None => {}
         }
         Ok(())
     }
@@ -411,6 +444,19 @@ fn ports_of(service: &Service) -> impl Iterator<Item = u16> + '_ {
         .filter_map(|port| port.node_port)
         .filter_map(|port| u16::try_from(port).ok())
         .filter(|port| *port > 0)
+        .chain(service.spec.iter().filter_map(health_port))
+}
+
+/// Load balancers ask a port of each node whether the Service has pods there.
+fn needs_health_port(spec: &ServiceSpec) -> bool {
+    spec.type_.as_deref() == Some("LoadBalancer")
+        && spec.external_traffic_policy.as_deref() == Some("Local")
+}
+
+fn health_port(spec: &ServiceSpec) -> Option<u16> {
+    spec.health_check_node_port
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|port| *port > 0 && needs_health_port(spec))
 }
 
 fn family_of(ip: &IpAddr) -> &'static str {

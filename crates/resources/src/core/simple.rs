@@ -293,7 +293,11 @@ pub(super) fn persistent_volume() -> Row {
         spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
         podspec::default_source!(spec);
         let status: &mut PersistentVolumeStatus = volume.status.get_or_insert_default();
-        fill(&mut status.phase, "Pending");
+        // Who changes the phase says when; a new volume's begins now.
+        if status.phase.is_none() {
+            status.phase = Some("Pending".into());
+            status.last_phase_transition_time = Some(machinery::Time(base::clock::now_seconds()));
+        }
     }
     Row::new::<PersistentVolume>(
         SpecStatus::new(parts!(PersistentVolume)).default(default).cells(cells),

@@ -1,9 +1,12 @@
-//! Webhook configurations and admission policies; their expressions are judged by whoever knows CEL.
+//! Webhook configurations and admission policies, with their expressions.
 //! Upstream: `pkg/apis/admissionregistration/validation`.
 
+use cel::Type;
+use cel::environments::{self, Offers};
 use machinery::names;
 
 use super::at::At;
+use super::policy::conditions;
 
 const FAILURE: &[&str] = &["Fail", "Ignore"];
 const MATCH: &[&str] = &["Equivalent", "Exact"];
@@ -41,7 +44,7 @@ fn webhooks(at: &At<'_>, is_mutating: bool) {
             hook.get("reinvocationPolicy").any_of(REINVOCATION);
         }
         client_config(&hook.get("clientConfig"));
-        match_conditions(&hook.get("matchConditions"));
+        match_conditions(&hook.get("matchConditions"), false);
         review_versions(&hook.get("admissionReviewVersions"));
         if !name.is_empty() && seen.contains(&name.str()) {
             name.duplicate();
@@ -208,15 +211,19 @@ fn rule_resources(at: &At<'_>) {
     }
 }
 
-fn match_conditions(at: &At<'_>) {
+fn match_conditions(at: &At<'_>, params: bool) {
+    let known = environments::admission(Offers { params, authorizer: true, patches: false }, None);
     if at.len() > 64 {
         at.too_many(64);
     }
     let mut seen: Vec<&str> = vec![];
     for condition in at.items() {
         let (name, expression) = (condition.get("name"), condition.get("expression"));
-        if expression.str().trim().is_empty() {
+        let text = expression.str().trim();
+        if text.is_empty() {
             expression.required("");
+        } else if let Err(why) = environments::checked(text, &known, &[Type::Bool]) {
+            expression.invalid_as(text, &why);
         }
         name.need_name(names::qualified_name);
         if !name.is_empty() && seen.contains(&name.str()) {
@@ -291,8 +298,40 @@ fn match_resources(at: &At<'_>) {
     }
 }
 
+/// What the expressions of a policy may name, besides what all may.
+struct Composed {
+    params: bool,
+    /// With their types; `None` where there are none at all.
+    variables: Option<Vec<(String, Type)>>,
+}
+
+impl Composed {
+    /// Compiles the expression at a place, which must evaluate to one of `wanted`.
+    fn check(&self, at: &At<'_>, text: &str, authorizer: bool, patches: bool, wanted: &[Type]) {
+        let offers = Offers { params: self.params, authorizer, patches };
+        let known = environments::admission(offers, self.variables.as_deref());
+        if let Err(why) = environments::checked(text, &known, wanted) {
+            at.invalid(&why);
+        }
+    }
+
+    /// Compiles a variable, which later expressions may name whatever is wrong with it.
+    fn add(&mut self, name: &str, at: &At<'_>) {
+        let offers = Offers { params: self.params, authorizer: true, patches: false };
+        let known = environments::admission(offers, self.variables.as_deref());
+        let kind = match environments::checked(at.str(), &known, &[]) {
+            Ok(program) => program.kind().clone(),
+            Err(why) => {
+                at.invalid(&why);
+                Type::Dyn
+            }
+        };
+        self.variables.get_or_insert_default().push((name.to_owned(), kind));
+    }
+}
+
 /// What policies of both kinds begin with.
-fn policy_head(spec: &At<'_>, is_mutating: bool) {
+fn policy_head(spec: &At<'_>, is_mutating: bool) -> Composed {
     let failure = spec.get("failurePolicy");
     if failure.is_set() {
         failure.one_of(FAILURE);
@@ -310,7 +349,10 @@ fn policy_head(spec: &At<'_>, is_mutating: bool) {
             mutable_operations(&constraints);
         }
     }
-    match_conditions(&spec.get("matchConditions"));
+    let params = spec.has("paramKind");
+    match_conditions(&spec.get("matchConditions"), params);
+    // Mutations may always name `variables`.
+    let mut composed = Composed { params, variables: is_mutating.then(Vec::new) };
     for variable in spec.get("variables").items() {
         let (name, expression) = (variable.get("name"), variable.get("expression"));
         if name.str().trim().is_empty() {
@@ -320,8 +362,11 @@ fn policy_head(spec: &At<'_>, is_mutating: bool) {
         }
         if expression.str().trim().is_empty() {
             expression.required("expression is not specified");
+        } else {
+            composed.add(name.str(), &expression);
         }
     }
+    composed
 }
 
 fn is_cel_identifier(text: &str) -> bool {
@@ -353,7 +398,7 @@ fn is_cel_identifier(text: &str) -> bool {
 
 pub(super) fn validating_policy(at: &At<'_>) {
     let spec = at.get("spec");
-    policy_head(&spec, false);
+    let composed = policy_head(&spec, false);
     let (rules, notes) = (spec.get("validations"), spec.get("auditAnnotations"));
     if rules.is_empty() && notes.is_empty() {
         for place in [&rules, &notes] {
@@ -361,7 +406,7 @@ pub(super) fn validating_policy(at: &At<'_>) {
         }
         return;
     }
-    rules.items().for_each(|rule| validation(&rule));
+    rules.items().for_each(|rule| validation(&rule, &composed));
     if notes.len() > 20 {
         notes.invalid("must not have more than 20 auditAnnotations");
     }
@@ -381,6 +426,9 @@ pub(super) fn validating_policy(at: &At<'_>) {
             expression.required("valueExpression is not specified");
         } else if expression.str().trim().len() > 5 << 10 {
             expression.required("must not exceed 5120 bytes in length");
+        } else {
+            let text = expression.str().trim();
+            composed.check(&expression, text, true, false, &[Type::String, Type::Null]);
         }
         if seen.contains(&key.str()) {
             key.duplicate_text();
@@ -389,14 +437,18 @@ pub(super) fn validating_policy(at: &At<'_>) {
     }
 }
 
-fn validation(at: &At<'_>) {
+fn validation(at: &At<'_>, composed: &Composed) {
     let [expression, message, by_expression] =
         ["expression", "message", "messageExpression"].map(|field| at.get(field));
     if expression.str().trim().is_empty() {
         expression.required("expression is not specified");
+    } else {
+        composed.check(&expression, expression.str(), true, false, &[Type::Bool]);
     }
     if !by_expression.is_empty() && by_expression.str().trim().is_empty() {
         by_expression.invalid("must be non-empty if specified");
+    } else if !by_expression.is_empty() {
+        composed.check(&by_expression, by_expression.str(), false, false, &[Type::String]);
     }
     if !message.is_empty() && message.str().trim().is_empty() {
         message.invalid("must be non-empty if specified");
@@ -406,9 +458,21 @@ fn validation(at: &At<'_>) {
     at.get("reason").any_of(&["Forbidden", "Invalid", "RequestEntityTooLarge"]);
 }
 
+pub(super) fn policy_status(at: &At<'_>, _old: &At<'_>) {
+    let status = at.get("status");
+    for warning in status.get("typeChecking.expressionWarnings").items() {
+        warning.get("warning").need();
+        let place = warning.get("fieldRef");
+        if place.str().trim().is_empty() {
+            place.required("");
+        }
+    }
+    conditions(&status.get("conditions"));
+}
+
 pub(super) fn mutating_policy(at: &At<'_>) {
     let spec = at.get("spec");
-    policy_head(&spec, true);
+    let composed = policy_head(&spec, true);
     let mutations = spec.get("mutations");
     if mutations.is_empty() {
         mutations.required("mutations must contain at least one item");
@@ -418,8 +482,19 @@ pub(super) fn mutating_policy(at: &At<'_>) {
         let (config, patch) = (mutation.get("applyConfiguration"), mutation.get("jsonPatch"));
         match kind.str() {
             "" => kind.required(""),
-            "ApplyConfiguration" => one_patch(kind.str(), &config, &patch, "{jsonPatch}"),
-            "JSONPatch" => one_patch(kind.str(), &patch, &config, "{applyConfiguration}"),
+            "ApplyConfiguration" => {
+                let wanted = environments::patched();
+                one_patch(kind.str(), (&config, wanted), (&patch, "{jsonPatch}"), &composed);
+            }
+            "JSONPatch" => {
+                let wanted = environments::patches();
+                one_patch(
+                    kind.str(),
+                    (&patch, wanted),
+                    (&config, "{applyConfiguration}"),
+                    &composed,
+                );
+            }
             _ => kind.unsupported(&["ApplyConfiguration", "JSONPatch"]),
         }
     }
@@ -431,13 +506,19 @@ pub(super) fn mutating_policy(at: &At<'_>) {
     }
 }
 
-/// The patch that the type asks for, and not the other.
-fn one_patch(kind: &str, wanted: &At<'_>, other: &At<'_>, shown: &str) {
-    if !wanted.is_set() {
-        wanted.required(&format!("must be specified when patchType is {kind}"));
-    } else if wanted.get("expression").str().trim().is_empty() {
-        wanted.get("expression").required("");
+/// The patch that the type asks for, and what it must evaluate to; and not the other, which is shown.
+fn one_patch(kind: &str, wanted: (&At<'_>, Type), other: (&At<'_>, &str), composed: &Composed) {
+    let (patch, wanted) = wanted;
+    let expression = patch.get("expression");
+    let text = expression.str().trim();
+    if !patch.is_set() {
+        patch.required(&format!("must be specified when patchType is {kind}"));
+    } else if text.is_empty() {
+        expression.required("");
+    } else {
+        composed.check(&expression.with(&text.into()), text, true, true, &[wanted]);
     }
+    let (other, shown) = other;
     if other.is_set() {
         other.invalid_as(shown, &format!("must not be specified when patchType is {kind}"));
     }

@@ -75,6 +75,30 @@ pub(super) fn status(at: &At<'_>, old: &At<'_>) {
     if new.value != had.value && !had.is_empty() {
         new.forbidden("updates may not modify existing certificate content");
     }
+    if new.value != had.value
+        && let Some(why) = no_certificates(new.str())
+    {
+        new.invalid_as("<certificate data>", &why);
+    }
+}
+
+/// Why base64 is none of certificates in PEM.
+fn no_certificates(base64: &str) -> Option<String> {
+    const CERTIFICATE: &str = "CERTIFICATE";
+    let pem = STANDARD.decode(base64).unwrap_or_default();
+    if pem.is_empty() {
+        return None;
+    }
+    let text = String::from_utf8_lossy(&pem);
+    let kinds = text.lines().filter_map(|line| line.strip_prefix("-----BEGIN "));
+    let kinds: Vec<&str> = kinds.filter_map(|line| line.trim_end().strip_suffix("-----")).collect();
+    match kinds.iter().find(|kind| **kind != CERTIFICATE) {
+        Some(other) => Some(format!("only CERTIFICATE PEM blocks are allowed, found {other:?}")),
+        None if kinds.is_empty() => {
+            Some("must contain at least one CERTIFICATE PEM block".to_owned())
+        }
+        None => None,
+    }
 }
 
 fn of_type(at: &At<'_>, wanted: &str) -> usize {

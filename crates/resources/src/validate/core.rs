@@ -502,6 +502,37 @@ pub(super) fn endpoints_update(at: &At<'_>, old: &At<'_>) {
 /// What events of both forms must be. The stored form cannot tell which one was asked for: rules
 /// of the newer form alone apply where its time is set.
 pub(super) fn event(at: &At<'_>) {
+    old_event(at, "reportingComponent");
+}
+
+/// An event that came in the newer form.
+pub(super) fn new_event(at: &At<'_>) {
+    const UNSET: &str = "needs to be unset";
+    old_event(at, "reportingController");
+    let metadata = at.get("metadata");
+    if metadata.get("name").is_empty() && metadata.get("generateName").is_empty() {
+        metadata.get("name").required("name or generateName is required");
+    }
+    let kind = at.get("type");
+    at.get("eventTime").need();
+    if !matches!(kind.str(), "Normal" | "Warning") {
+        kind.invalid_as("", &format!("has invalid value: {}", kind.str()));
+    }
+    for field in ["firstTimestamp", "lastTimestamp"] {
+        if at.has(field) {
+            at.get(field).invalid_as("", UNSET);
+        }
+    }
+    if at.get("count").int() != 0 {
+        at.get("count").invalid_as("", UNSET);
+    }
+    if !at.get("source.component").is_empty() || !at.get("source.host").is_empty() {
+        at.get("source").invalid_as("", UNSET);
+    }
+}
+
+/// What both forms demand; the newer one has another name for who reports.
+fn old_event(at: &At<'_>, reporter: &str) {
     let about = at.get("involvedObject.namespace");
     let namespace = at.get("metadata.namespace").str();
     let is_new = at.has("eventTime");
@@ -517,7 +548,7 @@ pub(super) fn event(at: &At<'_>) {
     if !is_new {
         return;
     }
-    let reporting = at.get("reportingComponent");
+    let reporting = at.get("reportingComponent").called(at.child_path(reporter));
     if reporting.is_empty() {
         reporting.required("");
     }

@@ -13,6 +13,7 @@ mod certificates;
 mod container;
 mod core;
 mod cron;
+mod devices;
 mod diff;
 mod flow;
 mod internal;
@@ -113,6 +114,7 @@ impl Rules {
 
 const ADMISSION: &str = "admissionregistration.k8s.io";
 const APPS: &str = "apps";
+const DEVICES: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const RBAC: &str = "rbac.authorization.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
@@ -126,6 +128,9 @@ static RULES: &[Rules] = &[
         .create_on_update()
         .deprecated("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
     kind("", "Event", core::event).metadata(MetadataRules::Last).create_on_update(),
+    kind("events.k8s.io", "Event", core::new_event)
+        .metadata(MetadataRules::Last)
+        .create_on_update(),
     kind("", "LimitRange", core::limit_range).create_on_update(),
     kind("", "Namespace", core::namespace)
         .update(core::unchecked)
@@ -159,6 +164,7 @@ static RULES: &[Rules] = &[
         .metadata(MetadataRules::Plain)
         .conditional(),
     kind(ADMISSION, "ValidatingAdmissionPolicy", admission::validating_policy)
+        .parts(&[("status", admission::policy_status)])
         .metadata(MetadataRules::Plain)
         .conditional(),
     kind(ADMISSION, "ValidatingAdmissionPolicyBinding", admission::validating_binding)
@@ -226,6 +232,12 @@ static RULES: &[Rules] = &[
         .update(policy::role_binding_update)
         .named(names::path_segment)
         .create_on_update(),
+    kind(DEVICES, "DeviceClass", devices::class),
+    kind(DEVICES, "ResourceClaim", devices::claim)
+        .update(devices::claim_update)
+        .parts(&[("status", devices::claim_status)]),
+    kind(DEVICES, "ResourceClaimTemplate", devices::claim_template).update(devices::claim_update),
+    kind(DEVICES, "ResourceSlice", devices::slice).update(devices::slice_update),
     kind("scheduling.k8s.io", "PriorityClass", policy::priority_class)
         .update(policy::priority_class_update),
     kind(STORAGE, "CSIDriver", storage::csi_driver)

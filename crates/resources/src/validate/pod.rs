@@ -64,6 +64,7 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
     if mirror.is_set() && spec.get("nodeName").is_empty() {
         mirror.invalid("must set spec.nodeName if mirror pod annotation is set");
     }
+    seccomp_annotations(at);
     let cost = at.key("controller.kubernetes.io/pod-deletion-cost");
     if cost.is_set() {
         let text = cost.str();
@@ -83,6 +84,19 @@ const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 pub(super) fn each_container<'a>(spec: &At<'a>) -> impl Iterator<Item = At<'a>> + use<'a> {
     let lists = ["initContainers", "containers", "ephemeralContainers"];
     lists.map(|list| spec.get(list)).into_iter().flat_map(|list| list.items())
+}
+
+/// Old annotations say what fields say today. Upstream: `ValidateSeccompPodAnnotations`.
+fn seccomp_annotations(notes: &At<'_>) {
+    for (key, note) in notes.entries() {
+        let is_local =
+            |path: &str| !path.starts_with('/') && !path.split('/').any(|one| one == "..");
+        let is_profile = matches!(note.str(), "runtime/default" | "docker/default" | "unconfined")
+            || note.str().strip_prefix("localhost/").is_some_and(is_local);
+        if (key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER)) && !is_profile {
+            note.called(notes.path.child(key)).invalid("must be a valid seccomp profile");
+        }
+    }
 }
 
 /// Old annotations and new fields must say the same.

@@ -120,7 +120,49 @@ pub(super) fn disruption_budget(at: &At<'_>) {
     spec.get("unhealthyPodEvictionPolicy").any_of(&["AlwaysAllow", "IfHealthyBudget"]);
 }
 
+/// Conditions that a kind has checked. Upstream: `metav1validation.ValidateConditions`.
+pub(super) fn conditions(at: &At<'_>) {
+    const REASON_FORM: &str = "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
+    const REASON: usize = 1 << 10;
+    const MESSAGE: usize = 32 << 10;
+    let mut seen: Vec<&str> = vec![];
+    for one in at.items() {
+        let kind = one.get("type");
+        if seen.contains(&kind.str()) {
+            kind.duplicate();
+        }
+        seen.push(kind.str());
+        kind.name(names::qualified_name);
+        one.get("status").one_of(&["False", "True", "Unknown"]);
+        let generation = one.get("observedGeneration");
+        if generation.int() < 0 {
+            generation.invalid("must be greater than or equal to zero");
+        }
+        let time = one.get("lastTransitionTime");
+        if !time.is_set() || time.str().starts_with("0001-01-01T00:00:00") {
+            time.required("");
+        }
+        let reason = one.get("reason");
+        if reason.need() && !is_condition_reason(reason.str()) {
+            reason.invalid(REASON_FORM);
+        }
+        for (field, most) in [("reason", REASON), ("message", MESSAGE)] {
+            if one.get(field).str().len() > most {
+                one.get(field).too_long(most);
+            }
+        }
+    }
+}
+
+fn is_condition_reason(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ',' | ':');
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && text.chars().all(inner)
+}
+
 pub(super) fn disruption_budget_status(at: &At<'_>, _old: &At<'_>) {
+    conditions(&at.get("status.conditions"));
     for field in ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"] {
         at.get("status").get(field).not_negative();
     }

@@ -52,6 +52,47 @@ fn new_objects_are_told_every_wrong_field() {
     for (kind, object, expected) in [
         ("ConfigMap", json!({"data": {"a b": "x", "c": "y"}}), vec!["data[a b]"]),
         ("Lease", json!({"spec": {"leaseDurationSeconds": 0}}), vec!["spec.leaseDurationSeconds"]),
+        (
+            "ValidatingAdmissionPolicy",
+            json!({"metadata": {"name": "p"}, "spec": {"failurePolicy": "Fail",
+                "matchConstraints": {"matchPolicy": "Exact", "namespaceSelector": {}, "objectSelector": {},
+                    "resourceRules": [{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"]}]},
+                "matchConditions": [{"name": "a", "expression": "1"}],
+                "variables": [{"name": "v", "expression": "zzz"}],
+                "validations": [{"expression": "variables.v == 1"}, {"expression": "object.a", "messageExpression": "authorizer"}]}}),
+            vec![
+                "spec.matchConditions[0].expression",
+                "spec.variables[0].expression",
+                "spec.validations[1].expression",
+                "spec.validations[1].messageExpression",
+            ],
+        ),
+        (
+            "ResourceClaim",
+            json!({"spec": {"devices": {
+                "requests": [{"name": "a", "exactly": {"deviceClassName": "c", "allocationMode": "All",
+                    "selectors": [{"cel": {"expression": "device.driver =="}}, {}]}}, {"name": "a"}],
+                "constraints": [{"requests": ["b"], "matchAttribute": "x"}]}}}),
+            vec![
+                "spec.devices.requests[0].exactly.selectors[0].cel.expression",
+                "spec.devices.requests[0].exactly.selectors[1].cel",
+                "spec.devices.requests[1]",
+                "spec.devices.requests[1]",
+                "spec.devices.constraints[0].requests[0]",
+                "spec.devices.constraints[0].matchAttribute",
+            ],
+        ),
+        (
+            "ResourceSlice",
+            json!({"spec": {"driver": "d.io", "pool": {"name": "p", "resourceSliceCount": 0},
+                "devices": [{"name": "B", "attributes": {"a": {"int": 1, "bool": true}}}]}}),
+            vec![
+                "spec.pool.resourceSliceCount",
+                "spec",
+                "spec.devices[0].name",
+                "spec.devices[0].attributes[a]",
+            ],
+        ),
         ("Role", rules, vec!["rules[0].verbs"]),
         ("CertificateSigningRequest", request, vec!["spec.request", "spec.usages[0]"]),
         ("Pod", pod("/none", json!(0)), vec![]),

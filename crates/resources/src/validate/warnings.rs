@@ -25,10 +25,11 @@ const KINDS: &[(&str, &str, Warn)] = &[
     ("batch", "Job", |at, out| hostname(at, "spec.template", out)),
     ("networking.k8s.io", "Ingress", ingress),
     ("storage.k8s.io", "CSIDriver", csi_driver),
+    ("storage.k8s.io", "StorageClass", storage_class),
 ];
 
 /// The parts of objects that warnings are about: what leaves them as they are is not warned of again.
-const BODIES: &[&str] = &["data", "spec", "template", "type"];
+const BODIES: &[&str] = &["allowedTopologies", "data", "spec", "template", "type"];
 
 pub(super) fn of(
     group: &str,
@@ -204,6 +205,15 @@ fn sources(at: &At<'_>, out: &mut Vec<String>) {
             // Upstream names this one by its field in Go.
             let shown = if *source == "storageos" { "storageOS" } else { *source };
             say(&at.called(at.child_path(shown)), text, out);
+        }
+    }
+}
+
+fn storage_class(at: &At<'_>, out: &mut Vec<String>) {
+    for term in at.get("allowedTopologies").items() {
+        for one in term.get("matchLabelExpressions").items() {
+            let key = one.get("key");
+            old_label(key.str()).into_iter().for_each(|text| say(&key, text, out));
         }
     }
 }
@@ -437,6 +447,14 @@ mod tests {
                 template as Warn,
                 vec![
                     "spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14; use \"kubernetes.io/os\" instead",
+                ],
+            ),
+            (
+                json!({"allowedTopologies": [{"matchLabelExpressions": [
+                    {"key": "failure-domain.beta.kubernetes.io/zone"}]}]}),
+                storage_class as Warn,
+                vec![
+                    "allowedTopologies[0].matchLabelExpressions[0].key: deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
                 ],
             ),
             (

@@ -1,0 +1,112 @@
+//! What a JSON or merge patch made and is no object of its kind, told as upstream tells it.
+//!
+//! In: the patched tree, the patch, why it cannot be. Out: the 422 that shows the whole text, in the
+//! order that Go's patch leaves it in: what the patch touched is sorted, the rest stands in the order
+//! of Go's structs. Of those only metadata is followed, the one part that every object has.
+
+use machinery::StatusError;
+use machinery::field::{FieldErrors, Path};
+use serde_json::{Map, Value};
+
+const METADATA: &[&str] = &[
+    "name",
+    "generateName",
+    "namespace",
+    "selfLink",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
+];
+const MANAGED: &[&str] =
+    &["manager", "operation", "apiVersion", "time", "fieldsType", "fieldsV1", "subresource"];
+
+/// The refusal of a patch.
+pub(super) fn misfit(patched: &Value, patch: &[u8], why: &str) -> StatusError {
+    let mut errors = FieldErrors::default();
+    errors.invalid(&Path::new("patch"), text(patched, patch), why);
+    StatusError::invalid("", "", "", errors)
+}
+
+fn text(patched: &Value, patch: &[u8]) -> String {
+    let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
+    let touches = match &patch {
+        Value::Array(steps) => steps
+            .iter()
+            .any(|step| step["path"].as_str().is_some_and(|path| path.starts_with("/metadata"))),
+        patch => patch["metadata"].is_object(),
+    };
+    let Value::Object(fields) = patched else { return patched.to_string() };
+    object(&sorted(fields), |name, value| match (name, value) {
+        ("metadata", Value::Object(metadata)) if !touches => metadata_text(metadata),
+        (_, value) => value.to_string(),
+    })
+}
+
+fn metadata_text(metadata: &Map<String, Value>) -> String {
+    object(&ordered(metadata, METADATA), |name, value| match (name, value) {
+        ("managedFields", Value::Array(entries)) => {
+            let entry = |entry: &Value| match entry {
+                Value::Object(entry) => {
+                    object(&ordered(entry, MANAGED), |_, value| value.to_string())
+                }
+                other => other.to_string(),
+            };
+            format!("[{}]", entries.iter().map(entry).collect::<Vec<_>>().join(","))
+        }
+        (_, value) => value.to_string(),
+    })
+}
+
+type Fields<'a> = Vec<(&'a str, &'a Value)>;
+
+fn sorted(fields: &Map<String, Value>) -> Fields<'_> {
+    let mut all: Fields<'_> = fields.iter().map(|(name, value)| (name.as_str(), value)).collect();
+    all.sort_by_key(|(name, _)| *name);
+    all
+}
+
+fn ordered<'a>(fields: &'a Map<String, Value>, order: &[&str]) -> Fields<'a> {
+    let mut all = sorted(fields);
+    all.sort_by_key(|(name, _)| order.iter().position(|known| known == name));
+    all
+}
+
+fn object(fields: &Fields<'_>, show: impl Fn(&str, &Value) -> String) -> String {
+    let members =
+        fields.iter().map(|(name, value)| format!("{}:{}", Value::from(*name), show(name, value)));
+    format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_the_patch_did_not_touch_stands_in_gos_order() {
+        let patched = json!({
+            "metadata": { "uid": "u", "name": "n", "managedFields": [{ "time": "t", "manager": "m" }] },
+            "kind": "K", "bogus": 1,
+        });
+        // As the tree has it.
+        let touched = format!(r#"{{"bogus":1,"kind":"K","metadata":{}}}"#, patched["metadata"]);
+        for (patch, expected) in [
+            (
+                json!({ "bogus": 1 }),
+                r#"{"bogus":1,"kind":"K","metadata":{"name":"n","uid":"u","managedFields":[{"manager":"m","time":"t"}]}}"#,
+            ),
+            (json!({ "metadata": { "uid": "u" } }), &touched),
+        ] {
+            assert_eq!(text(&patched, patch.to_string().as_bytes()), expected);
+        }
+    }
+}

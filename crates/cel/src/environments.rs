@@ -1,0 +1,303 @@
+//! What expressions of Kubernetes' own kinds may name, and what they must evaluate to.
+//!
+//! In: an expression and its place (a policy's validation, a webhook's condition, a device's
+//! selector). Out: a program, or upstream's sentence about what is wrong with it. Upstream:
+//! `k8s.io/apiserver/pkg/admission/plugin/cel`, `k8s.io/dynamic-resource-allocation/cel`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::types::{Object, Type};
+use crate::{Program, compile};
+
+/// The type of `authorizer`.
+pub const AUTHORIZER: &str = "kubernetes.authorization.Authorizer";
+const RESOURCE_CHECK: &str = "kubernetes.authorization.ResourceCheck";
+
+/// What of the environment depends on where the expression is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Offers {
+    /// The policy has a `paramKind`.
+    pub params: bool,
+    pub authorizer: bool,
+    /// `Object{…}` and `JSONPatch{…}` can be made.
+    pub patches: bool,
+}
+
+/// What an admission policy's or a webhook's expression may name. `variables` are those that were
+/// composed before it; `None`: there is no composition here.
+pub fn admission(
+    offers: Offers,
+    variables: Option<&[(String, Type)]>,
+) -> Vec<(&'static str, Type)> {
+    let mut all = vec![
+        ("object", Type::Dyn),
+        ("oldObject", Type::Dyn),
+        ("namespaceObject", namespace_type()),
+        ("request", request_type()),
+    ];
+    if offers.params {
+        all.push(("params", Type::Dyn));
+    }
+    if offers.authorizer {
+        all.push(("authorizer", Type::Opaque(AUTHORIZER)));
+        all.push(("authorizer.requestResource", Type::Opaque(RESOURCE_CHECK)));
+    }
+    if offers.patches {
+        all.extend([("Object", Type::Type), ("JSONPatch", Type::Type)]);
+    }
+    if let Some(variables) = variables {
+        let fields = variables.iter().cloned().collect();
+        let name = "kubernetes.variables".to_owned();
+        all.push(("variables", Type::Object(Arc::new(Object { name, fields, is_open: false }))));
+    }
+    all
+}
+
+/// What a device's selector may name.
+pub fn device() -> Vec<(&'static str, Type)> {
+    let map = |of: Type| Type::Map(Arc::new(of));
+    let device = object(
+        "kubernetes.DRADevice",
+        [
+            ("driver", Type::String),
+            ("allowMultipleAllocations", Type::Bool),
+            ("attributes", map(map(Type::Dyn))),
+            ("capacity", map(map(Type::Opaque("kubernetes.Quantity")))),
+        ],
+    );
+    vec![("device", device)]
+}
+
+/// Compiles a device's selector; what an attribute is, nobody knows before.
+pub fn selector(text: &str) -> Result<Program, String> {
+    let program =
+        compile(text, &device()).map_err(|error| format!("compilation failed: {error}"))?;
+    match program.kind() {
+        Type::Bool | Type::Dyn => Ok(program),
+        other => {
+            Err(format!("must evaluate to bool or the unknown type, not {}", other.declared()))
+        }
+    }
+}
+
+/// Compiles an expression that must evaluate to one of `wanted` (all, if there is none), or says why
+/// it cannot be.
+pub fn checked(text: &str, variables: &[(&str, Type)], wanted: &[Type]) -> Result<Program, String> {
+    let program =
+        compile(text, variables).map_err(|error| format!("compilation failed: {error}"))?;
+    let kind = program.kind();
+    if wanted.is_empty() || (*kind == Type::Dyn && !program.is_surely_dynamic(variables)) {
+        return Ok(program);
+    }
+    if wanted.iter().any(|wanted| *kind != Type::Dyn && is_same(kind, wanted)) {
+        return Ok(program);
+    }
+    Err(match wanted {
+        [one] => format!("must evaluate to {} but got {}", one.declared(), kind.declared()),
+        all => {
+            let all: Vec<String> = all.iter().map(Type::declared).collect();
+            format!("must evaluate to one of [{}] but got {}", all.join(" "), kind.declared())
+        }
+    })
+}
+
+/// The same type, as far as both are known.
+fn is_same(kind: &Type, wanted: &Type) -> bool {
+    match (kind, wanted) {
+        (Type::Null, Type::Null) => true,
+        (Type::Null, _) | (_, Type::Null) => false,
+        _ => kind.fits(wanted),
+    }
+}
+
+/// What a mutation must evaluate to.
+pub fn patched() -> Type {
+    Type::Object(Arc::new(Object { name: "Object".into(), is_open: true, ..Object::default() }))
+}
+
+/// What the expression of a JSON patch must evaluate to.
+pub fn patches() -> Type {
+    let one = Object { name: "JSONPatch".into(), is_open: true, ..Object::default() };
+    Type::list(Type::Object(Arc::new(one)))
+}
+
+fn object<const N: usize>(name: &str, fields: [(&str, Type); N]) -> Type {
+    let fields: BTreeMap<String, Type> =
+        fields.into_iter().map(|(name, kind)| (name.to_owned(), kind)).collect();
+    Type::Object(Arc::new(Object { name: name.into(), fields, is_open: false }))
+}
+
+fn strings() -> Type {
+    Type::list(Type::String)
+}
+
+fn request_type() -> Type {
+    let of = |name: &str, last: &str| {
+        object(name, [("group", Type::String), ("version", Type::String), (last, Type::String)])
+    };
+    let kind = || of("kubernetes.GroupVersionKind", "kind");
+    let resource = || of("kubernetes.GroupVersionResource", "resource");
+    let user = object(
+        "kubernetes.UserInfo",
+        [
+            ("username", Type::String),
+            ("uid", Type::String),
+            ("groups", strings()),
+            ("extra", Type::Map(Arc::new(strings()))),
+        ],
+    );
+    object(
+        "kubernetes.AdmissionRequest",
+        [
+            ("kind", kind()),
+            ("resource", resource()),
+            ("subResource", Type::String),
+            ("requestKind", kind()),
+            ("requestResource", resource()),
+            ("requestSubResource", Type::String),
+            ("name", Type::String),
+            ("namespace", Type::String),
+            ("operation", Type::String),
+            ("userInfo", user),
+            ("dryRun", Type::Bool),
+            ("options", Type::Dyn),
+        ],
+    )
+}
+
+fn namespace_type() -> Type {
+    let labels = || Type::Map(Arc::new(Type::String));
+    let condition = object(
+        "kubernetes.NamespaceCondition",
+        [
+            ("status", Type::String),
+            ("type", Type::String),
+            ("lastTransitionTime", Type::Timestamp),
+            ("message", Type::String),
+            ("reason", Type::String),
+        ],
+    );
+    let metadata = object(
+        "kubernetes.NamespaceMetadata",
+        [
+            ("name", Type::String),
+            ("generateName", Type::String),
+            ("namespace", Type::String),
+            ("labels", labels()),
+            ("annotations", labels()),
+            ("UID", Type::String),
+            ("creationTimestamp", Type::Timestamp),
+            ("deletionGracePeriodSeconds", Type::Int),
+            ("deletionTimestamp", Type::Timestamp),
+            ("generation", Type::Int),
+            ("resourceVersion", Type::String),
+            ("finalizers", strings()),
+        ],
+    );
+    let status = object(
+        "kubernetes.NamespaceStatus",
+        [("conditions", Type::list(condition)), ("phase", Type::String)],
+    );
+    object(
+        "kubernetes.Namespace",
+        [
+            ("metadata", metadata),
+            ("spec", object("kubernetes.NamespaceSpec", [("finalizers", strings())])),
+            ("status", status),
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, wanted: &[Type], expected: &str) {
+        let offers = Offers { params: false, authorizer: true, patches: true };
+        let variables = [("n".to_owned(), Type::Int), ("any".to_owned(), Type::Dyn)];
+        let got = checked(text, &admission(offers, Some(&variables)), wanted);
+        assert_eq!(got.err().unwrap_or_default(), expected, "{text}");
+    }
+
+    #[test]
+    fn expressions_evaluate_to_what_their_place_wants() {
+        let bool = &[Type::Bool][..];
+        check("object.spec.replicas > 5 && request.name != ''", bool, "");
+        check("variables.n > 1 || variables.any", bool, "");
+        check("authorizer.group('').resource('pods').check('get').allowed()", bool, "");
+        check("authorizer.requestResource.check('get').allowed()", bool, "");
+        check("namespaceObject.metadata.labels['a'] == 'b'", bool, "");
+        check("has(object.metadata.labels) && 'a' in object.metadata.labels", bool, "");
+        check("object.spec.containers.all(c, c.image.startsWith('a/'))", bool, "");
+        check("object.a ? object.b == 1 : true", bool, "");
+        check("1 + 1", bool, "must evaluate to bool but got int");
+        check("object.x", bool, "must evaluate to bool but got dyn");
+        check("object.x[0].y", bool, "must evaluate to bool but got dyn");
+        check("variables.any", bool, "must evaluate to bool but got dyn");
+        check("'a'.size()", &[Type::String], "must evaluate to string but got int");
+        check("timestamp('x')", bool, "must evaluate to bool but got google.protobuf.Timestamp");
+        let note = &[Type::String, Type::Null][..];
+        check("object.x == 1 ? 'a' : null", &[], "");
+        check("null", note, "");
+        check("1", note, "must evaluate to one of [string null_type] but got int");
+        check(
+            "params.x == 1",
+            bool,
+            "compilation failed: ERROR: <input>:1:1: undeclared reference to 'params' (in container '')\n | params.x == 1\n | ^",
+        );
+        check(
+            "request.nope == 1",
+            bool,
+            "compilation failed: ERROR: <input>:1:8: undefined field 'nope'\n | request.nope == 1\n | .......^",
+        );
+        check(
+            "variables.m",
+            bool,
+            "compilation failed: ERROR: <input>:1:10: undefined field 'm'\n | variables.m\n | .........^",
+        );
+    }
+
+    #[test]
+    fn mutations_evaluate_to_patches() {
+        check("Object{spec: Object.spec{replicas: 2}}", &[patched()], "");
+        check("[JSONPatch{op: 'add', path: '/a', value: 1}]", &[patches()], "");
+        check("object.a ? [JSONPatch{op: 'remove', path: '/a'}] : []", &[patches()], "");
+        check("'a'", &[patches()], "must evaluate to list(JSONPatch) but got string");
+        check("'a'", &[patched()], "must evaluate to Object but got string");
+    }
+
+    #[test]
+    fn texts_that_end_too_early_are_told_as_antlr_does() {
+        const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
+        check(
+            "object.x >",
+            &[],
+            &format!(
+                "compilation failed: ERROR: <input>:1:11: Syntax error: mismatched input '<EOF>' expecting {STARTS}\n | object.x >\n | ..........^"
+            ),
+        );
+        check(
+            "Object{",
+            &[],
+            "compilation failed: ERROR: <input>:1:8: Syntax error: mismatched input '<EOF>' expecting {'}', ',', '?', IDENTIFIER, ESC_IDENTIFIER}\n | Object{\n | .......^",
+        );
+    }
+
+    #[test]
+    fn selectors_of_devices_know_devices() {
+        for (text, expected) in [
+            ("device.driver == 'a' && device.attributes['a'].b", ""),
+            ("device.attributes['a'].b", ""),
+            ("device.capacity['a'].b.compareTo(quantity('1')) > 0", ""),
+            (
+                "device.foo",
+                "compilation failed: ERROR: <input>:1:7: undefined field 'foo'\n | device.foo\n | ......^",
+            ),
+            ("1", "must evaluate to bool or the unknown type, not int"),
+        ] {
+            let got = selector(text).err().unwrap_or_default();
+            assert_eq!(got, expected, "{text}");
+        }
+    }
+}
