@@ -56,8 +56,8 @@ impl Strategy for CsrStrategy {
         let status = csr.status.iter_mut();
         for one in status.flat_map(|status| status.conditions.iter_mut().flatten()) {
             let same = had.iter().copied().flatten();
-            let same = same.filter(|had| had.type_ == one.type_ && had.status == one.status);
-            let since = same.filter_map(|had| had.last_transition_time.clone()).next();
+            let mut same = same.filter(|had| had.type_ == one.type_ && had.status == one.status);
+            let since = same.find_map(|had| had.last_transition_time.clone());
             one.last_update_time.get_or_insert_with(|| now.clone());
             one.last_transition_time.get_or_insert_with(|| since.unwrap_or(now.clone()));
         }

@@ -168,7 +168,9 @@ impl<'a> Environment<'a> {
             // Refuses to go round in circles.
             self.known.borrow_mut()[index] = Some(Err("it refers to itself".into()));
             let value = self.value(&one.expression, budget);
-            let value = value.map_err(|Failure::Said(why)| Failure::Evaluating(why) | why);
+            let value = value.map_err(|failure| match failure {
+                Failure::Said(why) | Failure::Evaluating(why) => why,
+            });
             self.known.borrow_mut()[index] = Some(value);
         }
     }

@@ -72,12 +72,14 @@ impl Strategy for ServiceStrategy {
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         PARTS.prepare_create(object);
         self.default(object);
+        normalize_addresses(object.expect_mut::<Service>().spec.get_or_insert_default());
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         PARTS.prepare_update(ctx, object, old);
         let (spec, old) =
             (object.expect_mut::<Service>().spec.get_or_insert_default(), old.expect::<Service>());
+        normalize_addresses(spec);
         carry_allocations(spec, old.spec.as_ref());
     }
 
@@ -187,13 +189,16 @@ fn default_spec(spec: &mut ServiceSpec) {
     }
     spec.publish_not_ready_addresses.take_if(|publish| !*publish);
     spec.selector.take_if(|selector| selector.is_empty());
-    // The old name of the first address.
+    spec.cluster_ip.take_if(|ip| ip.is_empty());
+}
+
+/// The old name of the first address. No default: who writes the one does not own the other.
+fn normalize_addresses(spec: &mut ServiceSpec) {
     match (&spec.cluster_ip, &spec.cluster_ips) {
         (Some(ip), None) if !ip.is_empty() => spec.cluster_ips = Some(vec![ip.clone()]),
         (None, Some(ips)) if !ips.is_empty() => spec.cluster_ip = ips.first().cloned(),
         _ => {}
     }
-    spec.cluster_ip.take_if(|ip| ip.is_empty());
 }
 
 /// An update that leaves addresses and ports out keeps those it had.
