@@ -104,7 +104,7 @@ mod tests {
                 json!({ "bogus": 1 }),
                 r#"{"bogus":1,"kind":"K","metadata":{"name":"n","uid":"u","managedFields":[{"manager":"m","time":"t"}]}}"#,
             ),
-            (json!({ "metadata": { "uid": "u" } }), &touched),
+            (json!({ "metadata": { "uid": "u" } }), touched.as_str()),
         ] {
             assert_eq!(text(&patched, patch.to_string().as_bytes()), expected);
         }
