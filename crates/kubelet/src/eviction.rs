@@ -1,82 +1,167 @@
-//! When memory runs out the kubelet chooses who goes, before the kernel does.
+//! When memory or disk runs out the kubelet chooses who goes, before the kernel does.
 //!
-//! In: the machine's free memory, what pods use and asked for. Out: one eviction per look.
+//! In: the machine's free memory and disk, what pods use and asked for. Out: one eviction per look.
 //! Order: pods above their request first, then by priority, then by how far above.
-//! Invariants: static and node-critical pods stay; one pod at a time, then look again.
-//! Upstream: `pkg/kubelet/eviction`. Deviation: memory only; disks are freed by log rotation.
+//! Invariants: static and node-critical pods stay; one pod at a time, then look again; a disk must
+//! stay full for a while, as images that nobody uses go first.
+//! Upstream: `pkg/kubelet/eviction`. Deviation: a shortage of inodes takes nobody's pod.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::EventType;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::context::Context;
-use crate::machine::available_memory;
+use crate::local_storage;
+use crate::machine::{Disk, available_memory};
 use crate::names;
 use crate::pods::PodSet;
-use crate::resources::{bytes_quantity, pod_requests};
+use crate::resources::{pod_requests, request, units};
 use crate::worker::View;
 
 const INTERVAL: Duration = Duration::from_secs(10);
+/// So many looks must find the disk full.
+const PATIENCE: u32 = 3;
 const CRITICAL: i32 = 2_000_000_000;
 
-/// Watches memory for ever.
+/// What there is too little of.
+struct Shortage {
+    resource: &'static str,
+    threshold: String,
+    available: u64,
+}
+
+/// What a pod uses of it, in bytes.
+#[derive(Default)]
+struct Used {
+    containers: BTreeMap<String, i64>,
+    total: i64,
+}
+
+/// Watches memory and disk for ever.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
+    let mut full = 0;
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let available = available_memory();
-        if available >= context.config.eviction_memory {
-            continue;
-        }
-        let usage = usage(&context).await;
+        let disk = disk_shortage(&context);
+        full = if disk.is_some() { full + 1 } else { 0 };
+        let disk = disk.filter(|_| full >= PATIENCE);
+        let Some(shortage) = memory_shortage(&context).or(disk) else { continue };
         let views = pods.views();
-        let Some((pod, used)) = choose(&views, &usage) else { continue };
-        let message = format!(
-            "The node was low on resource: memory. Threshold quantity: {}, available: {}Ki. Pod was \
-             using {}Ki, request is {}, has larger consumption of memory. ",
-            bytes_quantity(context.config.eviction_memory as i64).0,
-            available / 1024,
-            used / 1024,
-            bytes_quantity(requested(&pod)).0,
-        );
+        let usage = match shortage.resource {
+            "memory" => memory_of(&context, &views).await,
+            _ => storage_of(&context, &views).await,
+        };
+        let Some(pod) = choose(&views, &usage, shortage.resource) else { continue };
+        full = 0;
+        let none = Used::default();
+        let message = message(&shortage, &pod, usage.get(names::uid(&pod)).unwrap_or(&none));
         context.tell(&pod, EventType::Warning, "Evicted", message.clone());
-        pods.evict(names::uid(&pod), "Evicted", &message);
+        pods.evict_for_node(names::uid(&pod), &message);
     }
 }
 
-/// Memory in use by container id.
-async fn usage(context: &Context) -> HashMap<String, i64> {
+fn memory_shortage(context: &Context) -> Option<Shortage> {
+    let (available, least) = (available_memory(), context.config.eviction_memory);
+    let threshold = binary(least as i64);
+    (available < least).then_some(Shortage { resource: "memory", threshold, available })
+}
+
+fn disk_shortage(context: &Context) -> Option<Shortage> {
+    let disk = Disk::of(&context.config.root_dir)?;
+    let least = (disk.bytes as f64 * context.config.eviction_disk) as u64;
+    (disk.free_bytes < least).then(|| Shortage {
+        resource: "ephemeral-storage",
+        threshold: least.to_string(),
+        available: disk.free_bytes,
+    })
+}
+
+/// Bytes as upstream writes them: with the largest suffix that loses nothing.
+fn binary(bytes: i64) -> String {
+    let suffixes = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let fits = suffixes.iter().find(|(_, shift)| bytes != 0 && bytes % (1_i64 << shift) == 0);
+    fits.map_or_else(|| bytes.to_string(), |(suffix, shift)| format!("{}{suffix}", bytes >> shift))
+}
+
+/// Upstream: evictionMessage.
+fn message(shortage: &Shortage, pod: &Pod, used: &Used) -> String {
+    let Shortage { resource, threshold, available } = shortage;
+    let mut out = format!(
+        "The node was low on resource: {resource}. Threshold quantity: {threshold}, available: {}Ki. ",
+        available / 1024
+    );
+    let spec = pod.spec.iter();
+    let all = spec.flat_map(|s| s.containers.iter().chain(s.init_containers.iter().flatten()));
+    for container in all {
+        let asked = asked(container, resource);
+        let Some(bytes) = used.containers.get(&container.name).filter(|used| **used > asked) else {
+            continue;
+        };
+        out.push_str(&format!(
+            "Container {} was using {}, request is {}, has larger consumption of {resource}. ",
+            container.name,
+            binary(*bytes),
+            binary(asked),
+        ));
+    }
+    out
+}
+
+fn asked(container: &Container, resource: &str) -> i64 {
+    request(container.resources.as_ref(), resource).map_or(0, units)
+}
+
+/// By pod uid.
+type Usage = HashMap<String, Used>;
+
+fn living(views: &[View]) -> impl Iterator<Item = (&View, &Arc<Pod>)> {
+    views.iter().filter(|view| !view.stopped).filter_map(|view| Some((view, view.pod.as_ref()?)))
+}
+
+async fn memory_of(context: &Context, views: &[View]) -> Usage {
     let all = context.runtime.list_container_stats(None).await.unwrap_or_default();
     let one = |stats: cri::ContainerStats| {
         let id = stats.attributes?.id;
         let bytes = stats.memory?.working_set_bytes?.value;
         Some((id, bytes as i64))
     };
-    all.into_iter().filter_map(one).collect()
+    let by_id: HashMap<String, i64> = all.into_iter().filter_map(one).collect();
+    let of = |view: &View| {
+        let running = view.observed.running();
+        let containers: BTreeMap<String, i64> =
+            running.filter_map(|c| Some((c.name.clone(), *by_id.get(&c.id)?))).collect();
+        Used { total: containers.values().sum(), containers }
+    };
+    living(views).map(|(view, pod)| (names::uid(pod).to_string(), of(view))).collect()
 }
 
-fn requested(pod: &Pod) -> i64 {
-    let requests = pod.spec.as_ref().map(pod_requests).unwrap_or_default();
-    requests.get("memory").copied().unwrap_or(0) / 1000
+async fn storage_of(context: &Context, views: &[View]) -> Usage {
+    let mut out = Usage::new();
+    for (view, pod) in living(views) {
+        let usage = local_storage::measure(context, view, pod.clone()).await;
+        let total = usage.containers.values().chain(usage.volumes.values()).sum();
+        out.insert(names::uid(pod).to_string(), Used { containers: usage.containers, total });
+    }
+    out
 }
 
-/// The pod to go, and what it uses.
-fn choose(views: &[View], usage: &HashMap<String, i64>) -> Option<(Arc<Pod>, i64)> {
+/// The pod to go.
+fn choose(views: &[View], usage: &Usage, resource: &str) -> Option<Arc<Pod>> {
     let mut candidates = vec![];
-    for view in views.iter().filter(|view| !view.stopped) {
-        let Some(pod) = &view.pod else { continue };
+    for (_, pod) in living(views) {
         let priority = pod.spec.as_ref().and_then(|s| s.priority).unwrap_or(0);
         if names::is_static(pod) || priority >= CRITICAL {
             continue;
         }
-        let running = view.observed.running().filter_map(|c| usage.get(&c.id));
-        let used: i64 = running.sum();
-        let above = used - requested(pod);
-        candidates.push(((above > 0, std::cmp::Reverse(priority), above), pod.clone(), used));
+        let requests = pod.spec.as_ref().map(pod_requests).unwrap_or_default();
+        let asked = requests.get(resource).map_or(0, |milli| milli / 1000);
+        let above = usage.get(names::uid(pod)).map_or(0, |used| used.total) - asked;
+        candidates.push(((above > 0, std::cmp::Reverse(priority), above), pod.clone()));
     }
-    candidates.into_iter().max_by_key(|(rank, ..)| *rank).map(|(_, pod, used)| (pod, used))
+    candidates.into_iter().max_by_key(|(rank, _)| *rank).map(|(_, pod)| pod)
 }
 
 #[cfg(test)]
@@ -99,20 +184,37 @@ mod tests {
                 ..View::default()
             }
         };
-        let usage =
-            |pairs: &[(&str, i64)]| pairs.iter().map(|(n, b)| (n.to_string(), *b)).collect();
+        let usage = |pairs: &[(&str, i64)]| -> Usage {
+            let used = |bytes: i64| Used { containers: [("c".into(), bytes)].into(), total: bytes };
+            pairs.iter().map(|(name, bytes)| (name.to_string(), used(*bytes))).collect()
+        };
         let views = [
             view("a", 0, "100"),
             view("b", 0, "10"),
             view("c", 5, "1"),
             view("d", 2_000_000_000, "0"),
         ];
-        let name = |usage: &HashMap<String, i64>| {
-            choose(&views, usage).map(|(pod, _)| names::name(&pod).to_string())
+        let name = |usage: &Usage| {
+            choose(&views, usage, "memory").map(|pod| names::name(&pod).to_string())
         };
         let all = usage(&[("a", 90), ("b", 50), ("c", 900), ("d", 9000)]);
         assert_eq!(name(&all).as_deref(), Some("b"));
         let modest = usage(&[("a", 90), ("b", 5), ("c", 900)]);
         assert_eq!(name(&modest).as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn the_message_names_the_greedy() {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [
+            {"name": "a", "resources": {"requests": {"memory": "1Mi"}}}, {"name": "b"}]}});
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let shortage =
+            Shortage { resource: "memory", threshold: binary(100 << 20), available: 2048 };
+        let containers = [("a".to_string(), 2_i64 << 30), ("b".to_string(), 0)].into();
+        assert_eq!(
+            message(&shortage, &pod, &Used { containers, total: 0 }),
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 2Ki. \
+             Container a was using 2Gi, request is 1Mi, has larger consumption of memory. "
+        );
     }
 }

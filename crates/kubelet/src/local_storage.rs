@@ -44,10 +44,10 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
 
 /// Bytes that a pod has on the disk.
 #[derive(Debug, Default)]
-struct Usage {
-    volumes: BTreeMap<String, i64>,
+pub struct Usage {
+    pub volumes: BTreeMap<String, i64>,
     /// Writable layers and logs.
-    containers: BTreeMap<String, i64>,
+    pub containers: BTreeMap<String, i64>,
 }
 
 fn empty_dirs(pod: &Pod) -> impl Iterator<Item = (&String, &EmptyDirVolumeSource)> {
@@ -105,7 +105,7 @@ fn verdict(pod: &Pod, usage: &Usage) -> Option<String> {
     Some(format!("Container {name} exceeded its local ephemeral storage limit {allowed:?}. "))
 }
 
-async fn measure(context: &Context, view: &View, pod: Arc<Pod>) -> Usage {
+pub async fn measure(context: &Context, view: &View, pod: Arc<Pod>) -> Usage {
     let all = context.runtime.list_container_stats(None).await.unwrap_or_default();
     let written = |stats: cri::ContainerStats| {
         Some((stats.attributes?.id, stats.writable_layer?.used_bytes?.value as i64))

@@ -139,7 +139,11 @@ impl PodSet {
                 self.mirrors.notify_one();
             }
             self.follow_statics();
-            for key in &batch.keys {
+            // What is gone first: it makes room for what came.
+            let lister = self.context.pods.lister();
+            let (there, gone): (Vec<&ObjectKey>, Vec<&ObjectKey>) =
+                batch.keys.iter().partition(|key| lister.get_key(key).is_some());
+            for key in gone.into_iter().chain(there) {
                 self.follow_api(key);
             }
             if batch.synced {
@@ -352,7 +356,9 @@ impl PodSet {
             .filter(|handle| {
                 let input = handle.input.borrow();
                 let is_other = names::uid(&input.pod) != own;
-                is_other && input.evict.is_none() && !handle.view().stopped
+                // What the API forgot has no claim to the node, even while it ends: the scheduler
+                // gave its room to others already.
+                is_other && !input.removed && input.evict.is_none() && !handle.view().stopped
             })
             .map(|handle| handle.input.borrow().pod.clone())
             .collect();
@@ -453,11 +459,22 @@ impl PodSet {
         self.statics.lock().expect("no panic while held").clone()
     }
 
-    /// Fails a pod to free what it uses.
+    /// Fails a pod for what it did itself.
     pub fn evict(&self, uid: &str, reason: &str, message: &str) {
+        self.fail(uid, (reason.to_string(), message.to_string()), false);
+    }
+
+    /// Fails a pod to free what it uses; its owner may count that as a disruption.
+    pub fn evict_for_node(&self, uid: &str, message: &str) {
+        self.fail(uid, ("Evicted".to_string(), message.to_string()), true);
+    }
+
+    fn fail(&self, uid: &str, why: (String, String), disrupts: bool) {
         if let Some(handle) = self.workers().get(uid) {
-            let why = (reason.to_string(), message.to_string());
-            handle.input.send_modify(|input| input.evict = Some(why));
+            handle.input.send_modify(|input| {
+                input.evict = Some(why);
+                input.disrupts = disrupts;
+            });
         }
     }
 }

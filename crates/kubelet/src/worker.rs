@@ -27,7 +27,8 @@ use base::task::Tasks;
 use client::{ErrorExt, EventType};
 use http::Method;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::{Notify, watch};
 
 use crate::allocation::{self, Actuated, Progress, Standing};
@@ -56,13 +57,15 @@ pub struct Input {
     pub removed: bool,
     /// The pod must fail: (reason, message).
     pub evict: Option<(String, String)>,
+    /// The node needed what it used: it did nothing wrong.
+    pub disrupts: bool,
     /// How its resources stand; `pod` has those that were granted.
     pub standing: Standing,
 }
 
 impl Input {
     pub fn new(pod: Arc<Pod>) -> Self {
-        Self { pod, removed: false, evict: None, standing: Standing::default() }
+        Self { pod, removed: false, evict: None, disrupts: false, standing: Standing::default() }
     }
 }
 
@@ -128,6 +131,8 @@ pub struct Worker {
     pub(crate) granted: Option<i64>,
     /// A grant came since the pod's cgroup was brought up to date.
     pub(crate) pod_cgroup_is_old: bool,
+    /// The condition that tells of an eviction for the node's sake.
+    disruption: Option<PodCondition>,
     tell: Box<dyn Fn(&str, Told) + Send + Sync>,
 }
 
@@ -180,6 +185,7 @@ impl Worker {
             resizing: None,
             granted: None,
             pod_cgroup_is_old: false,
+            disruption: None,
             tell: Box::new(tell),
         };
         tasks.spawn("pod-worker", async move {
@@ -212,8 +218,12 @@ impl Worker {
         self.pod = input.pod.clone();
         self.adopt_foreign_conditions();
         if let Some((reason, message)) = input.evict.clone().filter(|_| self.forced.is_none()) {
+            if input.disrupts {
+                self.disruption = Some(self.disruption_target(&message));
+            }
             self.forced = Some(("Failed".into(), reason, message));
         }
+        self.show_disruption();
         let deadline = self.check_deadline();
         if self.must_stop(&input) {
             return self.stop().await;
@@ -398,6 +408,27 @@ impl Worker {
         let conditions = self.published.conditions.get_or_insert_default();
         conditions.retain(|c| is_ours(&c.type_));
         conditions.extend(theirs);
+    }
+
+    fn disruption_target(&self, message: &str) -> PodCondition {
+        let now = base::clock::now();
+        PodCondition {
+            type_: "DisruptionTarget".into(),
+            status: "True".into(),
+            reason: Some("TerminationByKubelet".into()),
+            message: Some(message.into()),
+            observed_generation: self.pod.metadata.generation,
+            last_transition_time: Timestamp::from_second(now.as_second()).ok().map(Time),
+            last_probe_time: None,
+        }
+    }
+
+    /// Puts the condition in place of whatever others said of disruptions.
+    fn show_disruption(&mut self) {
+        let Some(condition) = self.disruption.clone() else { return };
+        let conditions = self.published.conditions.get_or_insert_default();
+        conditions.retain(|known| known.type_ != condition.type_);
+        conditions.push(condition);
     }
 
     /// Fails the pod when its active deadline has passed; else how long it still has.

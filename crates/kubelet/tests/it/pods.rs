@@ -473,3 +473,22 @@ async fn a_resize_waits_for_room() {
     bench.api.until("room", |api| has_requests(&api.pod("a"), &json!({"cpu": all}))).await;
     bench.stop().await;
 }
+
+#[tokio::test]
+async fn a_pod_that_was_forced_out_takes_no_room() {
+    let mut bench = Bench::new();
+    let node = |bench: &Bench| bench.api.get("/api/v1/nodes/n1").unwrap_or(Value::Null);
+    bench.api.until("a node", |_| !node(&bench)["status"]["allocatable"]["cpu"].is_null()).await;
+    let all = node(&bench)["status"]["allocatable"]["cpu"].clone();
+    let mut spec = one("Always");
+    spec["containers"][0]["resources"] = json!({"requests": {"cpu": all}});
+    bench.api.put_pod("old", spec.clone());
+    bench.until_ready("old").await;
+    // Its end takes time: the runtime does not manage it.
+    bench.runtime.fail("stop_pod_sandbox", Some(cri::Error::Internal("busy".into())));
+    bench.api.remove("/api/v1/namespaces/ns/pods/old");
+    bench.api.put_pod("new", spec);
+    bench.until_ready("new").await;
+    bench.runtime.fail("stop_pod_sandbox", None);
+    bench.stop().await;
+}
