@@ -151,8 +151,16 @@ impl Worker {
         observed: &Observed,
         volumes: BTreeMap<String, Ready>,
     ) -> Result<Place, ()> {
-        self.wait_for_network().await?;
         let context = self.context.clone();
+        if self.pod.spec.as_ref().and_then(|s| s.host_users) == Some(false) {
+            // Ignoring that would run the pod with more rights than it asked for.
+            // Deviation: no user namespaces yet, whatever the runtime can do.
+            let why = "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
+            let text = format!("Failed to create pod sandbox: {why}");
+            context.tell(&self.pod, EventType::Warning, "FailedCreatePodSandBox", text);
+            return Err(());
+        }
+        self.wait_for_network().await?;
         if attempt > 0 && !observed.sandboxes.is_empty() {
             let text = "Pod sandbox changed, it will be killed and re-created.";
             context.tell(&self.pod, EventType::Normal, "SandboxChanged", text);

@@ -492,3 +492,21 @@ async fn a_pod_that_was_forced_out_takes_no_room() {
     bench.runtime.fail("stop_pod_sandbox", None);
     bench.stop().await;
 }
+
+#[tokio::test]
+async fn a_user_namespace_that_cannot_be_had_is_not_ignored() {
+    let mut bench = Bench::new();
+    let mut spec = one("Always");
+    spec["hostUsers"] = json!(false);
+    bench.api.put_pod("a", spec);
+    bench
+        .api
+        .until("a complaint", |api| {
+            api.events().iter().any(|(reason, message)| {
+                reason == "FailedCreatePodSandBox" && message.contains("spec.hostUsers: false")
+            })
+        })
+        .await;
+    assert_eq!(bench.count("run_pod_sandbox"), 0);
+    bench.stop().await;
+}
