@@ -150,7 +150,7 @@ mod tests {
     async fn refusals_are_statuses() {
         let check = async |code: u16, expected: (u16, &str, &str)| {
             let answer = Response::builder().status(code).body(transport::full("no run"));
-            let refused = checked(answer.expect("an answer"), "p").await.err().expect("a refusal");
+            let refused = checked(answer.expect("an answer"), "p").await.expect_err("a refusal");
             let tree = refused.to_json();
             let text = |name: &str| tree[name].as_str().unwrap_or_default().to_owned();
             let got = (tree["code"].as_u64().unwrap_or(0) as u16, text("reason"), text("message"));
