@@ -334,6 +334,8 @@ mod tests {
         "decapod:node-approver",
         "decapod:cluster-info",
         "decapod:cluster-config",
+        "decapod:aggregated-metrics-reader",
+        "decapod:kube-scheduler-gangs",
     ];
 
     /// What upstream's own empty cluster holds, where the specification's folder is at hand.
