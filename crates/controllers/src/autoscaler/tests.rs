@@ -1,3 +1,5 @@
+//! Targets, metrics and what is decided of them.
+
 use k8s_openapi::serde_json::{Value, from_value, json};
 
 use super::super::replicas::PodMetric;
