@@ -162,7 +162,7 @@ async fn huge_headers_are_refused() {
 }
 
 #[tokio::test]
-async fn rapid_resets_cost_the_attacker_the_connection() {
+async fn rapid_resets_keep_nobody_out() {
     let world = World::limited(ClientCerts::Request, Limits::default()).await;
     let io = encrypted(&world, "h2").await;
     let (mut sender, connection) =
@@ -189,8 +189,8 @@ async fn rapid_resets_cost_the_attacker_the_connection() {
             _ = connection.as_mut() => true,
         }
     });
-    let is_cut = is_cut.await.unwrap_or(false);
-    println!("the connection was {}", if is_cut { "cut" } else { "kept" });
+    // Cut off or not: what counts is that others are served.
+    let _ = is_cut.await;
     check_alive(&world).await;
     world.shutdown().await;
 }
