@@ -47,6 +47,19 @@ impl Amount {
         self.rounded_up(NANO / 1000)
     }
 
+    /// Has it a fraction, as Go finds out by way of thousandths in 64 bits? Those that do not fit
+    /// are 0, or their low bits where whole units do not fit either.
+    pub fn is_fractional(self) -> bool {
+        let milli =
+            self.0.div_euclid(NANO / 1000) + i128::from(self.0.rem_euclid(NANO / 1000) != 0);
+        let milli = match i64::try_from(milli) {
+            Ok(milli) => milli,
+            Err(_) if i64::try_from(self.0 / NANO).is_ok() => 0,
+            Err(_) => milli as i64,
+        };
+        milli % 1000 != 0
+    }
+
     /// In whole units, rounded up.
     pub fn units(self) -> i64 {
         self.rounded_up(NANO)
@@ -248,6 +261,20 @@ pub fn units(quantity: &Quantity) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fractions_are_what_go_takes_for_them() {
+        let check = |text: &str, expected| {
+            let amount = Amount::parse(text).expect("a quantity");
+            assert_eq!(amount.is_fractional(), expected, "{text}");
+        };
+        check("1", false);
+        check("1m", true);
+        check("1500m", true);
+        check("1E", false);
+        check("9223372036854775808", false);
+        check("123456789012345678901234567890", true);
+    }
 
     #[test]
     fn resources_are_rounded_up_to_thousandths() {

@@ -81,7 +81,7 @@ pub fn decode(
                 unrecognized(&format!("couldn't get version/kind; json parse error: {why}"))
             })?;
             strict.extend(duplicates.iter().map(|path| duplicate(path)));
-            Cow::Borrowed(body)
+            gojson::as_utf8(body)
         }
         BodyFormat::Yaml => {
             let (value, note) = yaml(body).map_err(|why| unrecognized(&format!("yaml: {why}")))?;
@@ -334,7 +334,7 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
         Ok(value) => Ok((value, None)),
         Err(error) => {
             let value = read(DuplicateKeyPolicy::LastWins)
-                .map_err(|error| go_yaml_error(&error.to_string()))?;
+                .map_err(|error| go_yaml_error(&error.to_string(), body))?;
             let note = duplicate_note(body, &error.to_string());
             Ok((value, Some(format!("yaml: unmarshal errors:\n  {note}"))))
         }
@@ -342,17 +342,23 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
 }
 
 /// A scanner's error in Go's words: the line first, unless it is the first one; no context.
-fn go_yaml_error(error: &str) -> String {
-    let (what, place) = error.split_once(" at line ").unwrap_or((error, ""));
+fn go_yaml_error(error: &str, body: &[u8]) -> String {
+    let (what, place) = error.rsplit_once(" at line ").unwrap_or((error, ""));
     let digits = place.find(|c: char| !c.is_ascii_digit()).unwrap_or(place.len());
-    let line: usize = place[..digits].parse().unwrap_or_default();
+    let mut line: usize = place[..digits].parse().unwrap_or_default();
     let what = match what.split_once(", ") {
         Some((context, problem)) if context.starts_with("while ") => problem,
         _ => what,
     };
-    let what = match what {
-        tab if tab.starts_with("found a tab") => "found a tab character that violates indentation",
-        other => other,
+    let what = if what.starts_with("found a tab") {
+        // Go tells where the tab is, not where the text before it begins.
+        let is_tabbed =
+            |text: &[u8]| text.trim_ascii_start().len() < text.len() && text.contains(&b'\t');
+        let at = body.split(|byte| *byte == b'\n').position(is_tabbed);
+        line = at.map_or(line, |at| at + 1);
+        "found a tab character that violates indentation"
+    } else {
+        what
     };
     if line > 1 { format!("line {line}: {what}") } else { what.to_owned() }
 }

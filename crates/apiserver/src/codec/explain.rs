@@ -59,7 +59,7 @@ impl Walk<'_> {
         let misfit = || Some(self.misfit(text, &go_type(schema)));
         match (schema.get("type").and_then(Value::as_str)?, kind(text)) {
             ("string", "string") | ("boolean", "bool") | ("number", "number") => None,
-            ("integer", "number") if is_integer(text) => None,
+            ("integer", "number") if is_integer(text, schema) => None,
             ("array", "array") => {
                 let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
                 let schema = schema.get("items")?;
@@ -140,9 +140,12 @@ fn reference(schema: &Value) -> Option<&str> {
     schema.get("$ref")?.as_str()?.strip_prefix("#/definitions/")
 }
 
-fn is_integer(text: &str) -> bool {
-    let digits = text.strip_prefix('-').unwrap_or(text);
-    digits.bytes().all(|byte| byte.is_ascii_digit())
+/// Does it fit into the integer that the schema means?
+fn is_integer(text: &str, schema: &Value) -> bool {
+    match schema.get("format").and_then(Value::as_str) {
+        Some("int32") => text.parse::<i32>().is_ok(),
+        _ => text.parse::<i64>().is_ok(),
+    }
 }
 
 fn kind(text: &str) -> &'static str {

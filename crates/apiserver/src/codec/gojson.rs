@@ -5,6 +5,7 @@
 //! scanner judges, it does not decode: decoding is serde's work. It keeps its own stack, so that a
 //! hostile nesting depth costs no thread stack.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 /// Upstream: `encoding/json`'s maximum nesting depth.
@@ -54,6 +55,19 @@ pub fn without_negative_zeros(bytes: &[u8]) -> Option<Vec<u8>> {
         out.push(*byte);
     }
     found.then_some(out)
+}
+
+/// Go reads each byte that is no UTF-8 as the replacement character.
+pub fn as_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
+    if std::str::from_utf8(bytes).is_ok() {
+        return Cow::Borrowed(bytes);
+    }
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        out.push_str(chunk.valid());
+        out.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    Cow::Owned(out.into_bytes())
 }
 
 enum Frame {
@@ -379,6 +393,12 @@ mod tests {
         }
         let deep = "[".repeat(11_000);
         assert_eq!(check(deep.as_bytes()), Err("invalid character '[' exceeded max depth".into()));
+    }
+
+    #[test]
+    fn what_is_no_utf8_is_replaced() {
+        assert_eq!(&*as_utf8(b"a\xffb\xe2\x82"), "a\u{fffd}b\u{fffd}\u{fffd}".as_bytes());
+        assert!(matches!(as_utf8("ä".as_bytes()), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! `PATCH` of an object: four formats, told apart by their content type.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http::Response;
 use machinery::StatusError;
 use machinery::patch::PatchKind;
 use machinery::status::Reason;
+use serde::de::IgnoredAny;
 
 use super::Call;
 use super::call::unsupported_media_type;
@@ -35,7 +38,17 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
             let (body, note) = applied(&bytes)?;
             (PatchKind::Apply { force }, body, note)
         }
-        kind => (kind, bytes, None),
+        kind => {
+            let replaced = match gojson::as_utf8(&bytes) {
+                Cow::Owned(text) => Some(text),
+                Cow::Borrowed(_) => None,
+            };
+            let body = replaced.map_or(bytes, Bytes::from);
+            if kind == PatchKind::Json {
+                check_operations(&body)?;
+            }
+            (kind, body, None)
+        }
     };
     if let Some(note) =
         note.as_ref().filter(|_| call.ctx.field_validation == FieldValidation::Strict)
@@ -51,6 +64,20 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
         call.ctx.warn(note);
     }
     Ok(written)
+}
+
+/// Upstream: `maxJSONPatchOperations`.
+fn check_operations(body: &[u8]) -> Result<(), StatusError> {
+    const MOST: usize = 10_000;
+    let operations: Vec<IgnoredAny> = serde_json::from_slice(body).unwrap_or_default();
+    if operations.len() <= MOST {
+        return Ok(());
+    }
+    let message = format!(
+        "Request entity too large: The allowed maximum operations in a JSON patch is {MOST}, got {}",
+        operations.len()
+    );
+    Err(StatusError::new(Reason::RequestEntityTooLarge, message))
 }
 
 fn kind(call: &Call) -> Result<PatchKind, StatusError> {
@@ -105,6 +132,22 @@ fn go_yaml_error(body: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_patches_have_a_longest() {
+        let patch = |count: usize| format!("[{}]", vec!["{}"; count].join(","));
+        assert!(check_operations(patch(10_000).as_bytes()).is_ok());
+        let error = check_operations(patch(10_001).as_bytes()).expect_err("one too many");
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (
+                413,
+                "Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001"
+            )
+        );
+        // What is no list is told by whoever reads it.
+        assert!(check_operations(b"{").is_ok());
+    }
 
     #[test]
     fn duplicates_and_broken_texts_are_told_as_go_does() {

@@ -165,10 +165,10 @@ fn claim(spec: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-/// Upstream asks by thousandths, of which its numbers do not hold more than 63 bits.
+/// Upstream asks for whole bytes only.
 fn fraction(at: &At<'_>, out: &mut Vec<String>) {
     let amount = machinery::quantity::Amount::parse(at.str());
-    if amount.is_ok_and(|amount| amount.milli() % 1000 != 0) {
+    if amount.is_ok_and(machinery::quantity::Amount::is_fractional) {
         let text = format!("fractional byte value {:?} is invalid, must be an integer", at.str());
         say(at, &text, out);
     }
