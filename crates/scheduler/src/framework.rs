@@ -292,13 +292,12 @@ impl Framework {
         let rows = table.iter().filter(|row| wanted.contains(row.name));
         let built: HashMap<&str, (&'static Row, Points)> =
             rows.map(|row| (row.name, (row, (row.build)(&handle)))).collect();
-        let before: Named<dyn PreScore> = at!(built, profile, PreScore, pre_score);
         let framework = Self {
             pre_filter: at!(built, profile, PreFilter, pre_filter),
             filter: at!(built, profile, Filter, filter),
             post_filter: at!(built, profile, PostFilter, post_filter),
             reserve: at!(built, profile, Reserve, reserve),
-            scorers: scorers(&built, profile, &before)?,
+            scorers: scorers(&built, profile)?,
             pre_bind: at!(built, profile, PreBind, pre_bind),
             bind: at!(built, profile, Bind, bind),
             post_bind: at!(built, profile, PostBind, post_bind),
@@ -564,8 +563,8 @@ impl Framework {
 fn scorers(
     built: &HashMap<&str, (&'static Row, Points)>,
     profile: &Profile,
-    before: &Named<dyn PreScore>,
 ) -> Result<Vec<Scorer>, String> {
+    let before: Named<dyn PreScore> = at!(built, profile, PreScore, pre_score);
     let has = |name: &str| built.get(name).map(|(_, points)| points.score.is_some());
     let order = profile.choices.at(Point::Score, has)?;
     let made = order.iter().filter_map(|one| {
