@@ -15,6 +15,7 @@
 
 pub mod admission;
 pub mod aggregate;
+pub mod audit;
 pub mod authn;
 pub mod authz;
 pub mod cacher;

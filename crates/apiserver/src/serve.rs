@@ -20,6 +20,7 @@ use tower::Service;
 use transport::ConnectionInfo;
 
 use crate::aggregate::Aggregator;
+use crate::audit::Audit;
 use crate::authn::{Authenticator, LocalIdentity, PeerCertificates};
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::discovery::Discovery;
@@ -139,6 +140,8 @@ pub struct Options {
     pub protobuf: Option<fn() -> &'static Descriptors>,
     /// Knows the servers that answer for other groups.
     pub aggregator: Option<Arc<dyn Aggregator>>,
+    /// Notes what is asked and done.
+    pub audit: Option<Arc<Audit>>,
 }
 
 impl Default for Options {
@@ -158,6 +161,7 @@ impl Default for Options {
             schemas: None,
             protobuf: None,
             aggregator: None,
+            audit: None,
         }
     }
 }

@@ -17,7 +17,7 @@ use base::task::Tasks;
 use clap::Parser;
 use pki::{Issued, Pki};
 
-use crate::control_plane::{self, Credentials};
+use crate::control_plane::{self, Brought, Credentials};
 use crate::flags;
 use crate::server::{advertised, prepare_data_dir, say, wait_for_signal, write_kubeconfig};
 
@@ -72,6 +72,10 @@ pub struct ApiServer {
     serving: flags::Serving,
     #[command(flatten)]
     access: crate::access::Access,
+    #[command(flatten)]
+    encryption: crate::encryption::Flags,
+    #[command(flatten)]
+    audit: crate::audit::Flags,
     #[arg(long, value_delimiter = ',')]
     enable_admission_plugins: Vec<String>,
     #[arg(long, value_delimiter = ',')]
@@ -158,6 +162,8 @@ impl ApiServer {
             .server;
         self.serving.check()?;
         server.serving = self.serving.clone();
+        server.encryption.clone_from(&self.encryption);
+        server.audit.clone_from(&self.audit);
         // The DNS Service is the installer's business where components run alone.
         server.cluster_dns.clear();
         server.access = self.access.clone();
@@ -169,9 +175,13 @@ impl ApiServer {
         if let Some(path) = &self.client_ca_file {
             credentials.client_ca_pem = read(path)?;
         }
-        credentials.serving = pair(&self.tls_cert_file, &self.tls_private_key_file)?;
-        if let Some(own) = pair(&self.kubelet_client_certificate, &self.kubelet_client_key)? {
+        let serving = pair(&self.tls_cert_file, &self.tls_private_key_file)?;
+        credentials.serving = serving.map(|(issued, cert, key)| Brought { issued, cert, key });
+        if let Some((own, cert, key)) =
+            pair(&self.kubelet_client_certificate, &self.kubelet_client_key)?
+        {
             credentials.kubelet_client = own;
+            credentials.kubelet_client_files = Some((cert, key));
         }
         if let Some(path) = &self.kubelet_certificate_authority {
             credentials.kubelet_ca_pem = read(path)?;
@@ -209,11 +219,12 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-fn pair(cert: &Option<PathBuf>, key: &Option<PathBuf>) -> anyhow::Result<Option<Issued>> {
-    match (cert, key) {
-        (Some(cert), Some(key)) => Ok(Some(Issued { cert_pem: read(cert)?, key_pem: read(key)? })),
-        _ => Ok(None),
-    }
+type Pair = (Issued, PathBuf, PathBuf);
+
+fn pair(cert: &Option<PathBuf>, key: &Option<PathBuf>) -> anyhow::Result<Option<Pair>> {
+    let (Some(cert), Some(key)) = (cert, key) else { return Ok(None) };
+    let issued = Issued { cert_pem: read(cert)?, key_pem: read(key)? };
+    Ok(Some((issued, cert.clone(), key.clone())))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The API server put together: store, rows, identities, the listener.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -22,7 +22,8 @@ use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
 use crate::access::{self, Authentication};
-use crate::flags;
+use crate::rotation::Rotation;
+use crate::{datastore, flags};
 
 /// What tokens of service accounts say they are from, and for.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
@@ -31,6 +32,8 @@ pub const ISSUER: &str = "https://kubernetes.default.svc";
 #[derive(Clone)]
 pub struct ControlPlane {
     pub server: apiserver::serve::Server,
+    /// Renews certificates; those who need one add it.
+    pub rotation: Rotation,
     pub port: u16,
     pub address: IpAddr,
 }
@@ -72,12 +75,21 @@ pub fn url(address: IpAddr, port: u16) -> String {
 pub struct Credentials {
     /// Whose signatures make clients known, PEM.
     pub client_ca_pem: String,
-    /// Of the listener; without it one is made of the cluster's authority.
-    pub serving: Option<Issued>,
+    /// Of the listener, and its files; without it one is made of the cluster's authority.
+    pub serving: Option<Brought>,
     /// As whom kubelets are called, and who signs theirs, PEM.
     pub kubelet_client: Issued,
+    /// Where that was brought from, unless it is our own.
+    pub kubelet_client_files: Option<(PathBuf, PathBuf)>,
     pub kubelet_ca_pem: String,
     pub keys: TokenKeys,
+}
+
+/// A certificate with the files that it came from, which are followed.
+pub struct Brought {
+    pub issued: Issued,
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 impl Credentials {
@@ -88,6 +100,7 @@ impl Credentials {
             client_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
             serving: None,
             kubelet_client: pki.component(Component::KubeletClient)?,
+            kubelet_client_files: None,
             kubelet_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
             keys,
         })
@@ -121,30 +134,29 @@ pub async fn start_with(
         format!("cannot listen on {wanted}; is another server running? --https-listen-port 0 picks a free port")
     })?;
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
-    let store = crate::datastore::open(&flags.datastore, data_dir, tasks).await?;
+    let encryption = flags.encryption.start(data_dir, tasks).await?;
+    let store = datastore::open(&flags.datastore, data_dir, encryption.clone(), tasks).await?;
     flags.snapshots.start(store.clone(), data_dir, tasks)?;
-    let keys = &credentials.keys;
-    let registry = registry(flags, store, credentials, tasks)?;
+    let rotation = Rotation::new(pki);
+    let registry = registry(flags, store, credentials, &rotation, tasks)?;
 
     let (authorizers, rbac) = access::authorizers(&flags.access, &registry, tasks).await?;
     set_admission(flags, &registry, rbac, &authorizers)?;
     let who = Authentication::start(&flags.access, &registry, pki, credentials, tasks)?;
     add_reviews(&registry, &authorizers, &who.bearer);
-    let front_proxy = pki.component(Component::FrontProxyClient)?;
     let extensions = Extensions::new(conversion_webhooks(&registry));
     extensions.start(&registry, tasks).await;
-    let aggregation = Aggregation::new(extensions::aggregation::Identity {
-        cert_pem: front_proxy.cert_pem,
-        key_pem: front_proxy.key_pem,
-    });
+    let aggregation = aggregation(pki, &rotation)?;
     hide_versions(&flags.serving, &registry)?;
+    let audit = flags.audit.open(tasks)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         anonymous: who.anonymous,
         anonymous_paths: who.anonymous_paths,
-        pages: pages(keys, address, port),
+        pages: pages(&credentials.keys, address, port),
         schemas: Some(extensions.schemas(Arc::new(resources::schemas::BuiltIn))),
         aggregator: Some(Arc::new(aggregation.clone())),
+        audit: audit.clone(),
         ..server_options(&flags.serving)
     };
     let server = apiserver::serve::Server::new(
@@ -153,10 +165,10 @@ pub async fn start_with(
         vec![Box::new(authorizers)],
         options,
     );
-    server.metrics().register(Box::new(client::encode_queues));
+    show_figures(flags, &server, encryption, audit);
     let hooks: Vec<_> = HOOKS.iter().map(|name| server.health().hook(name)).collect();
 
-    let tls = server_tls(flags, pki, credentials, address)?;
+    let tls = server_tls(flags, pki, credentials, address, &rotation)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
     tasks.spawn_graceful("https", async move {
         transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
@@ -172,7 +184,39 @@ pub async fn start_with(
         .context("cannot write the bootstrap roles")?;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(apiserver::health::Hook::done);
-    Ok(ControlPlane { server, port, address })
+    rotation.start(tasks);
+    Ok(ControlPlane { server, rotation, port, address })
+}
+
+/// Checks and figures: encryption at rest, the audit log, the controllers' queues.
+fn show_figures(
+    flags: &flags::Server,
+    server: &apiserver::serve::Server,
+    encryption: Arc<encryption::Encryption>,
+    audit: Option<Arc<apiserver::audit::Audit>>,
+) {
+    flags.encryption.add_health(server.health(), &encryption);
+    server.metrics().register(Box::new(client::encode_queues));
+    server.metrics().register(Box::new(move |out| encryption.metrics(out)));
+    if let Some(audit) = audit {
+        server.metrics().register(Box::new(move |out| audit.metrics(out)));
+    }
+}
+
+/// The servers of other groups, who know this one by the front proxy's certificate.
+fn aggregation(pki: &Pki, rotation: &Rotation) -> anyhow::Result<Aggregation> {
+    let issued = pki.component(Component::FrontProxyClient)?;
+    let aggregation = Aggregation::new(proxy_identity(&issued));
+    let renewed = aggregation.clone();
+    rotation.component(Component::FrontProxyClient, &issued, move |issued| {
+        Ok(renewed.replace_identity(proxy_identity(issued))?)
+    });
+    Ok(aggregation)
+}
+
+fn proxy_identity(issued: &Issued) -> extensions::aggregation::Identity {
+    let Issued { cert_pem, key_pem } = issued.clone();
+    extensions::aggregation::Identity { cert_pem, key_pem }
 }
 
 /// Takes out of sight what `--runtime-config` turns off.
@@ -233,15 +277,10 @@ fn registry(
     flags: &flags::Server,
     store: Arc<dyn store::Store>,
     credentials: &Credentials,
+    rotation: &Rotation,
     tasks: &Tasks,
 ) -> anyhow::Result<apiserver::Registry> {
-    let client = credentials.kubelet_client.clone();
-    let http = HttpClient::new(&ClientOptions {
-        ca_pem: Some(credentials.kubelet_ca_pem.clone()),
-        cert_pem: Some(client.cert_pem),
-        key_pem: Some(client.key_pem),
-        ..ClientOptions::default()
-    })?;
+    let http = kubelet_client(credentials, rotation)?;
     // What pods serve has certificates of their own making, and must not learn who we are.
     let plain = HttpClient::new(&ClientOptions { insecure: true, ..ClientOptions::default() })?;
     let facts: Option<Arc<dyn machinery::patch::Schema>> = Some(Arc::new(api::facts::Facts));
@@ -254,6 +293,27 @@ fn registry(
     table.insert(Arc::new(extensions::definition::row(facts)));
     // The admission plugins come when the authorizers are there, before anything is served.
     Ok(apiserver::Registry::new(store, table, Default::default(), tasks.clone()))
+}
+
+/// The client to kubelets, which follows its certificate.
+fn kubelet_client(credentials: &Credentials, rotation: &Rotation) -> anyhow::Result<HttpClient> {
+    let ca_pem = credentials.kubelet_ca_pem.clone();
+    let options = move |client: &Issued| ClientOptions {
+        ca_pem: Some(ca_pem.clone()),
+        cert_pem: Some(client.cert_pem.clone()),
+        key_pem: Some(client.key_pem.clone()),
+        ..ClientOptions::default()
+    };
+    let present = &credentials.kubelet_client;
+    let http = HttpClient::new(&options(present))?;
+    let renewed = http.clone();
+    let apply =
+        move |issued: &Issued| -> anyhow::Result<()> { Ok(renewed.replace_tls(&options(issued))?) };
+    match &credentials.kubelet_client_files {
+        Some((cert, key)) => rotation.files(cert, key, present, apply),
+        None => rotation.component(Component::KubeletClient, present, apply),
+    }
+    Ok(http)
 }
 
 /// The admission plugins. That nobody grants what they do not hold is no plugin that can be left
@@ -360,10 +420,12 @@ fn server_tls(
     pki: &Pki,
     credentials: &Credentials,
     address: IpAddr,
+    rotation: &Rotation,
 ) -> anyhow::Result<ServerTls> {
-    if let Some(own) = &credentials.serving {
-        let identity = Identity::from_pem(&own.cert_pem, &own.key_pem)?;
-        return Ok(transport::tls::server_tls(&identity, &ClientCerts::Request)?);
+    if let Some(Brought { issued, cert, key }) = &credentials.serving {
+        let tls = listening(issued)?;
+        rotation.files(cert, key, issued, renews(&tls));
+        return Ok(tls);
     }
     let domain = &flags.cluster_domain;
     let mut names = vec![
@@ -383,9 +445,27 @@ fn server_tls(
     }
     names.extend(flags.tls_san.iter().cloned());
     let sans: Vec<San> = names.iter().map(|name| San::parse(name)).collect();
-    let issued = pki.ensure("apiserver", &Profile::server("kube-apiserver", sans))?;
+    let profile = Profile::server("kube-apiserver", sans);
+    let issued = pki.ensure("apiserver", &profile)?;
+    let tls = listening(&issued)?;
+    rotation.own("apiserver", profile, &issued, renews(&tls));
+    Ok(tls)
+}
+
+/// The settings of a listener that asks for clients' certificates.
+pub fn listening(issued: &Issued) -> anyhow::Result<ServerTls> {
     let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
     Ok(transport::tls::server_tls(&identity, &ClientCerts::Request)?)
+}
+
+/// Has a listener use another certificate from now on.
+pub fn renews(tls: &ServerTls) -> impl Fn(&Issued) -> anyhow::Result<()> + Send + Sync + 'static {
+    let tls = tls.clone();
+    move |issued: &Issued| {
+        let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
+        tls.store(Arc::new(transport::tls::server_config(&identity, &ClientCerts::Request)?));
+        Ok(())
+    }
 }
 
 fn cluster_facts(

@@ -14,7 +14,7 @@ use apiserver::codec::protobuf::Protobuf;
 use base::task::Tasks;
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use store::Store;
+use store::{Store, Transform, Transformed};
 
 /// How long an etcd may take to answer at the start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -189,10 +189,12 @@ pub enum StorageMediaType {
     Protobuf,
 }
 
-/// Opens the store; an etcd is asked once, so that a wrong endpoint is told at the start.
+/// Opens the store, with values sealed by `seal`; an etcd is asked once, so that a wrong endpoint is
+/// told at the start.
 pub async fn open(
     flags: &Datastore,
     data_dir: &Path,
+    seal: Arc<dyn Transform>,
     tasks: &Tasks,
 ) -> anyhow::Result<Arc<dyn Store>> {
     if flags.endpoints.is_empty() {
@@ -211,7 +213,7 @@ pub async fn open(
                 "`decapod snapshot` and `decapod store` cannot reach this server"
             );
         }
-        return Ok(opened);
+        return Ok(Transformed::over(opened, seal));
     }
     let remote = connect(flags).await?;
     let compacted = remote.clone();
@@ -223,7 +225,8 @@ pub async fn open(
         StorageMediaType::Json => MediaType::Json,
         StorageMediaType::Protobuf => MediaType::Protobuf,
     };
-    Ok(at_rest::like_upstream(remote, Protobuf(api::protobuf::descriptors), writes))
+    let sealed = Transformed::over(remote, seal);
+    Ok(at_rest::like_upstream(sealed, Protobuf(api::protobuf::descriptors), writes))
 }
 
 /// To an etcd that answers.

@@ -77,6 +77,10 @@ pub struct Server {
     pub snapshots: crate::snapshots::Flags,
     #[command(flatten)]
     pub serving: Serving,
+    #[command(flatten)]
+    pub encryption: crate::encryption::Flags,
+    #[command(flatten)]
+    pub audit: crate::audit::Flags,
     /// Plugins to add to the default ones
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,

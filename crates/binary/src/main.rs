@@ -3,10 +3,12 @@
 mod access;
 mod agent;
 mod api_server;
+mod audit;
 mod components;
 mod control_plane;
 mod datastore;
 mod dns;
+mod encryption;
 mod etcd_server;
 mod flags;
 /// The short run of what `fuzz/` runs for long.
@@ -15,6 +17,7 @@ mod flags;
 mod fuzz;
 mod kubeconfig;
 mod node;
+mod rotation;
 mod server;
 mod snapshots;
 mod token;
@@ -51,6 +54,10 @@ enum Command {
     Store(datastore::StoreCommand),
     /// Serve etcd's v3 API from a store of one member
     Etcd(Box<etcd_server::Etcd>),
+    /// Check and replace certificates: check, rotate, rotate-ca
+    Certificate(cli::certificate::CertificateCommand),
+    /// Keep Secrets encrypted in the store: status, enable, disable, rotate, reencrypt
+    SecretsEncrypt(cli::secrets_encrypt::SecretsEncrypt),
     /// Stop what runs and remove every trace of it
     Uninstall(cli::uninstall::Uninstall),
     /// The API server alone
@@ -104,6 +111,7 @@ impl Command {
         match self {
             Self::Kubectl(_) | Self::Images(_) | Self::Token(_) | Self::Uninstall(_) => "warn",
             Self::Snapshot(_) | Self::Store(_) => "warn",
+            Self::Certificate(_) | Self::SecretsEncrypt(_) => "warn",
             _ => "info",
         }
     }
@@ -117,6 +125,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Token(command) => return command.run(&data_dir).await,
         Command::Snapshot(command) => return command.run(&data_dir).await,
         Command::Store(command) => return command.run(&data_dir).await,
+        Command::Certificate(command) => return command.run(&data_dir).await,
+        Command::SecretsEncrypt(command) => return command.run(&data_dir).await,
         Command::Uninstall(command) => return command.run(&data_dir).await,
         Command::Server(flags) => server::run(*flags, arguments.common).await?,
         Command::Agent(flags) => agent::run(*flags, arguments.common).await?,

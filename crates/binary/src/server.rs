@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use base::task::Tasks;
 use client::{Client, Election};
-use pki::{Component, Pki, Profile, San};
+use pki::{Component, Issued, Pki, Profile, San};
+use tokio::sync::Notify;
 use tokio::time::Instant;
-use transport::tls::{ClientCerts, Identity};
 
 use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
@@ -124,19 +124,20 @@ pub fn write_kubeconfig(
     };
     let server = control_plane::url(local, control.port);
     let identity = Component::Admin.identity();
-    let config = pki::Kubeconfig::with_certificate(
-        &server,
-        pki.cluster_ca.cert_pem(),
-        &identity.user,
-        &admin,
-    );
     // The one in the data directory is how the other commands find the cluster.
     let own = data_dir.join("kubeconfig");
-    config.write(&own, 0o600)?;
-    let wanted = flags.write_kubeconfig.clone().unwrap_or(own);
-    config
-        .write(&wanted, flags.write_kubeconfig_mode)
-        .with_context(|| format!("cannot write the kubeconfig {}", wanted.display()))?;
+    let wanted = flags.write_kubeconfig.clone().unwrap_or_else(|| own.clone());
+    let (authority, mode) = (pki.cluster_ca.cert_pem().to_owned(), flags.write_kubeconfig_mode);
+    let target = wanted.clone();
+    let write = move |issued: &Issued| -> anyhow::Result<()> {
+        let config = pki::Kubeconfig::with_certificate(&server, &authority, &identity.user, issued);
+        config.write(&own, 0o600)?;
+        config
+            .write(&target, mode)
+            .with_context(|| format!("cannot write the kubeconfig {}", target.display()))
+    };
+    write(&admin)?;
+    control.rotation.component(Component::Admin, &admin, write);
     Ok(wanted)
 }
 
@@ -249,13 +250,15 @@ async fn start_node(
     };
     let mut sans = vec![San::parse(&name)];
     sans.extend(addresses.iter().map(|address| San::parse(&address.to_string())));
-    let issued =
-        pki.ensure("kubelet-server", &Profile::server(format!("system:node:{name}"), sans))?;
-    let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
+    let profile = Profile::server(format!("system:node:{name}"), sans);
+    let issued = pki.ensure("kubelet-server", &profile)?;
+    let serving = control_plane::listening(&issued)?;
+    control.rotation.own("kubelet-server", profile, &issued, control_plane::renews(&serving));
     let of_node = pki::Identity::node(&name);
     let groups: Vec<&str> = of_node.groups.iter().map(String::as_str).collect();
+    let dns_renewed = Arc::new(Notify::new());
     let dns_kubeconfig = match runs(flags, "dns") && !flags.cluster_dns.is_empty() {
-        true => Some(dns_kubeconfig(data_dir, pki, control)?),
+        true => Some(dns_kubeconfig(data_dir, pki, control, &dns_renewed)?),
         false => None,
     };
     let described = Node {
@@ -266,8 +269,8 @@ async fn start_node(
         addresses,
         data_dir: data_dir.to_owned(),
         dns_kubeconfig,
-        dns_renewed: Arc::default(),
-        serving: Some(transport::tls::server_tls(&identity, &ClientCerts::Request)?),
+        dns_renewed,
+        serving: Some(serving),
         bind: None,
         client_ca_pem: Some(pki.cluster_ca.cert_pem().to_owned()),
         cluster_cidrs: flags.cluster_cidr.clone(),
@@ -280,16 +283,28 @@ async fn start_node(
     node::start(described, &flags.node, tasks).await
 }
 
-fn dns_kubeconfig(data_dir: &Path, pki: &Pki, control: &ControlPlane) -> anyhow::Result<PathBuf> {
+/// The DNS process reads its kubeconfig once: a new one means a new process.
+fn dns_kubeconfig(
+    data_dir: &Path,
+    pki: &Pki,
+    control: &ControlPlane,
+    renewed: &Arc<Notify>,
+) -> anyhow::Result<PathBuf> {
     let issued = pki.component(Component::Dns)?;
-    let user = Component::Dns.identity().user;
-    let config = pki::Kubeconfig::with_certificate(
-        &control.url(),
-        pki.cluster_ca.cert_pem(),
-        &user,
-        &issued,
-    );
     let path = data_dir.join("dns.kubeconfig");
-    config.write(&path, 0o600)?;
+    let (server, authority) = (control.url(), pki.cluster_ca.cert_pem().to_owned());
+    let target = path.clone();
+    let write = move |issued: &Issued| -> anyhow::Result<()> {
+        let user = Component::Dns.identity().user;
+        let config = pki::Kubeconfig::with_certificate(&server, &authority, &user, issued);
+        Ok(config.write(&target, 0o600)?)
+    };
+    write(&issued)?;
+    let renewed = renewed.clone();
+    control.rotation.component(Component::Dns, &issued, move |issued| {
+        write(issued)?;
+        renewed.notify_one();
+        Ok(())
+    });
     Ok(path)
 }

@@ -67,9 +67,33 @@ pub fn table(options: Options) -> ResourceTable {
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
+/// Where built-in resources are kept below `/registry/`: place, group, plural. For what stands
+/// before the table, such as the store's encryption.
+pub fn places() -> Vec<(String, (String, String))> {
+    // Those that are wired, see [`table`].
+    const WIRED: &[(&str, &str)] = &[
+        ("pods", "pods"),
+        ("minions", "nodes"),
+        ("services/specs", "services"),
+        ("serviceaccounts", "serviceaccounts"),
+    ];
+    let core = WIRED.iter().map(|(place, name)| ((*place).into(), (String::new(), (*name).into())));
+    let rows = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row().build(None));
+    core.chain(rows.filter_map(|row| Some((row.storage?, (row.group, row.plural))))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_are_those_of_the_table() {
+        let places = places();
+        for row in built_in().iter() {
+            let Some(place) = &row.storage else { continue };
+            assert!(places.iter().any(|(one, _)| one == place), "{place}");
+        }
+    }
 
     fn options() -> Options {
         let client = transport::ClientOptions { insecure: true, ..Default::default() };

@@ -377,6 +377,11 @@ pub trait Store: Send + Sync + 'static {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
     async fn watch(&self, request: WatchRequest) -> Result<Watch>;
+    /// Would writing the same value again change its bytes at rest? Then an update that changes
+    /// nothing is written all the same: that is how values get under another key.
+    async fn is_stale(&self, _key: &Bytes) -> Result<bool> {
+        Ok(false)
+    }
     /// The newest revision, linearizably.
     async fn revision(&self) -> Result<Revision>;
     /// Forgets history below `revision` (which stays readable, and watches may start there).

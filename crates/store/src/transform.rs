@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    Compare, Error, Event, Field, KeyValue, Lease, LeaseId, Op, OpResult, RangeRequest,
+    Compare, Error, Event, Field, KeyRange, KeyValue, Lease, LeaseId, Op, OpResult, RangeRequest,
     RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse, Watch, WatchItem,
     WatchRequest,
 };
@@ -19,10 +19,26 @@ use crate::{
 const WATCH_QUEUE: usize = 16;
 
 /// What values look like at rest. `open(seal(v)) == v`.
+#[async_trait]
 pub trait Transform: Send + Sync + 'static {
     fn seal(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
     /// Takes what others have written too, as long as it can be told apart.
     fn open(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
+
+    /// Would a write make other bytes of the same value (another key, another encoding)?
+    fn is_stale(&self, _key: &[u8], _value: &Bytes) -> bool {
+        false
+    }
+
+    /// Must [`fetch`](Self::fetch) come before this value is opened?
+    fn must_fetch(&self, _key: &[u8], _value: &[u8]) -> bool {
+        false
+    }
+
+    /// Gets what a value cannot be opened without, such as a key that a service keeps.
+    async fn fetch(&self, _key: &[u8], _value: &[u8]) -> Result<()> {
+        Ok(())
+    }
 }
 
 pub struct Transformed {
@@ -49,37 +65,61 @@ impl Transformed {
         ops.into_iter().map(|op| self.seal(op)).collect()
     }
 
-    fn open_result(&self, result: OpResult) -> Result<OpResult> {
+    async fn open_result(&self, result: OpResult) -> Result<OpResult> {
         let transform = &*self.transform;
         Ok(match result {
             OpResult::Put { previous } => {
-                OpResult::Put { previous: previous.map(|kv| open(transform, kv)).transpose()? }
+                OpResult::Put { previous: open_previous(transform, previous).await? }
             }
             OpResult::Deleted { previous } => {
-                OpResult::Deleted { previous: open_all(transform, previous)? }
+                OpResult::Deleted { previous: open_all(transform, previous).await? }
             }
-            OpResult::Got { kvs } => OpResult::Got { kvs: open_all(transform, kvs)? },
+            OpResult::Got { kvs } => OpResult::Got { kvs: open_all(transform, kvs).await? },
         })
     }
 }
 
-fn open(transform: &dyn Transform, mut kv: KeyValue) -> Result<KeyValue> {
+async fn open(transform: &dyn Transform, mut kv: KeyValue) -> Result<KeyValue> {
+    if transform.must_fetch(&kv.key, &kv.value) {
+        transform.fetch(&kv.key, &kv.value).await?;
+    }
     kv.value = transform.open(&kv.key, kv.value)?;
     Ok(kv)
 }
 
-fn open_all(transform: &dyn Transform, kvs: Vec<KeyValue>) -> Result<Vec<KeyValue>> {
-    kvs.into_iter().map(|kv| open(transform, kv)).collect()
+async fn open_all(transform: &dyn Transform, mut kvs: Vec<KeyValue>) -> Result<Vec<KeyValue>> {
+    for kv in &mut kvs {
+        *kv = open(transform, kv.clone()).await?;
+    }
+    Ok(kvs)
 }
 
-fn open_event(transform: &dyn Transform, event: &Event) -> Result<Event> {
+async fn open_previous(
+    transform: &dyn Transform,
+    previous: Option<KeyValue>,
+) -> Result<Option<KeyValue>> {
+    match previous {
+        Some(kv) => open(transform, kv).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn open_event(transform: &dyn Transform, event: &Event) -> Result<Event> {
     let kv = if event.kv.value.is_empty() {
         event.kv.clone()
     } else {
-        open(transform, event.kv.clone())?
+        open(transform, event.kv.clone()).await?
     };
-    let previous = event.previous.clone().map(|kv| open(transform, kv)).transpose()?;
+    let previous = open_previous(transform, event.previous.clone()).await?;
     Ok(Event { kind: event.kind.clone(), kv, previous })
+}
+
+async fn open_events(transform: &dyn Transform, events: &[Event]) -> Result<Arc<[Event]>> {
+    let mut opened = Vec::with_capacity(events.len());
+    for event in events {
+        opened.push(open_event(transform, event).await?);
+    }
+    Ok(opened.into())
 }
 
 /// Passes a watch on. A value that cannot be read ends it: the reader starts again by a range, which
@@ -97,8 +137,7 @@ async fn pass(
         let item = match item {
             None => return,
             Some(WatchItem::Events(revision, events)) => {
-                let opened = events.iter().map(|event| open_event(&*transform, event));
-                match opened.collect::<Result<Arc<[Event]>>>() {
+                match open_events(&*transform, &events).await {
                     Ok(events) => WatchItem::Events(revision, events),
                     Err(error) => {
                         tracing::error!(%error, %revision, "a stored value cannot be read");
@@ -118,7 +157,7 @@ async fn pass(
 impl Store for Transformed {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         let mut response = self.inner.range(request).await?;
-        response.kvs = open_all(&*self.transform, response.kvs)?;
+        response.kvs = open_all(&*self.transform, response.kvs).await?;
         Ok(response)
     }
 
@@ -131,8 +170,10 @@ impl Store for Transformed {
         let failure = self.seal_all(txn.failure)?;
         let txn = Txn { compare: txn.compare, success, failure };
         let mut response = self.inner.txn(txn).await?;
-        let results = response.results.into_iter().map(|result| self.open_result(result));
-        response.results = results.collect::<Result<_>>()?;
+        let results = std::mem::take(&mut response.results);
+        for result in results {
+            response.results.push(self.open_result(result).await?);
+        }
         Ok(response)
     }
 
@@ -141,6 +182,12 @@ impl Store for Transformed {
         let (to, items) = mpsc::channel(WATCH_QUEUE);
         self.tasks.spawn("transformed watch", pass(self.transform.clone(), from, to));
         Ok(Watch { items, progress })
+    }
+
+    async fn is_stale(&self, key: &Bytes) -> Result<bool> {
+        let found = self.inner.range(RangeRequest::new(KeyRange::one(key.clone()))).await?;
+        let is_stale = |kv: &KeyValue| self.transform.is_stale(&kv.key, &kv.value);
+        Ok(found.kvs.first().is_some_and(is_stale) || self.inner.is_stale(key).await?)
     }
 
     async fn revision(&self) -> Result<Revision> {

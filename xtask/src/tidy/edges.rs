@@ -19,6 +19,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("net", &["base"]),
     ("store", &["base"]),
     ("etcd", &["store", "transport"]),
+    ("encryption", &["machinery", "store", "pki"]),
     ("api", &["machinery"]),
     ("cri", &["base"]),
     ("client", &["machinery", "api", "transport"]),
@@ -34,7 +35,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("kubelet", &["client", "cri", "transport", "pki"]),
     ("proxy", &["client", "net"]),
     ("dns", &["client"]),
-    ("cli", &["client", "store", "cri", "pki", "runtime", "transport"]),
+    ("cli", &["client", "store", "encryption", "cri", "pki", "runtime", "transport"]),
     ("testkit", &["base"]),
 ];
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use machinery::StatusError;
 
+use crate::audit::Trail;
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::request::{RequestInfo, UserInfo};
 use crate::serve::Shared;
@@ -12,12 +13,23 @@ pub async fn authorize(
     shared: &Shared,
     info: &Arc<RequestInfo>,
     user: &UserInfo,
+    trail: Option<&Trail>,
 ) -> Result<(), StatusError> {
     let attributes = Attributes { user: user.clone(), request: (**info).clone() };
+    let note = |decision: &str, reason: &str| {
+        if let Some(trail) = trail {
+            trail.annotate("authorization.k8s.io/decision", decision);
+            trail.annotate("authorization.k8s.io/reason", reason);
+        }
+    };
     let reason = match decide(&shared.authorizers, &attributes).await {
-        Decision::Allow { .. } => return Ok(()),
+        Decision::Allow { reason } => {
+            note("allow", &reason);
+            return Ok(());
+        }
         Decision::Deny { reason } | Decision::NoOpinion { reason } => reason,
     };
+    note("forbid", &reason);
     tracing::debug!(user = user.name, verb = info.verb, path = info.path, reason, "forbidden");
     Err(forbidden(&attributes, &reason))
 }

@@ -26,6 +26,7 @@ use http::request::Parts;
 use http::{Request, Response};
 use machinery::StatusError;
 
+use crate::audit;
 use crate::codec;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
@@ -33,9 +34,12 @@ use crate::serve::Shared;
 use crate::verbs;
 
 /// The stack.
-pub(crate) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> Response<Body> {
+pub(crate) async fn handle(shared: Arc<Shared>, mut request: Request<Body>) -> Response<Body> {
     // Names the request in logs and answers: first, so that every line and every error has it.
     let audit_id = audit_id::of(&request);
+    if shared.options.audit.is_some() {
+        request.extensions_mut().insert(audit::AuditId(audit_id.clone()));
+    }
     // What is asked for decides limits, metrics, authorization and dispatch.
     let info = Arc::new(info::parse(&request));
     let is_compressible = gzip::is_accepted(&request);
@@ -74,9 +78,34 @@ async fn inside(
 ) -> Result<Response<Body>, StatusError> {
     let (mut parts, body) = request.into_parts();
     // Who is it? Certificates, tokens, or the process itself.
-    let user = authentication::authenticate(shared, &parts).await?;
+    let user = match authentication::authenticate(shared, &parts).await {
+        Ok(user) => user,
+        Err(error) => {
+            audit::failed_authentication(shared, info, &parts, &error).await;
+            return Err(error);
+        }
+    };
+    // What is asked, what is decided and what comes of it is noted from here on, if anybody wants.
+    let trail = audit::Trail::begin(shared, info, &mut parts, &user).await?;
+    let work = known(shared, info, user, parts, body, trail.clone());
+    audit::follow(shared, trail, work).await
+}
+
+/// What follows once it is known who asks.
+async fn known(
+    shared: &Arc<Shared>,
+    info: &Arc<RequestInfo>,
+    user: UserInfo,
+    mut parts: Parts,
+    body: Body,
+    trail: Option<Arc<audit::Trail>>,
+) -> Result<Response<Body>, StatusError> {
+    let real = trail.as_ref().map(|_| user.clone());
     // Who do they want to be? Authorized as an action of its own.
     let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
+    if let Some(trail) = trail.as_ref().filter(|_| real.as_ref() != Some(&user)) {
+        trail.impersonated(&user);
+    }
     // No request holds a place here before it is known whose it is, and none without limit.
     let held = match in_flight::enter(shared, info, &user, &parts, time).await {
         Ok(held) => held,
@@ -95,7 +124,7 @@ async fn allowed(
     body: Body,
 ) -> Result<Response<Body>, StatusError> {
     // May they?
-    authorization::authorize(shared, info, &user).await?;
+    authorization::authorize(shared, info, &user, trail.as_deref()).await?;
     // A body is read by the verb that wants one, through `body::read`, which has a limit.
     verbs::dispatch(shared, info, user, parts, body).await
 }

@@ -212,7 +212,7 @@ impl Registry {
         if self.is_released(ctx, &*object, &*old) {
             return self.remove(ctx, key, &current, object).await;
         }
-        if is_unchanged(&mut *object, &mut *old) && !current.is_stale() {
+        if is_unchanged(&mut *object, &mut *old) && !self.is_stale(row, key, &current).await? {
             return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Unchanged }));
         }
         match self.put(ctx, key, &mut *object, current.revision()).await? {
@@ -220,6 +220,17 @@ impl Registry {
             None if pinned => Err(metadata::modified(row, &key.name)),
             None => Ok(Attempt::Raced),
         }
+    }
+
+    /// Is the object kept otherwise than a write would keep it now (an older version, another key)?
+    async fn is_stale(
+        &self,
+        row: &Resource,
+        key: &Key,
+        current: &Stored,
+    ) -> Result<bool, StatusError> {
+        let place = Bytes::from(store_key(row, key));
+        Ok(current.is_stale() || self.store().is_stale(&place).await.map_err(store_error)?)
     }
 
     /// Everything between mutating and validating admission.

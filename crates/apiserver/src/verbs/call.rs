@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
+use machinery::object::Codec;
 use machinery::protobuf::Descriptors;
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
 
 use super::query::Query;
+use crate::audit::Trail;
 use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
 use crate::codec::negotiate::{Offer, Speaks, negotiate};
@@ -87,6 +89,25 @@ impl Call {
 
     pub fn table_options(&self) -> Result<TableOptions, StatusError> {
         TableOptions::parse(&self.query)
+    }
+
+    /// For the audit log: the object that came, with its defaults.
+    pub fn note_object(&self, object: &dyn Object, codec: &dyn Codec) {
+        let Some(trail) = Trail::of(&self.parts) else { return };
+        trail.request_object(object, || {
+            let mut whole = object.boxed_clone();
+            if self.row.conversion.is_none() && self.info.subresource.is_empty() {
+                self.row.strategy.default(&mut *whole);
+            }
+            codec.settle(whole.encode())
+        });
+    }
+
+    /// For the audit log: a patch or options, as JSON.
+    pub fn note_json(&self, json: &[u8]) {
+        if let Some(trail) = Trail::of(&self.parts) {
+            trail.request_json(json);
+        }
     }
 
     pub fn content_type(&self) -> Option<&str> {

@@ -21,6 +21,7 @@ pub async fn create(mut call: Call, body: Body) -> Result<Response<Body>, Status
     options::read(OptionsKind::Create, query, ctx)?;
     let mut object = decode(&bytes, format, &call.wanted(), &call.ctx)?;
     call.place(&mut *object)?;
+    call.note_object(&*object, &*call.row.codec);
     if call.row.storage.is_none() {
         let answer = call.registry().review(&call.ctx, object).await?;
         return Ok(created(&call, &*call.row.codec, answer));

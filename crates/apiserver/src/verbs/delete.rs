@@ -79,6 +79,7 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     let given = if bytes.is_empty() {
         from_query(&call.query)?
     } else {
+        call.note_json(&bytes);
         from_body(&bytes, call.options_format()?)?
     };
     let dry_run = given.dry_run.unwrap_or_default();

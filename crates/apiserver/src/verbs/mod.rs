@@ -31,6 +31,7 @@ pub(crate) use call::Call;
 pub(crate) use paths::index;
 
 use crate::aggregate::elsewhere;
+use crate::audit::Trail;
 use crate::codec;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::{Body, Resource};
@@ -77,14 +78,19 @@ pub(crate) async fn dispatch(
     let handler = route(&row, info, &parts.method)?;
     let call = Call::new(shared, info, user, row, table, parts)?;
     let (accept, ctx) = (call.accept, call.ctx.clone());
+    let trail = Trail::of(&call.parts).cloned();
     if let Some(text) = ctx.resource.strategy.deprecation_text() {
         ctx.warn(text);
+        ctx.annotate("k8s.io/deprecated", "true");
     }
     let outcome = match handler {
         Route::Verb(handler) => handler(call, body).await,
         Route::Subresource => subresource::serve(call, body).await,
     };
     let mut response = outcome.unwrap_or_else(|error| codec::error(&accept, &error));
+    if let Some(trail) = trail {
+        trail.annotate_all(ctx.annotations());
+    }
     for warning in ctx.take_warnings() {
         add_warning(&mut response, &warning);
     }

@@ -57,6 +57,7 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
             "error strict decoding YAML: error converting YAML to JSON: yaml: unmarshal errors:\n  {note}"
         )));
     }
+    call.note_json(&body);
     let written =
         call.registry().write(&call.ctx, &call.key(), Intent::Patch { kind, body }).await?;
     // Of what is refused nothing else is said.

@@ -84,6 +84,7 @@ async fn update_view(
     let mut object = decode(&bytes, format, &wanted(call, subresource, view.codec()), &call.ctx)?;
     call.check_name(&*object)?;
     call.place(&mut *object)?;
+    call.note_object(&*object, view.codec());
     call.registry().write(&call.ctx, &call.key(), Intent::Update { object }).await
 }
 
@@ -100,6 +101,7 @@ async fn create(
     let mut object =
         decode(&bytes, format, &wanted(&call, subresource, handler.codec()), &call.ctx)?;
     call.place(&mut *object)?;
+    call.note_object(&*object, handler.codec());
     let answer =
         call.registry().create_subresource(&call.ctx, &call.key(), handler, object).await?;
     Ok(created(&call, handler.codec(), answer))

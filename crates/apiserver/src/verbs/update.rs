@@ -19,6 +19,7 @@ pub async fn update(mut call: Call, body: Body) -> Result<Response<Body>, Status
     let mut object = decode(&bytes, format, &call.wanted(), &call.ctx)?;
     call.check_name(&*object)?;
     call.place(&mut *object)?;
+    call.note_object(&*object, &*call.row.codec);
     let written = call.registry().write(&call.ctx, &call.key(), Intent::Update { object }).await?;
     codec::object(&call.accept, status_of(written.outcome), &written.object, &table_options)
 }

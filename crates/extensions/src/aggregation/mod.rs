@@ -35,7 +35,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use machinery::StatusError;
 use machinery::status::Reason;
-use transport::{ClientOptions, HttpClient};
+use transport::{ClientError, ClientOptions, HttpClient};
 
 /// How long a server that answers is believed to go on doing so. Upstream: the informers' resync.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -54,7 +54,8 @@ pub struct Identity {
 pub struct Aggregation(Arc<Inner>);
 
 struct Inner {
-    identity: Identity,
+    /// Replaced when it is renewed.
+    identity: ArcSwap<Identity>,
     /// What is served elsewhere, as last checked.
     remotes: ArcSwap<Vec<Remote>>,
     /// How to reach the servers, by group and version. Replaced with `remotes`.
@@ -86,11 +87,18 @@ struct Backend {
 impl Aggregation {
     pub fn new(identity: Identity) -> Self {
         Self(Arc::new(Inner {
-            identity,
+            identity: ArcSwap::from_pointee(identity),
             remotes: ArcSwap::default(),
             backends: ArcSwap::default(),
             clients: Mutex::default(),
         }))
+    }
+
+    /// A renewed certificate: new connections are made with it.
+    pub fn replace_identity(&self, identity: Identity) -> Result<(), ClientError> {
+        self.0.identity.store(Arc::new(identity));
+        let clients = self.0.clients.lock().expect("no panic under the lock");
+        clients.iter().try_for_each(|(trust, client)| client.replace_tls(&self.options(trust)))
     }
 
     /// Registers what this server serves, and follows the APIServices until the tasks end.
@@ -172,19 +180,23 @@ impl Aggregation {
         if let Some(client) = clients.get(trust) {
             return Ok(client.clone());
         }
+        let client = HttpClient::new(&self.options(trust)).map_err(|error| error.to_string())?;
+        clients.insert(trust.clone(), client.clone());
+        Ok(client)
+    }
+
+    fn options(&self, trust: &Trust) -> ClientOptions {
         let authorities = String::from_utf8(trust.authorities.clone());
-        let options = ClientOptions {
+        let identity = self.0.identity.load();
+        ClientOptions {
             ca_pem: authorities.ok().filter(|pem| !pem.is_empty()),
-            cert_pem: Some(self.0.identity.cert_pem.clone()),
-            key_pem: Some(self.0.identity.key_pem.clone()),
+            cert_pem: Some(identity.cert_pem.clone()),
+            key_pem: Some(identity.key_pem.clone()),
             server_name: Some(trust.server_name.clone()),
             insecure: trust.is_lax,
             user_agent: Some("kube-aggregator".into()),
             ..ClientOptions::default()
-        };
-        let client = HttpClient::new(&options).map_err(|error| error.to_string())?;
-        clients.insert(trust.clone(), client.clone());
-        Ok(client)
+        }
     }
 }
 

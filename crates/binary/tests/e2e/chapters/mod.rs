@@ -6,6 +6,7 @@ mod commands;
 mod containerd;
 mod ending;
 mod healing;
+mod keeping;
 mod killing;
 mod leaders;
 mod nodes;
@@ -47,6 +48,8 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("commands: discovery, schema, identity, health", commands::surface),
     chapter("clients: Python's works unchanged", clients::python),
     chapter("clients: JavaScript's works unchanged", clients::javascript),
+    chapter("keeping: secrets are sealed on the disk", keeping::secrets_are_sealed),
+    chapter("keeping: certificates are replaced under way", keeping::certificates_are_replaced),
     chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),
     chapter("healing: a killed process comes back", healing::killed_process),
     chapter("healing: a deleted pod is replaced", healing::deleted_pod),

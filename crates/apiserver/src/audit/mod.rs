@@ -1,0 +1,131 @@
+//! The audit log: who asked for what, what was decided, and what came of it.
+//!
+//! In: requests as they pass the filters (see [`Trail`]), a [`Policy`]. Out: `audit.k8s.io/v1`
+//! events, to a log and a webhook.
+//!
+//! ```text
+//! authenticated ► RequestReceived ► … ► head ► ResponseStarted (long) ► body ► ResponseComplete
+//!                                        └► panic ► Panic
+//! ```
+//!
+//! Invariants: without a policy nothing is paid but one look at an `Option`; secrets show up where
+//! the policy asks for objects, and nowhere else; events of one request come in their order.
+//!
+//! Deviation: after a switch of protocols (exec, attach, port-forward) ResponseComplete comes with
+//! the head, not with the end of the stream.
+
+pub mod backend;
+mod event;
+pub mod log;
+mod policy;
+mod trail;
+pub mod webhook;
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::task::Tasks;
+use bytes::Bytes;
+use jiff::Timestamp;
+
+pub use backend::{Backend, Batching, Mode, Writer};
+pub use policy::{Level, Policy, Stage, Verdict};
+pub(crate) use trail::{AuditId, Trail, failed_authentication, follow};
+
+use event::Event;
+
+/// The policy and the backends of a server.
+pub struct Audit {
+    policy: Policy,
+    backends: Vec<Backend>,
+    tasks: Tasks,
+    events: AtomicU64,
+    rejected: AtomicU64,
+    levels: [AtomicU64; 4],
+}
+
+impl Audit {
+    pub fn new(policy: Policy, backends: Vec<Backend>, tasks: Tasks) -> Arc<Self> {
+        let (events, rejected, levels) = Default::default();
+        Arc::new(Self { policy, backends, tasks, events, rejected, levels })
+    }
+
+    /// Whether the request may go on.
+    async fn emit(&self, event: &Event, stage: Stage, now: Timestamp) -> bool {
+        let mut goes_on = true;
+        for (backend, bytes) in self.backends.iter().zip(self.render(event, stage, now)) {
+            goes_on &= backend.take(bytes).await;
+        }
+        goes_on
+    }
+
+    /// For ends that nobody can wait at.
+    fn emit_later(self: &Arc<Self>, event: Event, stage: Stage) {
+        let (audit, now) = (self.clone(), base::clock::now());
+        self.tasks.spawn_graceful("audit event", async move {
+            audit.emit(&event, stage, now).await;
+        });
+    }
+
+    /// The event as each backend wants it.
+    fn render(&self, event: &Event, stage: Stage, now: Timestamp) -> Vec<Bytes> {
+        self.events.fetch_add(1, Ordering::Relaxed);
+        let mut json: Option<Bytes> = None;
+        let one = |backend: &Backend| match backend.is_legacy {
+            true => Bytes::from(event.legacy(stage)),
+            false => json.get_or_insert_with(|| event.json(stage, now).into()).clone(),
+        };
+        self.backends.iter().map(one).collect()
+    }
+
+    fn note_level(&self, level: Level) {
+        self.levels[level as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Upstream's families, for `/metrics`.
+    pub fn metrics(&self, out: &mut String) {
+        let mut family = |name: &str, help: &str, samples: &[(String, u64)]| {
+            let _ = write!(out, "# HELP {name} [ALPHA] {help}\n# TYPE {name} counter\n");
+            for (labels, number) in samples {
+                let _ = writeln!(out, "{name}{labels} {number}");
+            }
+        };
+        let none = String::new;
+        family(
+            "apiserver_audit_event_total",
+            "Counter of audit events generated and sent to the audit backend.",
+            &[(none(), count(&self.events))],
+        );
+        let levels = Level::ALL.map(|level| {
+            let labels = format!("{{level=\"{}\"}}", level.name());
+            (labels, count(&self.levels[level as usize]))
+        });
+        family(
+            "apiserver_audit_level_total",
+            "Counter of policy levels for audit events (1 per request).",
+            &levels,
+        );
+        let lost = self
+            .backends
+            .iter()
+            .map(|backend| (format!("{{plugin=\"{}\"}}", backend.name()), backend.lost()));
+        family(
+            "apiserver_audit_error_total",
+            "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.",
+            &lost.collect::<Vec<_>>(),
+        );
+        family(
+            "apiserver_audit_requests_rejected_total",
+            "Counter of apiserver requests rejected due to an error in audit logging backend.",
+            &[(none(), count(&self.rejected))],
+        );
+    }
+}
+
+fn count(number: &AtomicU64) -> u64 {
+    number.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests;

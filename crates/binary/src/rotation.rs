@@ -1,0 +1,343 @@
+//! The server's own certificates, renewed and taken into use while it runs.
+//!
+//! In: leaves, each with what it says and who needs it; the directory they lie in; the clock. Out: at
+//! any time a certificate that is valid, in the listener, in clients and in kubeconfigs. Connections
+//! that are there stay: TLS looks at certificates when it begins.
+//!
+//! ```text
+//!  four fifths of a life are over ─┐
+//!  the file is gone (`certificate rotate`) ─┴► issued, stored ► applied
+//!  a file that was brought along has changed ────────────────► applied
+//! ```
+//!
+//! Invariant: only an authority that the server started with signs. Another one on the disk waits for
+//! the next start, because whoever trusts the present one would be lost.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base::task::Tasks;
+use jiff::Timestamp;
+use pki::{Component, FileWatch, Issued, Pki, Profile};
+
+/// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
+const LOOK: Duration = Duration::from_secs(12 * 3600);
+/// What is due now is not looked at in a circle.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// After a renewal that failed.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Takes a certificate into use.
+type Apply = Box<dyn Fn(&Issued) -> anyhow::Result<()> + Send + Sync>;
+
+/// Where a leaf comes from.
+enum Source {
+    /// Issued by the cluster's authority, stored under this name.
+    Own(String, Profile),
+    Component(Component),
+    /// Brought along: read again when it changes.
+    Files(PathBuf, PathBuf),
+}
+
+struct Leaf {
+    source: Source,
+    apply: Apply,
+    /// What is in use.
+    present: String,
+}
+
+/// The leaves of a server. Clones are the same.
+#[derive(Clone)]
+pub struct Rotation(Arc<Inner>);
+
+struct Inner {
+    directory: PathBuf,
+    /// Of the authorities at the start.
+    authorities: [[u8; 32]; 2],
+    /// Locked while leaves are added or looked at; never held across an await.
+    leaves: Mutex<Vec<Leaf>>,
+}
+
+impl Rotation {
+    pub fn new(pki: &Pki) -> Self {
+        let directory = pki.directory().to_owned();
+        let authorities = fingerprints(pki);
+        Self(Arc::new(Inner { directory, authorities, leaves: Mutex::default() }))
+    }
+
+    /// A leaf of the cluster's authority, in use as `present`.
+    pub fn own(
+        &self,
+        name: &str,
+        profile: Profile,
+        present: &Issued,
+        apply: impl Fn(&Issued) -> anyhow::Result<()> + Send + Sync + 'static,
+    ) {
+        self.add(Source::Own(name.to_owned(), profile), present, Box::new(apply));
+    }
+
+    pub fn component(
+        &self,
+        component: Component,
+        present: &Issued,
+        apply: impl Fn(&Issued) -> anyhow::Result<()> + Send + Sync + 'static,
+    ) {
+        self.add(Source::Component(component), present, Box::new(apply));
+    }
+
+    pub fn files(
+        &self,
+        cert: &Path,
+        key: &Path,
+        present: &Issued,
+        apply: impl Fn(&Issued) -> anyhow::Result<()> + Send + Sync + 'static,
+    ) {
+        self.add(Source::Files(cert.to_owned(), key.to_owned()), present, Box::new(apply));
+    }
+
+    fn add(&self, source: Source, present: &Issued, apply: Apply) {
+        let leaf = Leaf { source, apply, present: present.cert_pem.clone() };
+        self.0.leaves.lock().expect("no panic under the lock").push(leaf);
+    }
+
+    /// Starts to keep the leaves, once all are there.
+    pub fn start(&self, tasks: &Tasks) {
+        let rotation = self.clone();
+        tasks.spawn("certificates", async move { rotation.keep().await });
+    }
+
+    async fn keep(&self) {
+        let watches: Vec<FileWatch> = self
+            .directories()
+            .iter()
+            .filter_map(|directory| match FileWatch::directory(directory) {
+                Ok(watch) => Some(watch),
+                Err(error) => {
+                    tracing::warn!(directory = %directory.display(), %error, "changed certificates will be noticed late");
+                    None
+                }
+            })
+            .collect();
+        let mut due = self.refresh();
+        loop {
+            let left = due.as_second().saturating_sub(base::clock::now().as_second());
+            let left = Duration::from_secs(u64::try_from(left).unwrap_or(0)).clamp(SHORTEST, LOOK);
+            let has_changed = tokio::select! {
+                () = tokio::time::sleep(left) => false,
+                () = any_change(&watches) => true,
+            };
+            if has_changed || base::clock::now() >= due {
+                due = self.refresh();
+            }
+        }
+    }
+
+    fn directories(&self) -> Vec<PathBuf> {
+        let mut all = vec![self.0.directory.clone()];
+        for leaf in self.0.leaves.lock().expect("no panic under the lock").iter() {
+            if let Source::Files(cert, key) = &leaf.source {
+                all.extend([cert, key].iter().filter_map(|path| path.parent().map(Path::to_owned)));
+            }
+        }
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Looks at all leaves once, and tells when something will be due.
+    fn refresh(&self) -> Timestamp {
+        let retry = base::clock::now() + RETRY;
+        let pki = match Pki::open_or_create(&self.0.directory) {
+            Ok(pki) => pki,
+            Err(error) => {
+                tracing::error!(%error, "the certificates cannot be looked after");
+                return retry;
+            }
+        };
+        if fingerprints(&pki) != self.0.authorities {
+            tracing::warn!("there is another certificate authority; a restart takes it into use");
+            return Timestamp::MAX;
+        }
+        let mut due = Timestamp::MAX;
+        for leaf in self.0.leaves.lock().expect("no panic under the lock").iter_mut() {
+            match leaf.refresh(&pki) {
+                Ok(at) => due = due.min(at),
+                Err(error) => {
+                    let name = leaf.source.name();
+                    tracing::error!(
+                        name,
+                        error = format!("{error:#}"),
+                        "a certificate was not renewed"
+                    );
+                    due = due.min(retry);
+                }
+            }
+        }
+        due
+    }
+}
+
+impl Leaf {
+    /// When the next one is due.
+    fn refresh(&mut self, pki: &Pki) -> anyhow::Result<Timestamp> {
+        let issued = match &self.source {
+            Source::Own(name, profile) => pki.ensure(name, profile)?,
+            Source::Component(component) => pki.component(*component)?,
+            Source::Files(cert, key) => Issued {
+                cert_pem: std::fs::read_to_string(cert)?,
+                key_pem: std::fs::read_to_string(key)?,
+            },
+        };
+        if issued.cert_pem != self.present {
+            (self.apply)(&issued)?;
+            tracing::info!(name = self.source.name(), "a new certificate is in use");
+            self.present.clone_from(&issued.cert_pem);
+        }
+        if matches!(self.source, Source::Files(..)) {
+            return Ok(Timestamp::MAX);
+        }
+        let certificates = pki::certificates(issued.cert_pem.as_bytes())?;
+        Ok(certificates.first().map_or(Timestamp::MAX, pki::Certificate::renew_at))
+    }
+}
+
+impl Source {
+    fn name(&self) -> String {
+        match self {
+            Self::Own(name, _) => name.clone(),
+            Self::Component(component) => component.file_name().to_owned(),
+            Self::Files(cert, _) => cert.display().to_string(),
+        }
+    }
+}
+
+/// Resolves after a change in any of the directories.
+async fn any_change(watches: &[FileWatch]) {
+    if watches.is_empty() {
+        return std::future::pending().await;
+    }
+    futures::future::select_all(watches.iter().map(|watch| Box::pin(watch.changed()))).await;
+}
+
+fn fingerprints(pki: &Pki) -> [[u8; 32]; 2] {
+    [pki.cluster_ca.fingerprint(), pki.front_proxy_ca.fingerprint()]
+}
+
+#[cfg(test)]
+mod tests {
+    use pki::San;
+    use transport::tls::ChainVerifier;
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    struct Lab {
+        directory: PathBuf,
+        pki: Pki,
+        rotation: Rotation,
+        used: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Drop for Lab {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+
+    impl Lab {
+        fn new() -> Self {
+            let unique = String::from_utf8_lossy(&pki::random_bytes::<8>().map(|b| b'a' + b % 26))
+                .into_owned();
+            let directory = std::env::temp_dir().join(format!("decapod-rotation-{unique}"));
+            let pki = Pki::open_or_create(&directory).expect("made");
+            let rotation = Rotation::new(&pki);
+            let used = Arc::new(Mutex::new(vec![]));
+            let lab = Self { directory, pki, rotation, used };
+            let first = lab.pki.component(Component::Admin).expect("issued");
+            lab.apply(&first);
+            let used = lab.used.clone();
+            lab.rotation.component(Component::Admin, &first, move |issued| {
+                used.lock().expect("no panic").push(issued.cert_pem.clone());
+                Ok(())
+            });
+            lab
+        }
+
+        fn apply(&self, issued: &Issued) {
+            self.used.lock().expect("no panic").push(issued.cert_pem.clone());
+        }
+
+        fn used(&self) -> Vec<String> {
+            self.used.lock().expect("no panic").clone()
+        }
+    }
+
+    /// Ten years of uptime: whenever somebody looks, the certificate in use is valid.
+    #[tokio::test(start_paused = true)]
+    async fn ten_years_pass_and_every_day_has_a_valid_certificate() {
+        let _world = base::sim::enter(1);
+        let lab = Lab::new();
+        let verifier = ChainVerifier::new(lab.pki.cluster_ca.cert_pem()).expect("an authority");
+        let tasks = Tasks::new("test");
+        lab.rotation.start(&tasks);
+        for day in 0..3_640 {
+            tokio::time::sleep(DAY).await;
+            let present = lab.used().pop().expect("one is in use");
+            let chain = pki::certificates(present.as_bytes()).expect("PEM");
+            let der: Vec<_> = chain.iter().map(|one| one.der().to_vec().into()).collect();
+            let now = u64::try_from(base::clock::now().as_second()).expect("after 1970");
+            verifier.verify(&der, now).unwrap_or_else(|error| panic!("day {day}: {error}"));
+        }
+        // Renewed after four fifths of a year each time, and no more often.
+        assert_eq!(lab.used().len(), 13);
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_was_taken_away_is_made_anew_at_once() {
+        let lab = Lab::new();
+        let tasks = Tasks::new("test");
+        lab.rotation.start(&tasks);
+        std::fs::remove_file(lab.directory.join("admin.crt")).expect("there");
+        let renewed = async {
+            while lab.used().len() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), renewed).await.expect("noticed");
+        assert_ne!(lab.used()[0], lab.used()[1]);
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
+
+    #[test]
+    fn files_are_followed_and_another_authority_waits() {
+        let lab = Lab::new();
+        let (cert, key) = (lab.directory.join("x.crt"), lab.directory.join("x.key"));
+        let profile = Profile::server("x", vec![San::parse("x")]);
+        let store = || {
+            let issued = lab.pki.issue(&profile).expect("issued");
+            pki::write_private(&cert, issued.cert_pem.as_bytes(), 0o600).expect("written");
+            pki::write_private(&key, issued.key_pem.as_bytes(), 0o600).expect("written");
+            issued
+        };
+        let first = store();
+        let used = lab.used.clone();
+        lab.rotation.files(&cert, &key, &first, move |issued| {
+            used.lock().expect("no panic").push(issued.cert_pem.clone());
+            Ok(())
+        });
+        lab.rotation.refresh();
+        assert_eq!(lab.used().len(), 1);
+        let second = store();
+        lab.rotation.refresh();
+        assert_eq!(lab.used().pop(), Some(second.cert_pem));
+        for name in ["ca.crt", "ca.key"] {
+            std::fs::remove_file(lab.directory.join(name)).expect("there");
+        }
+        store();
+        assert_eq!(lab.rotation.refresh(), Timestamp::MAX);
+        assert_eq!(lab.used().len(), 2);
+    }
+}

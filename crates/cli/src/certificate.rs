@@ -1,0 +1,396 @@
+//! `decapod certificate`: what the certificates of this machine say, new ones, and a new authority.
+//!
+//! In: the data directory, whose `pki` the server follows while it runs, and whose `agent` an agent
+//! reads at its start. Out: a table, or files moved aside so that new ones are made.
+//!
+//! Invariants: nothing is deleted, what goes lies in `pki/old-TIME`; keys are of mode 0600; an
+//! authority is replaced only by one that can sign.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use pki::{Authority, Certificate, FileWatch};
+
+use crate::duration;
+use crate::kubectl::Grid;
+
+const PKI: &str = "pki";
+const AGENT: &str = "agent";
+/// Authorities and the keys of tokens, which `rotate` leaves alone.
+const ROOTS: [&str; 2] = ["ca", "front-proxy-ca"];
+/// As k3s: a certificate with less to live is worth a word.
+const WARNING_DAYS: i64 = 120;
+/// How long a running server may take to make what is missing.
+const PATIENCE: Duration = Duration::from_secs(15);
+const STAMP: &str = "%Y%m%dT%H%M%SZ";
+
+#[derive(clap::Args, Clone, Debug)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct CertificateCommand {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+pub enum Command {
+    /// List the certificates of this machine and how long they live
+    Check,
+    /// Have new certificates made; a running server takes its own into use at once
+    Rotate(Rotate),
+    /// Replace the certificate authorities; takes a restart of all servers and agents
+    RotateCa(RotateCa),
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct Rotate {
+    /// Only these, as `check` names them
+    #[arg(short = 's', long, value_delimiter = ',', value_name = "NAME")]
+    pub service: Vec<String>,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct RotateCa {
+    /// Directory with ca.crt and ca.key, and the like for front-proxy-ca, sa.key [default: new ones
+    /// are made]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub path: Option<PathBuf>,
+    /// Also when clients that trust the present authority will not trust the new one
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl CertificateCommand {
+    pub async fn run(self, data_dir: &Path) -> Result<ExitCode> {
+        let text = match self.command {
+            Command::Check => check(data_dir)?,
+            Command::Rotate(rotate) => rotate.run(data_dir).await?,
+            Command::RotateCa(rotate) => rotate.run(data_dir)?,
+        };
+        print!("{text}");
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A file with a certificate.
+struct Found {
+    /// The file's stem: `apiserver`.
+    name: String,
+    path: PathBuf,
+    certificate: Certificate,
+}
+
+/// All certificates below the data directory: `pki/NAME.crt` and `agent/NAME.pem`.
+fn find(data_dir: &Path) -> Result<Vec<Found>> {
+    let mut found = vec![];
+    for (directory, end) in [(PKI, "crt"), (AGENT, "pem")] {
+        let directory = data_dir.join(directory);
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", directory.display()));
+            }
+        };
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != end) {
+                continue;
+            }
+            let text = fs::read(&path).with_context(|| path.display().to_string())?;
+            let all = pki::certificates(&text).with_context(|| path.display().to_string())?;
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if let Some(certificate) = all.into_iter().next() {
+                found.push(Found { name, path, certificate });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    if found.is_empty() {
+        bail!(
+            "there are no certificates in {}; name the place with --data-dir",
+            data_dir.display()
+        );
+    }
+    Ok(found)
+}
+
+fn check(data_dir: &Path) -> Result<String> {
+    let now = base::clock::now();
+    let header = ["FILENAME", "SUBJECT", "USAGES", "EXPIRES", "RESIDUAL TIME", "STATUS"];
+    let mut lines = vec![header.map(str::to_owned).to_vec()];
+    let found = find(data_dir)?;
+    lines.extend(found.iter().map(|one| row(one, now)));
+    Ok(Grid::default().render(&lines))
+}
+
+/// As `k3s certificate check --output table`.
+fn row(found: &Found, now: Timestamp) -> Vec<String> {
+    let certificate = &found.certificate;
+    let left = certificate.not_after.as_second() - now.as_second();
+    let status = match left {
+        ..=0 => "EXPIRED",
+        _ if certificate.not_before > now => "NOT YET VALID",
+        _ if left < WARNING_DAYS * 86_400 => "WARNING",
+        _ => "OK",
+    };
+    let mut usages: Vec<&str> = certificate
+        .usages
+        .iter()
+        .map(|usage| match usage {
+            pki::Usage::Client => "ClientAuth",
+            pki::Usage::Server => "ServerAuth",
+        })
+        .collect();
+    if certificate.is_authority {
+        usages.push("CertSign");
+    }
+    let mut subject = format!("CN={}", certificate.common_name);
+    if !certificate.organizations.is_empty() {
+        subject.push_str(&format!(",O={}", certificate.organizations.join("+")));
+    }
+    let file = found.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let expires = certificate.not_after.strftime("%b %d, %Y %H:%M %Z").to_string();
+    vec![file, subject, usages.join(","), expires, duration::short(left.max(0)), status.into()]
+}
+
+impl Rotate {
+    async fn run(self, data_dir: &Path) -> Result<String> {
+        let mut found = find(data_dir)?;
+        found.retain(|one| !ROOTS.contains(&one.name.as_str()) && !one.certificate.is_authority);
+        let known: BTreeSet<&str> = found.iter().map(|one| one.name.as_str()).collect();
+        if let Some(unknown) = self.service.iter().find(|name| !known.contains(name.as_str())) {
+            let known: Vec<&str> = known.into_iter().collect();
+            bail!("there is no certificate {unknown:?}; there are {}", known.join(", "));
+        }
+        let all = self.service.is_empty();
+        found.retain(|one| all || self.service.contains(&one.name));
+        let (of_server, of_agent): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|one| one.path.extension().is_some_and(|end| end == "crt"));
+        let mut out = String::new();
+        if !of_server.is_empty() {
+            let directory = data_dir.join(PKI);
+            let aside = aside(&directory)?;
+            let watch = FileWatch::directory(&directory)?;
+            for one in &of_server {
+                move_aside(&one.path, &aside)?;
+            }
+            let pending = renewed(&watch, &of_server).await;
+            out.push_str(&format!(
+                "{} certificates moved to {}\n",
+                of_server.len(),
+                aside.display()
+            ));
+            out.push_str(&match pending.as_slice() {
+                [] => "the running server has made new ones and uses them\n".to_owned(),
+                some => format!("made when next needed: {}\n", some.join(", ")),
+            });
+        }
+        if !of_agent.is_empty() {
+            let aside = aside(&data_dir.join(AGENT))?;
+            for one in &of_agent {
+                move_aside(&one.path, &aside)?;
+            }
+            let count = of_agent.len();
+            out.push_str(&format!(
+                "{count} certificates of the agent moved to {}; restart it to get new ones\n",
+                aside.display()
+            ));
+        }
+        Ok(out)
+    }
+}
+
+/// Waits until the server has made the files again, and names those that it has not.
+async fn renewed(watch: &FileWatch, moved: &[Found]) -> Vec<String> {
+    let missing = || -> Vec<String> {
+        moved.iter().filter(|one| !one.path.exists()).map(|one| one.name.clone()).collect()
+    };
+    let all = async {
+        while !missing().is_empty() {
+            watch.changed().await;
+        }
+    };
+    // Those of components that do not run here stay away.
+    let first = async {
+        while missing().len() == moved.len() {
+            watch.changed().await;
+        }
+    };
+    if tokio::time::timeout(PATIENCE, first).await.is_ok() {
+        let _ = tokio::time::timeout(Duration::from_secs(2), all).await;
+    }
+    missing()
+}
+
+/// A directory of its own for what goes.
+fn aside(directory: &Path) -> Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let stamp = base::clock::now().strftime(STAMP);
+    let path = directory.join(format!("old-{stamp}"));
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&path)
+        .with_context(|| format!("cannot make {}", path.display()))?;
+    Ok(path)
+}
+
+fn move_aside(path: &Path, aside: &Path) -> Result<()> {
+    let name = path.file_name().context("a file has a name")?;
+    fs::rename(path, aside.join(name)).with_context(|| format!("cannot move {}", path.display()))
+}
+
+impl RotateCa {
+    fn run(self, data_dir: &Path) -> Result<String> {
+        let directory = data_dir.join(PKI);
+        let mut replaced = vec![];
+        for (name, common_name) in [("ca", "kubernetes"), ("front-proxy-ca", "front-proxy-ca")] {
+            let old = read(&directory.join(format!("{name}.crt")))?;
+            let Some((cert, key)) = self.next(name, common_name, &old)? else { continue };
+            replaced.push((name, cert, key));
+        }
+        if replaced.is_empty() {
+            bail!("there is no ca.crt in the directory given with --path");
+        }
+        let aside = aside(&directory)?;
+        for one in find(data_dir)?.iter().filter(|one| one.path.starts_with(&directory)) {
+            move_aside(&one.path, &aside)?;
+        }
+        for (name, cert, key) in &replaced {
+            let key_path = directory.join(format!("{name}.key"));
+            move_aside(&key_path, &aside)?;
+            pki::write_private(&key_path, key.as_bytes(), 0o600)?;
+            pki::write_private(&directory.join(format!("{name}.crt")), cert.as_bytes(), 0o600)?;
+        }
+        // An authority that stays was moved with the leaves.
+        for name in ROOTS.iter().filter(|name| replaced.iter().all(|(one, ..)| one != *name)) {
+            let file = format!("{name}.crt");
+            fs::rename(aside.join(&file), directory.join(&file))?;
+        }
+        if let Some(key) = self.service_account_key()? {
+            for file in ["sa.key", "sa.pub"] {
+                move_aside(&directory.join(file), &aside)?;
+            }
+            pki::write_private(&directory.join("sa.key"), key.as_bytes(), 0o600)?;
+        }
+        let names: Vec<&str> = replaced.iter().map(|(name, ..)| *name).collect();
+        Ok(format!(
+            "replaced: {}; the old files are in {}\n\
+             restart the server, then have every agent join again, and hand out its new kubeconfig\n",
+            names.join(", "),
+            aside.display()
+        ))
+    }
+
+    /// Certificate and key of the next authority: those brought along, or new ones, with the present
+    /// authority behind the new one, so that what it has signed is believed until it is replaced.
+    fn next(&self, name: &str, common_name: &str, old: &str) -> Result<Option<(String, String)>> {
+        let Some(path) = &self.path else {
+            let authority = Authority::generate(common_name)?;
+            let bundle = format!("{}\n{old}", authority.cert_pem().trim_end());
+            return Ok(Some((bundle, authority.key_pem().to_owned())));
+        };
+        let cert_path = path.join(format!("{name}.crt"));
+        if !cert_path.exists() {
+            return Ok(None);
+        }
+        let (cert, key) = (read(&cert_path)?, read(&path.join(format!("{name}.key")))?);
+        // Can it sign?
+        Authority::from_pem(&cert, &key).with_context(|| cert_path.display().to_string())?;
+        let chain = pki::certificates(cert.as_bytes())?;
+        let present = pki::certificates(old.as_bytes())?;
+        let is_trusted = present.iter().any(|present| {
+            chain.iter().any(|one| one.is_issued_by(present) || one.der() == present.der())
+        });
+        if !is_trusted && !self.force {
+            bail!(
+                "{}: neither signed by the present authority nor followed by it in the file; clients that trust the present one would be lost. --force does it all the same",
+                cert_path.display()
+            );
+        }
+        Ok(Some((cert, key)))
+    }
+
+    fn service_account_key(&self) -> Result<Option<String>> {
+        let path = self.path.as_ref().map(|path| path.join("sa.key"));
+        path.filter(|path| path.exists()).map(|path| read(&path)).transpose()
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use pki::{Component, Pki};
+
+    use super::*;
+
+    fn lab() -> (tempfile::TempDir, Pki) {
+        let root = tempfile::tempdir().expect("a directory");
+        let pki = Pki::open_or_create(&root.path().join(PKI)).expect("made");
+        pki.component(Component::Admin).expect("issued");
+        (root, pki)
+    }
+
+    #[test]
+    fn certificates_are_listed_with_what_is_left() {
+        let (root, _) = lab();
+        let text = check(root.path()).expect("a table");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("FILENAME"));
+        assert!(lines[1].contains("CN=kubernetes-admin,O=system:masters"), "{text}");
+        assert!(lines[1].contains("ClientAuth") && lines[1].trim_end().ends_with("OK"), "{text}");
+        assert!(lines[2].contains("CertSign"), "{text}");
+        let found = find(root.path()).expect("found");
+        for (years, expected) in [(0, "OK"), (2, "EXPIRED")] {
+            let now = base::clock::now() + Duration::from_secs(years * 366 * 86_400);
+            assert_eq!(row(&found[0], now)[5], expected);
+        }
+        let soon = base::clock::now() + Duration::from_secs(300 * 86_400);
+        assert_eq!(row(&found[0], soon)[5], "WARNING");
+        assert!(check(&root.path().join("nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_new_authority_vouches_for_the_old_one() {
+        let (root, before) = lab();
+        let rotate = RotateCa { path: None, force: false };
+        rotate.clone().run(root.path()).expect("rotated");
+        let directory = root.path().join(PKI);
+        let after = Pki::open_or_create(&directory).expect("loads");
+        assert_ne!(after.cluster_ca.fingerprint(), before.cluster_ca.fingerprint());
+        let bundle = pki::certificates(after.cluster_ca.cert_pem().as_bytes()).expect("PEM");
+        assert_eq!(bundle.len(), 2);
+        assert_eq!(bundle[1].fingerprint(), before.cluster_ca.fingerprint());
+        assert!(!directory.join("admin.crt").exists(), "leaves are made anew");
+        for name in ["ca.key", "ca.crt", "front-proxy-ca.key"] {
+            let mode = fs::metadata(directory.join(name)).expect("there").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_authority_that_nobody_trusts_needs_force() {
+        let (root, _) = lab();
+        let other = tempfile::tempdir().expect("a directory");
+        Pki::open_or_create(other.path()).expect("made");
+        let path = Some(other.path().to_owned());
+        let rotate = RotateCa { path, force: false };
+        let told = rotate.run(root.path()).expect_err("refused").to_string();
+        assert!(told.contains("--force"), "{told}");
+        let path = Some(other.path().to_owned());
+        RotateCa { path, force: true }.run(root.path()).expect("forced");
+        let (new, brought) = (root.path().join("pki/ca.crt"), other.path().join("ca.crt"));
+        assert_eq!(fs::read(new).expect("there"), fs::read(brought).expect("there"));
+    }
+}
