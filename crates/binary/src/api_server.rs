@@ -73,9 +73,9 @@ pub struct ApiServer {
     #[command(flatten)]
     access: crate::access::Access,
     #[command(flatten)]
-    encryption: crate::encryption::Flags,
+    encryption: crate::encryption::EncryptionFlags,
     #[command(flatten)]
-    audit: crate::audit::Flags,
+    audit: crate::audit::AuditFlags,
     #[arg(long, value_delimiter = ',')]
     enable_admission_plugins: Vec<String>,
     #[arg(long, value_delimiter = ',')]

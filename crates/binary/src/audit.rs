@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use transport::{ClientOptions, HttpClient, Token};
 
 #[derive(clap::Args, Clone, Debug)]
-pub struct Flags {
+pub struct AuditFlags {
     /// Which requests are noted in the audit log
     #[arg(long, value_name = "FILE")]
     audit_policy_file: Option<PathBuf>,
@@ -86,7 +86,7 @@ impl From<ModeName> for Mode {
     }
 }
 
-impl Flags {
+impl AuditFlags {
     /// Nothing without a policy.
     pub fn open(&self, tasks: &Tasks) -> anyhow::Result<Option<Arc<Audit>>> {
         let Some(path) = &self.audit_policy_file else { return Ok(None) };

@@ -9,7 +9,7 @@ use base::task::Tasks;
 use encryption::{Encryption, Names};
 
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct Flags {
+pub struct EncryptionFlags {
     /// EncryptionConfiguration of what is kept encrypted [default: what `decapod secrets-encrypt`
     /// has set up]
     #[arg(long, value_name = "FILE")]
@@ -19,7 +19,7 @@ pub struct Flags {
     pub encryption_provider_config_automatic_reload: bool,
 }
 
-impl Flags {
+impl EncryptionFlags {
     /// The store's transformation. Fails where the configuration cannot be used: a server that
     /// silently wrote in the clear would be worse than none.
     pub async fn start(&self, data_dir: &Path, tasks: &Tasks) -> anyhow::Result<Arc<Encryption>> {

@@ -78,9 +78,9 @@ pub struct Server {
     #[command(flatten)]
     pub serving: Serving,
     #[command(flatten)]
-    pub encryption: crate::encryption::Flags,
+    pub encryption: crate::encryption::EncryptionFlags,
     #[command(flatten)]
-    pub audit: crate::audit::Flags,
+    pub audit: crate::audit::AuditFlags,
     /// Plugins to add to the default ones
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
