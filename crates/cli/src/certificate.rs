@@ -154,7 +154,7 @@ fn row(found: &Found, now: Timestamp) -> Vec<String> {
         subject.push_str(&format!(",O={}", certificate.organizations.join("+")));
     }
     let file = found.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let expires = certificate.not_after.strftime("%b %d, %Y %H:%M %Z").to_string();
+    let expires = certificate.not_after.strftime("%b %d, %Y %H:%M UTC").to_string();
     vec![file, subject, usages.join(","), expires, duration::short(left.max(0)), status.into()]
 }
 

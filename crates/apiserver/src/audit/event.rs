@@ -73,7 +73,6 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Empty {}
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_zero(code: &u16) -> bool {
     *code == 0
 }
@@ -152,7 +151,6 @@ struct Written<'a> {
 }
 
 /// As `metav1.MicroTime` is written.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn micro<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string())
 }

@@ -87,7 +87,7 @@ async fn inside(
     };
     // What is asked, what is decided and what comes of it is noted from here on, if anybody wants.
     let trail = audit::Trail::begin(shared, info, &mut parts, &user).await?;
-    let work = known(shared, info, user, parts, body, trail.clone());
+    let work = known(shared, info, user, parts, body, time);
     audit::follow(shared, trail, work).await
 }
 
@@ -98,8 +98,9 @@ async fn known(
     user: UserInfo,
     mut parts: Parts,
     body: Body,
-    trail: Option<Arc<audit::Trail>>,
+    time: Duration,
 ) -> Result<Response<Body>, StatusError> {
+    let trail = audit::Trail::of(&parts).cloned();
     let real = trail.as_ref().map(|_| user.clone());
     // Who do they want to be? Authorized as an action of its own.
     let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
@@ -124,7 +125,8 @@ async fn allowed(
     body: Body,
 ) -> Result<Response<Body>, StatusError> {
     // May they?
-    authorization::authorize(shared, info, &user, trail.as_deref()).await?;
+    let trail = audit::Trail::of(&parts).map(|trail| &**trail);
+    authorization::authorize(shared, info, &user, trail).await?;
     // A body is read by the verb that wants one, through `body::read`, which has a limit.
     verbs::dispatch(shared, info, user, parts, body).await
 }
