@@ -143,6 +143,7 @@ impl AuditFlags {
             server_name: credentials.tls_server_name,
             token: credentials.token.map(Token::fixed),
             user_agent: None,
+            source: None,
         })
         .with_context(named)?;
         let initial_backoff = self.audit_webhook_initial_backoff;
