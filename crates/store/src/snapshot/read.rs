@@ -78,6 +78,8 @@ struct Database {
 
 /// A row of a table: its flags, key and value.
 type Each<'a> = &'a mut dyn FnMut(u32, &[u8], &[u8]) -> Result<()>;
+/// The same without the page's flags.
+type EachRow<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 
 impl Database {
     fn open(file: File, size: u64) -> Result<Self> {
@@ -111,11 +113,7 @@ impl Database {
     }
 
     /// The rows of a table, whose place is a page or the value itself.
-    fn table(
-        &mut self,
-        place: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> Result<()>,
-    ) -> Result<()> {
+    fn table(&mut self, place: &[u8], each: &mut EachRow<'_>) -> Result<()> {
         let root = u64_at(place, 0)?;
         let page = match root {
             0 => place.get(HEADER..).ok_or_else(|| damaged("a table is cut"))?.to_vec(),
