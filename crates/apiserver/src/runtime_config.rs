@@ -10,8 +10,10 @@ use crate::resource::{Resource, ResourceTable};
 
 const ALL: &str = "api/all";
 
+type Matcher = fn(&str) -> bool;
+
 /// Which versions a key stands for, in the order in which such keys count.
-const MATCHERS: &[(&str, fn(&str) -> bool)] = &[
+const MATCHERS: &[(&str, Matcher)] = &[
     (ALL, |_| true),
     ("api/ga", |version| stage(version) == Some("")),
     ("api/beta", |version| stage(version) == Some("beta")),

@@ -297,8 +297,7 @@ mod tests {
         let mut check = |effect: &str, tolerations: Value, expected: Result<(), (&str, &str)>| {
             node.spec = taint(effect).ok();
             let got = admit(&pod(json!({"tolerations": tolerations})), std::iter::empty(), &node);
-            let got =
-                got.as_ref().map(|()| ()).map_err(|r| (r.reason.as_str(), r.message.as_str()));
+            let got = got.as_ref().map_err(|r| (r.reason.as_str(), r.message.as_str())).copied();
             assert_eq!(got, expected, "{effect} {tolerations}");
         };
         check("NoExecute", json!([]), refused);

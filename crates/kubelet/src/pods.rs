@@ -334,7 +334,8 @@ impl PodSet {
         let uid = names::uid(&pod).to_string();
         self.granted.lock().expect("no panic while held").insert(uid.clone(), allocation);
         self.spawn(input);
-        if !Arc::ptr_eq(&wanted, &pod) && !(terminal || deleting) {
+        let goes_on = !terminal && !deleting;
+        if goes_on && !Arc::ptr_eq(&wanted, &pod) {
             self.update(&uid, wanted);
         }
     }

@@ -127,7 +127,8 @@ pub fn plan(pod: &Pod, observed: &Observed, actuated: &Actuated, out: &mut Plan)
         out.kill.push(Kill { id: update.id, name: update.name, message, by_probe: None });
         // Validation lets no other init container restart.
         let list = if init { &mut out.start_init } else { &mut out.start };
-        if !(init && !is_sidecar(container)) && !list.contains(&index) {
+        let may_start = !init || is_sidecar(container);
+        if may_start && !list.contains(&index) {
             list.push(index);
         }
     }

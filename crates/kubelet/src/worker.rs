@@ -133,8 +133,11 @@ pub struct Worker {
     pub(crate) pod_cgroup_is_old: bool,
     /// The condition that tells of an eviction for the node's sake.
     disruption: Option<PodCondition>,
-    tell: Box<dyn Fn(&str, Told) + Send + Sync>,
+    tell: Tell,
 }
+
+/// Who hears of a pod, by name.
+type Tell = Box<dyn Fn(&str, Told) + Send + Sync>;
 
 /// What a step says about the next one.
 #[derive(Debug, PartialEq, Eq)]

@@ -221,7 +221,8 @@ impl Trail {
             return response;
         }
         let wants_object = is_resource && self.verdict.level >= Level::RequestResponse;
-        if !wants_object && !(is_resource && may_be_status(&response)) {
+        let may_matter = wants_object || (is_resource && may_be_status(&response));
+        if !may_matter {
             return response;
         }
         let (head, body) = response.into_parts();

@@ -68,12 +68,15 @@ pub enum Held {
     InFlight {
         _place: OwnedSemaphorePermit,
     },
-    Fair {
-        class: Class,
-        _place: Place,
-        watch: Option<WatchGuard>,
-        waited: Duration,
-    },
+    Fair(Box<Fair>),
+}
+
+/// A place that a priority level gave.
+pub struct Fair {
+    class: Class,
+    _place: Place,
+    watch: Option<WatchGuard>,
+    waited: Duration,
 }
 
 /// Kept with the body of a long answer until its end.
@@ -89,7 +92,8 @@ pub struct Waited(pub Duration);
 impl Held {
     /// Gives the place back, and tells what it was given for.
     pub fn release(self, mut response: Response<Body>) -> Response<Body> {
-        if let Self::Fair { class, watch, waited, .. } = self {
+        if let Self::Fair(fair) = self {
+            let Fair { class, watch, waited, .. } = *fair;
             tell(response.headers_mut(), &class);
             if !waited.is_zero() {
                 response.extensions_mut().insert(Waited(waited));
@@ -155,7 +159,7 @@ async fn enter_fairly(
     match fairness.enter(&class, info, user, work, patience).await {
         Ok(place) => {
             let (watch, waited) = (fairness.watches().enter(info), start.elapsed());
-            Ok(Held::Fair { class, _place: place, watch, waited })
+            Ok(Held::Fair(Box::new(Fair { class, _place: place, watch, waited })))
         }
         Err(Refused { retry_after }) => {
             let mut response = refusal(retry_after);

@@ -49,8 +49,8 @@ fn at(revision: i64) -> Option<Revision> {
 /// Whether keys come in their own order and unfiltered, as the store has them.
 fn is_plain(request: &wire::RangeRequest) -> bool {
     let by_key = request.sort_target() == wire::SortTarget::Key;
-    let sorted = request.sort_order() == wire::SortOrder::None && by_key
-        || request.sort_order() == wire::SortOrder::Ascend && by_key;
+    let ascends = matches!(request.sort_order(), wire::SortOrder::None | wire::SortOrder::Ascend);
+    let sorted = by_key && ascends;
     let bounds = [
         request.min_mod_revision,
         request.max_mod_revision,
