@@ -162,6 +162,16 @@ fn socket(data_dir: &Path) -> PathBuf {
     }
 }
 
+/// Lets the commands of this machine reach the store, if that is possible.
+pub fn offer(store: &Arc<dyn Store>, data_dir: &Path, tasks: &Tasks) {
+    if let Err(error) = serve_socket(store, data_dir, tasks) {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "`decapod snapshot` and `decapod store` cannot reach this server"
+        );
+    }
+}
+
 /// Serves the store to the commands of this machine.
 fn serve_socket(store: &Arc<dyn Store>, data_dir: &Path, tasks: &Tasks) -> anyhow::Result<()> {
     let path = socket(data_dir);
@@ -207,12 +217,7 @@ pub async fn open(
         };
         let opened = store::Embedded::open(&directory, options)
             .with_context(|| format!("cannot open the state store in {}", directory.display()))?;
-        if let Err(error) = serve_socket(&opened, data_dir, tasks) {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "`decapod snapshot` and `decapod store` cannot reach this server"
-            );
-        }
+        offer(&opened, data_dir, tasks);
         return Ok(Transformed::over(opened, seal));
     }
     let remote = connect(flags).await?;

@@ -193,6 +193,7 @@ pub async fn run(flags: Etcd, data_dir: &Path) -> anyhow::Result<()> {
     };
     let tasks = Tasks::new("etcd");
     let server = Server::new(store.clone(), options, tasks.clone());
+    crate::datastore::offer(&store, &data_dir, &tasks);
     for url in &flags.listen_client_urls {
         flags.listen(url, server.clone(), &tasks).await?;
     }

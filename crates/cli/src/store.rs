@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use jiff::Timestamp;
 use serde_json::json;
 use store::{KeyRange, RangeRequest, Revision};
@@ -87,8 +87,7 @@ impl Command {
 
 fn verify(data_dir: &Path) -> Result<String> {
     let directory = data_dir.join("store");
-    let found = store::backend::embedded::verify(&directory)
-        .context("stop the server first, or save a snapshot and ask for its status")?;
+    let found = store::backend::embedded::verify(&directory)?;
     Ok(format!(
         "{}: {} records, {} keys, revisions {} to {}: all in order\n",
         directory.display(),

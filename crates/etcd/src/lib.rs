@@ -244,14 +244,23 @@ impl Store for Etcd {
         };
         let all = self.range(all).await?;
         let size = |bytes: i64| bytes.try_into().unwrap_or_default();
+        let mut commits =
+            store::Histogram { sum_seconds: status.commit_seconds, ..Default::default() };
+        for (count, told) in commits.counts.iter_mut().zip(status.commits) {
+            *count = told;
+        }
+        let backend = match status.backend.is_empty() {
+            true => format!("etcd {}", status.version),
+            false => status.backend,
+        };
         Ok(store::Status {
-            backend: format!("etcd {}", status.version),
+            backend,
             revision: all.revision,
             floor: Some(watch::floor(&self.rpc).await.map_err(|s| unavailable(&s))?),
             keys: all.count,
             disk_bytes: size(status.db_size),
             used_bytes: size(status.db_size_in_use),
-            commits: store::Histogram::default(),
+            commits,
             alarms: status.errors,
         })
     }

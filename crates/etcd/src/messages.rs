@@ -428,6 +428,13 @@ pub struct StatusResponse {
     pub storage_version: String,
     #[prost(int64, tag = "12")]
     pub db_size_quota: i64,
+    /// From here on ours, not etcd's, whose clients skip it: what is behind a served store.
+    #[prost(string, tag = "1000")]
+    pub backend: String,
+    #[prost(uint64, repeated, tag = "1001")]
+    pub commits: Vec<u64>,
+    #[prost(double, tag = "1002")]
+    pub commit_seconds: f64,
 }
 
 #[derive(Clone, PartialEq, Message)]

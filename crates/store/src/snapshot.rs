@@ -64,7 +64,13 @@ impl Image {
             let size = wire::key_value_size(kv);
             Item { key: wire::revision_key(kv.mod_revision, index).to_vec(), size }
         });
-        let keys: Vec<Item> = keys.collect();
+        let mut keys: Vec<Item> = keys.collect();
+        if last < self.revision {
+            // The newest change was a delete. etcd's files have it, and tell by it where they are.
+            let mut key = wire::revision_key(self.revision, 0).to_vec();
+            key.push(wire::DELETED);
+            keys.push(Item { key, size: wire::key_value_size(&marker()) });
+        }
         let mut leases: Vec<(Vec<u8>, Vec<u8>)> = self
             .leases
             .iter()
@@ -95,12 +101,25 @@ impl Image {
         let mut value = vec![];
         layout.write(&mut out, &mut |index, to| {
             value.clear();
-            wire::key_value(&self.kvs[index], &mut value);
+            let marker = marker();
+            wire::key_value(self.kvs.get(index).unwrap_or(&marker), &mut value);
             to.extend_from_slice(&value);
         })?;
         let sum = out.sum.finalize();
         out.out.write_all(&sum)?;
         out.out.flush()
+    }
+}
+
+/// A delete of a key that never was.
+fn marker() -> KeyValue {
+    KeyValue {
+        key: Bytes::from_static(b"/decapod/snapshot"),
+        value: Bytes::new(),
+        create_revision: Revision(0),
+        mod_revision: Revision(0),
+        version: 0,
+        lease: 0,
     }
 }
 

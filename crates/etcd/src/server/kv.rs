@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use store::{
@@ -182,6 +183,9 @@ pub async fn txn(shared: Arc<Shared>, request: wire::TxnRequest) -> Answer<wire:
     Ok(wire::TxnResponse { header, succeeded: answer.succeeded, responses })
 }
 
+/// Written where a revision is needed.
+const ROOM: &[u8] = b"/decapod/room";
+
 /// What a transaction has around its values.
 const SLACK: usize = 4096;
 
@@ -222,7 +226,18 @@ pub async fn compact(
     shared: Arc<Shared>,
     request: wire::CompactionRequest,
 ) -> Answer<wire::CompactionResponse> {
-    shared.store.compact(convert::revision(request.revision)).await.map_err(status)?;
+    let revision = convert::revision(request.revision);
+    let is_present = shared.store.revision().await.map_err(status)? == revision;
+    shared.store.compact(revision).await.map_err(status)?;
+    if is_present && shared.no_space.load(Ordering::Relaxed) {
+        // What the floor's own revision replaced is kept for watches. Who has no room needs that
+        // too: the floor goes on by one. Upstream keeps nothing there.
+        let key = Bytes::from_static(ROOM);
+        let room = Op::Put { key, value: Bytes::new(), lease: 0 };
+        let txn = Txn { success: vec![room], ..Txn::default() };
+        let next = shared.store.txn(txn).await.map_err(status)?.revision;
+        shared.store.compact(next).await.map_err(status)?;
+    }
     Ok(wire::CompactionResponse { header: shared.present().await? })
 }
 

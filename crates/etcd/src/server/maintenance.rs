@@ -35,6 +35,9 @@ pub async fn status_of(shared: Arc<Shared>, _: wire::Empty) -> Answer<wire::Stat
         is_learner: false,
         storage_version: CLUSTER_VERSION.into(),
         db_size_quota: shared.options.quota_bytes.map_or(0, size),
+        backend: now.backend,
+        commits: now.commits.counts.to_vec(),
+        commit_seconds: now.commits.sum_seconds,
     })
 }
 

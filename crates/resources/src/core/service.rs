@@ -364,22 +364,19 @@ impl ServiceStrategy {
         (had, mine): (&BTreeSet<u16>, &BTreeSet<u16>),
         owner: &str,
     ) -> Result<(), StatusError> {
-        match health_port(spec) {
-            Some(port) if had.contains(&port) => {}
-            Some(port) => {
-                if !claim(registry, ctx, port, owner).await? {
-                    return Err(StatusError::internal(format!(
-                        "failed to allocate requested HealthCheck NodePort {port}: provided port is already allocated"
-                    )));
-                }
-            }
-            None if needs_health_port(spec) => {
+        let Some(port) = health_port(spec) else {
+            if needs_health_port(spec) {
                 let free = self.free_port(registry, ctx, mine, owner).await?;
                 spec.health_check_node_port = Some(free.into());
             }
-            None => {}
+            return Ok(());
+        };
+        if had.contains(&port) || claim(registry, ctx, port, owner).await? {
+            return Ok(());
         }
-        Ok(())
+        Err(StatusError::internal(format!(
+            "failed to allocate requested HealthCheck NodePort {port}: provided port is already allocated"
+        )))
     }
 
     /// Any port that is free, taken for the owner.

@@ -7,6 +7,9 @@ use crate::{KeyValue, LeaseId, Revision};
 /// The version of etcd whose tables these are.
 const STORAGE_VERSION: &[u8] = b"3.6.0";
 
+/// The last byte of the key of a delete.
+pub const DELETED: u8 = b't';
+
 /// `revision _ index`, big endian: the order of keys is that of history.
 pub fn revision_key(revision: Revision, index: u64) -> [u8; 17] {
     let mut key = [b'_'; 17];
@@ -19,7 +22,7 @@ pub fn revision_key(revision: Revision, index: u64) -> [u8; 17] {
 pub fn parse_revision_key(key: &[u8]) -> Option<(Revision, bool)> {
     let is_delete = match key.len() {
         17 => false,
-        18 if key[17] == b't' => true,
+        18 if key[17] == DELETED => true,
         _ => return None,
     };
     let revision = u64::from_be_bytes(key[..8].try_into().ok()?);
@@ -62,7 +65,7 @@ fn number(field: u8, number: u64, out: &mut Vec<u8>) {
 
 fn bytes(field: u8, bytes: &[u8], out: &mut Vec<u8>) {
     if !bytes.is_empty() {
-        out.push(field << 3 | 2);
+        out.push((field << 3) | 2);
         varint(bytes.len() as u64, out);
         out.extend_from_slice(bytes);
     }

@@ -78,7 +78,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn go(&mut self, done: Vec<u64>, state: State) -> bool {
-        let is_done = |at: usize| done[at / 64] >> (at % 64) & 1 == 1;
+        let is_done = |at: usize| (done[at / 64] >> (at % 64)) & 1 == 1;
         let open = || (0..self.calls.len()).filter(|at| !is_done(*at));
         // What has ended must come before what begins later.
         let limit = open().map(|at| self.calls[at].end).min();
@@ -141,7 +141,7 @@ async fn run(
     let mut last: BTreeMap<usize, u64> = BTreeMap::new();
     for number in 0..load.calls {
         let key = random.usize(0..load.keys);
-        let value = client << 32 | number as u64 + 1;
+        let value = (client << 32) | (number as u64 + 1);
         let known = last.get(&key).copied().unwrap_or_default();
         let act = match random.u8(0..10) {
             0..4 => Act::Read,
