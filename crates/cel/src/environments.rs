@@ -238,7 +238,11 @@ mod tests {
         check("'a'.size()", &[Type::String], "must evaluate to string but got int");
         check("timestamp('x')", bool, "must evaluate to bool but got google.protobuf.Timestamp");
         let note = &[Type::String, Type::Null][..];
-        check("object.x == 1 ? 'a' : null", &[], "");
+        check(
+            "object.x == 1 ? 'a' : null",
+            &[],
+            "compilation failed: ERROR: <input>:1:15: found no matching overload for '_?_:_' applied to '(bool, string, null)'\n | object.x == 1 ? 'a' : null\n | ..............^",
+        );
         check("null", note, "");
         check("1", note, "must evaluate to one of [string null_type] but got int");
         check(
