@@ -115,6 +115,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::volume::DESCRIPTOR,
     crate::volume::CLAIM_PROTECTION,
     crate::volume::VOLUME_PROTECTION,
+    crate::volume::CLASS_PROTECTION,
     crate::volume::EPHEMERAL,
     crate::volume::EXPAND,
     crate::volume::ATTACH,

@@ -27,7 +27,9 @@ pub use ephemeral::DESCRIPTOR as EPHEMERAL;
 pub use expand::DESCRIPTOR as EXPAND;
 use local_path::LocalPath;
 use plan::{Fate, Observed, Step};
-pub use protection::{CLAIMS as CLAIM_PROTECTION, VOLUMES as VOLUME_PROTECTION};
+pub use protection::{
+    CLAIMS as CLAIM_PROTECTION, CLASSES as CLASS_PROTECTION, VOLUMES as VOLUME_PROTECTION,
+};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "persistentvolume-binder-controller",

@@ -1,7 +1,8 @@
-//! Keeps claims that pods use, and volumes that claims use, until they are free.
+//! Keeps claims that pods use, volumes that claims use, and attribute classes that either names, until
+//! they are free.
 //!
-//! In: claims, pods, volumes. Out: their finalizers.
-//! Upstream: `pkg/controller/volume/{pvcprotection,pvprotection}`.
+//! In: claims, pods, volumes, classes. Out: their finalizers.
+//! Upstream: `pkg/controller/volume/{pvcprotection,pvprotection,vacprotection}`.
 
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use client::{
     Api, ErrorExt, Kind, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
@@ -29,8 +31,16 @@ pub const VOLUMES: Descriptor = Descriptor {
     start: start_volumes,
 };
 
+pub const CLASSES: Descriptor = Descriptor {
+    name: "volumeattributesclass-protection-controller",
+    account: "volumeattributesclass-protection-controller",
+    component: "vac-protection-controller",
+    start: start_classes,
+};
+
 const CLAIM: &str = "kubernetes.io/pvc-protection";
 const VOLUME: &str = "kubernetes.io/pv-protection";
+const CLASS: &str = "kubernetes.io/vac-protection";
 
 fn start_claims(context: Context) {
     let claims = context.informers.of::<PersistentVolumeClaim>();
@@ -89,6 +99,62 @@ fn start_volumes(context: Context) {
             }
         });
     });
+}
+
+fn start_classes(context: Context) {
+    let classes = context.informers.of::<VolumeAttributesClass>();
+    let claims = context.informers.of::<PersistentVolumeClaim>();
+    let volumes = context.informers.of::<PersistentVolume>();
+    let queue: WorkQueue<ObjectKey> = WorkQueue::new("vacprotection");
+    let adds = queue.clone();
+    classes.subscribe_raw(move |event| adds.add(event.entry().header.key.clone()));
+    // Whoever changes may have let a class go that waits for that.
+    let (adds, known) = (queue.clone(), classes.lister());
+    let look = move || {
+        let all = known.list(None, &Selector::everything());
+        let going = all.iter().filter(|class| class.metadata.deletion_timestamp.is_some());
+        for class in going {
+            adds.add(ObjectKey::new("", class.metadata.name.as_deref().unwrap_or_default()));
+        }
+    };
+    let again = look.clone();
+    claims.subscribe_raw(move |_| look());
+    volumes.subscribe_raw(move |_| again());
+    let (tasks, known) = (context.tasks.clone(), classes.lister());
+    tasks.clone().spawn("vac-protection", async move {
+        tokio::join!(classes.synced(), claims.synced(), volumes.synced());
+        let (claims, volumes) = (claims.lister(), volumes.lister());
+        spawn_workers(&tasks, &queue, 1, move |key: ObjectKey| {
+            let class = known.get_key(&key);
+            let client = context.client.clone();
+            let (claims, volumes) = (claims.clone(), volumes.clone());
+            async move {
+                let Some(class) = class else { return Ok(Outcome::Done) };
+                let in_use = || {
+                    let everything = Selector::everything();
+                    claims.list(None, &everything).iter().any(|one| claim_names(one, &key.name))
+                        || volumes.list(None, &everything).iter().any(|one| has(one, &key.name))
+                };
+                let finalizers = plan(&class.metadata, CLASS, in_use);
+                write(&client.api(None), &class, finalizers).await
+            }
+        });
+    });
+}
+
+fn has(volume: &PersistentVolume, class: &str) -> bool {
+    let spec = volume.spec.as_ref();
+    spec.and_then(|spec| spec.volume_attributes_class_name.as_deref()) == Some(class)
+}
+
+/// Whether a claim wants, has or is on its way to a class.
+fn claim_names(claim: &PersistentVolumeClaim, class: &str) -> bool {
+    let (spec, status) = (claim.spec.as_ref(), claim.status.as_ref());
+    let wanted = spec.and_then(|spec| spec.volume_attributes_class_name.as_deref());
+    let present = status.and_then(|status| status.current_volume_attributes_class_name.as_deref());
+    let change = status.and_then(|status| status.modify_volume_status.as_ref());
+    let target = change.and_then(|it| it.target_volume_attributes_class_name.as_deref());
+    [wanted, present, target].contains(&Some(class))
 }
 
 /// Names of the claims that a pod mounts.
@@ -159,6 +225,22 @@ mod tests {
             json!({"finalizers": ["x", CLAIM], "deletionTimestamp": "2026-01-01T00:00:00Z"});
         check(going.clone(), true, None);
         check(going, false, Some(&["x"]));
+    }
+
+    #[test]
+    fn claims_hold_the_classes_they_name() {
+        let check = |claim: Value, expected: bool| {
+            let claim: PersistentVolumeClaim = from_value(claim).unwrap();
+            assert_eq!(claim_names(&claim, "gold"), expected, "{claim:?}");
+        };
+        check(json!({"metadata": {}, "spec": {}}), false);
+        check(json!({"metadata": {}, "spec": {"volumeAttributesClassName": "gold"}}), true);
+        let change = json!({"status": "Pending", "targetVolumeAttributesClassName": "gold"});
+        check(json!({"metadata": {}, "status": {"modifyVolumeStatus": change}}), true);
+        check(
+            json!({"metadata": {}, "status": {"currentVolumeAttributesClassName": "gold"}}),
+            true,
+        );
     }
 
     #[test]
