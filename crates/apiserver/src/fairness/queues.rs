@@ -155,7 +155,7 @@ pub struct Counts {
 /// See the module.
 pub struct Queues {
     handling: Handling,
-    /// Of seats, for now.
+    /// Of seats; lending and borrowing move it.
     limit: u32,
     queues: BTreeMap<u32, Queue>,
     /// The queue that was served last.
