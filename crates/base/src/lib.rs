@@ -1,4 +1,4 @@
-//! What everything stands on: time, randomness, supervised tasks, backoff, telemetry.
+//! What everything stands on: time, durations, randomness, supervised tasks, backoff, telemetry.
 //!
 //! These are the seams for simulation. In production [`clock`] and [`rng`] read the system; inside
 //! [`sim::enter`] (one thread, tokio's paused clock) both derive from a seed, so that a whole
@@ -7,6 +7,7 @@
 
 pub mod backoff;
 pub mod clock;
+pub mod duration;
 pub mod rng;
 pub mod sim;
 pub mod task;

@@ -44,7 +44,7 @@ pub struct AuditFlags {
     /// A kubeconfig that says where audit events are posted
     #[arg(long, value_name = "FILE")]
     audit_webhook_config_file: Option<PathBuf>,
-    #[arg(long, default_value = "10s", value_parser = seconds)]
+    #[arg(long, default_value = "10s", value_parser = base::duration::parse)]
     audit_webhook_initial_backoff: Duration,
     /// Whether requests wait for the audit webhook
     #[arg(long, value_enum, default_value = "batch")]
@@ -53,7 +53,7 @@ pub struct AuditFlags {
     audit_webhook_batch_buffer_size: usize,
     #[arg(long, default_value_t = 400)]
     audit_webhook_batch_max_size: usize,
-    #[arg(long, default_value = "30s", value_parser = seconds)]
+    #[arg(long, default_value = "30s", value_parser = base::duration::parse)]
     audit_webhook_batch_max_wait: Duration,
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     audit_webhook_batch_throttle_enable: bool,
@@ -174,16 +174,6 @@ fn split(url: &str) -> anyhow::Result<(String, String)> {
     Ok((format!("{scheme}://{host}"), format!("/{path}")))
 }
 
-/// `30s`, `1m` or `500ms`.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let parse = |(end, factor): (&str, f64)| {
-        let number: f64 = text.strip_suffix(end)?.parse().ok()?;
-        Duration::try_from_secs_f64(number * factor).ok()
-    };
-    units.into_iter().find_map(parse).ok_or_else(|| "expected a duration, as 30s or 1m".into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,12 +191,5 @@ mod tests {
             assert_eq!(split(url).expect("a URL"), (server.into(), path.into()));
         }
         assert!(split("audit").is_err());
-    }
-
-    #[test]
-    fn durations_are_read() {
-        assert_eq!(seconds("30s"), Ok(Duration::from_secs(30)));
-        assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
-        assert!(seconds("x").is_err());
     }
 }

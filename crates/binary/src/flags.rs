@@ -185,8 +185,8 @@ impl Serving {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let time = apiserver::filters::parse_duration(text).map_err(|why| format!("time: {why}"))?;
-    time.filter(|time| !time.is_zero()).ok_or_else(|| "must be longer than nothing".into())
+    let time = base::duration::parse(text)?;
+    Some(time).filter(|time| !time.is_zero()).ok_or_else(|| "must be longer than nothing".into())
 }
 
 /// What concerns the node that this process is.

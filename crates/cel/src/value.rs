@@ -104,8 +104,8 @@ impl Value {
                     None => Self::string(text.as_str()),
                 }
             }
-            (Json::String(text), Type::Duration) => crate::functions::times::parse_duration(text)
-                .map_or_else(|| Self::string(text.as_str()), Self::Duration),
+            (Json::String(text), Type::Duration) => base::duration::nanos(text)
+                .map_or_else(|_| Self::string(text.as_str()), Self::Duration),
             (Json::String(text), Type::Bytes) => match STANDARD.decode(text) {
                 Ok(bytes) => Self::Bytes(bytes.into()),
                 Err(_) => Self::string(text.as_str()),

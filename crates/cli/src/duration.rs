@@ -1,32 +1,14 @@
-//! Durations as Go writes and reads them: `1h30m`, `300ms`, `0`; and short ones for people.
+//! Durations as flags take them, and short ones for people.
 
 use std::time::Duration;
 
-/// For `clap`: units are h, m, s, ms, us; a bare number is seconds, as several flags allow.
+/// For `clap`: as Go's, or a bare number of seconds, as several flags allow.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let bad = || format!("invalid duration {text:?}, expected something like 24h, 30m or 45s");
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
     }
-    let mut total = 0.0;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let unit_at = rest.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(bad)?;
-        let number: f64 = rest[..unit_at].parse().map_err(|_| bad())?;
-        let after = &rest[unit_at..];
-        let end = after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len());
-        let unit = match &after[..end] {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" => 1e-6,
-            _ => return Err(bad()),
-        };
-        total += number * unit;
-        rest = &after[end..];
-    }
-    Duration::try_from_secs_f64(total).ok().filter(|_| !text.is_empty()).ok_or_else(bad)
+    base::duration::parse(text)
+        .map_err(|_| format!("invalid duration {text:?}, expected something like 24h, 30m or 45s"))
 }
 
 /// Upstream: `duration.ShortHumanDuration`.

@@ -109,34 +109,9 @@ impl Kms {
     pub fn timeout(&self) -> Option<Duration> {
         match &self.timeout {
             None => Some(DEFAULT_KMS_TIMEOUT),
-            Some(text) => go_duration(text).filter(|time| !time.is_zero()),
+            Some(text) => base::duration::parse(text).ok().filter(|time| !time.is_zero()),
         }
     }
-}
-
-/// `1m30s`, `3s`, `500ms`.
-fn go_duration(text: &str) -> Option<Duration> {
-    let mut rest = text;
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..end].parse().ok()?;
-        let unit_end = rest[end..]
-            .find(|c: char| c.is_ascii_digit())
-            .map_or(rest.len(), |length| end + length);
-        let seconds = match &rest[end..unit_end] {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" | "µs" => 1e-6,
-            "ns" => 1e-9,
-            _ => return None,
-        };
-        total += Duration::try_from_secs_f64(number * seconds).ok()?;
-        rest = &rest[unit_end..];
-    }
-    (!text.is_empty()).then_some(total)
 }
 
 impl Configuration {
@@ -406,19 +381,5 @@ mod tests {
         }
         let key = Key { name: "a".into(), secret: "hunter2".into() };
         assert!(!format!("{key:?}").contains("hunter2"));
-    }
-
-    #[test]
-    fn durations_are_gos() {
-        for (text, expected) in [
-            ("3s", Some(Duration::from_secs(3))),
-            ("1m30s", Some(Duration::from_secs(90))),
-            ("500ms", Some(Duration::from_millis(500))),
-            ("", None),
-            ("3", None),
-            ("x", None),
-        ] {
-            assert_eq!(go_duration(text), expected, "{text}");
-        }
     }
 }

@@ -58,17 +58,6 @@ impl Delays {
     }
 }
 
-/// As Go prints it: `10s`, `1m20s`, `5m0s`.
-pub fn go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, s) if duration.subsec_nanos() == 0 => format!("{s}s"),
-        (0, 0, _) => format!("{}s", duration.as_secs_f64()),
-        (0, m, s) => format!("{m}m{s}s"),
-        (h, m, s) => format!("{h}h{m}m{s}s"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,16 +82,5 @@ mod tests {
         assert_eq!(delays.remaining("k", at(700), at(700)), None, "ten good minutes reset it");
         delays.step("k", at(700), at(700));
         assert_eq!(delays.delay("k"), FIRST);
-    }
-
-    #[test]
-    fn durations_as_go_prints_them() {
-        let check = |seconds: u64, expected: &str| {
-            assert_eq!(go_duration(Duration::from_secs(seconds)), expected);
-        };
-        check(10, "10s");
-        check(80, "1m20s");
-        check(300, "5m0s");
-        check(3600, "1h0m0s");
     }
 }

@@ -18,8 +18,6 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::backoff::go_duration;
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Success,
@@ -72,7 +70,7 @@ pub async fn exec(
             Outcome::Failure(String::from_utf8_lossy(&output).into_owned())
         }
         Err(cri::Error::DeadlineExceeded(_)) => {
-            let after = go_duration(limit.unwrap_or_default());
+            let after = base::duration::show(limit.unwrap_or_default());
             Outcome::Failure(format!(
                 "command timed out: {:?} timed out after {after}",
                 command.join(" ")

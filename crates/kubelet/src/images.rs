@@ -14,7 +14,7 @@ use cri::{AuthConfig, Image, ImageSpec, Runtime};
 use k8s_openapi::api::core::v1::{Container, Secret};
 use tokio::sync::Semaphore;
 
-use crate::backoff::{Delays, go_duration};
+use crate::backoff::Delays;
 
 /// Why a container cannot have its image; `retry_in` when time alone may help.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,7 +220,7 @@ fn millis(now: jiff::Timestamp, then: jiff::Timestamp) -> String {
     if took < Duration::from_secs(60) {
         return format!("{}s", took.as_millis() as f64 / 1000.0);
     }
-    go_duration(took)
+    base::duration::show(took)
 }
 
 /// The policy: as written, else by tag.

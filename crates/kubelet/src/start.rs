@@ -12,7 +12,6 @@ use cri::PodSandboxConfig;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret, VolumeProjection};
 use machinery::selector::Selector;
 
-use crate::backoff::go_duration;
 use crate::container::{Prepared, container_config};
 use crate::context::reference;
 use crate::downward::Addresses;
@@ -487,7 +486,7 @@ impl Worker {
             let text = format!("Back-off restarting failed container {name} in pod {full}");
             let about = reference(&self.pod, Some((role, name)));
             self.context.events.event_about(about, EventType::Warning, "BackOff", text);
-            let delay = go_duration(self.crashes.delay(&key));
+            let delay = base::duration::show(self.crashes.delay(&key));
             let message = format!("back-off {delay} restarting failed container={name} pod={full}");
             let retry_in = Some(left);
             return Err(NotStarted { reason: "CrashLoopBackOff", message, retry_in });

@@ -59,12 +59,8 @@ impl Schedule {
 
     fn of_descriptor(text: &str, zone: TimeZone) -> Result<Self, String> {
         if let Some(period) = text.strip_prefix("every ") {
-            let period = go_duration(period).ok_or_else(|| {
-                format!(
-                    "failed to parse duration @{text}: time: invalid duration {}",
-                    format_args!("{period:?}")
-                )
-            })?;
+            let period = base::duration::parse(period)
+                .map_err(|why| format!("failed to parse duration @{text}: {why}"))?;
             return Ok(Self::Every(Duration::from_secs(period.as_secs().max(1))));
         }
         let fields = match text {
@@ -207,34 +203,6 @@ fn number(text: &str, names: &[&str]) -> Result<u32, String> {
             format_args!("{text:?}")
         )),
     }
-}
-
-/// As Go's `time.ParseDuration`, positive only.
-fn go_duration(text: &str) -> Option<Duration> {
-    const UNITS: &[(&str, f64)] = &[
-        ("ns", 1e-9),
-        ("us", 1e-6),
-        ("µs", 1e-6),
-        ("ms", 1e-3),
-        ("h", 3600.0),
-        ("m", 60.0),
-        ("s", 1.0),
-    ];
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let (mut rest, mut seconds) = (text.strip_prefix('+').unwrap_or(text), 0.0);
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let count: f64 = rest[..end].parse().ok()?;
-        let (unit, length) = UNITS.iter().find(|(unit, _)| rest[end..].starts_with(unit))?;
-        seconds += count * length;
-        rest = &rest[end + unit.len()..];
-    }
-    Duration::try_from_secs_f64(seconds).ok()
 }
 
 #[cfg(test)]

@@ -140,13 +140,10 @@ impl Extender {
         };
         let http = HttpClient::new(&options).map_err(|error| ConfigError(error.to_string()))?;
         let timeout = settings.http_timeout.as_deref();
-        let patience = match timeout.map(|text| (text, duration(text))) {
-            None => PATIENCE,
-            Some((_, Some(patience))) if patience.is_zero() => PATIENCE,
-            Some((_, Some(patience))) => patience,
-            Some((text, None)) => {
-                return Err(ConfigError(format!("time: invalid duration {text:?}")));
-            }
+        let patience = match timeout.map(base::duration::parse).transpose() {
+            Ok(None | Some(Duration::ZERO)) => PATIENCE,
+            Ok(Some(patience)) => patience,
+            Err(why) => return Err(ConfigError(why)),
         };
         Ok(Self { settings: settings.clone(), http, patience })
     }
@@ -254,20 +251,6 @@ fn text<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
     field(value, name)?.as_str()
 }
 
-/// `500ms`, `5s`, `1m30s`.
-fn duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 4] = [("ms", 1e-3), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
-    let (mut rest, mut seconds) = (text, 0.0);
-    while !rest.is_empty() && rest != "0" {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..end].parse().ok()?;
-        let (unit, scale) = UNITS.iter().find(|(unit, _)| rest[end..].starts_with(unit))?;
-        seconds += number * scale;
-        rest = &rest[end + unit.len()..];
-    }
-    Duration::try_from_secs_f64(seconds).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,12 +262,5 @@ mod tests {
         assert_eq!(field(&answer, "FailedNodes"), Some(&json!({"b": "full"})));
         assert_eq!(text(&answer, "Error"), Some(""));
         assert_eq!(field(&answer, "Nodes"), None);
-    }
-
-    #[test]
-    fn timeouts_are_durations() {
-        assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
-        assert_eq!(duration("1m30s"), Some(Duration::from_secs(90)));
-        assert_eq!(duration("soon"), None);
     }
 }

@@ -16,8 +16,6 @@ mod observe;
 mod panics;
 mod timeout;
 
-pub use timeout::parse as parse_duration;
-
 use std::sync::Arc;
 use std::time::Duration;
 

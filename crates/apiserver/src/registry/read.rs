@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::clock;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use store::{KeyRange, RangeRequest, Revision};
 use tokio::time::Instant;
@@ -19,16 +21,39 @@ use crate::resource::Resource;
 
 /// How often a quiet watch tells where it is. Upstream: about a minute.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
+const TOKEN_VERSION: &str = "meta.k8s.io/v1";
 /// Keys read from the store at once when a page must be found in history.
 const PAGE: usize = 1000;
 
-/// A page's end: where the next begins, and in which state.
+/// How long the pages of one list show one state. Upstream: the states that its compactor keeps,
+/// which are those of the last 5 minutes. Here history outlives that, but clients that walk away from
+/// a list should learn it as early as there.
+const PAGES_LAST: SignedDuration = SignedDuration::from_mins(5);
+
+/// A page's end: where the next begins, in which state, and when the first page was read.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct ContinueToken {
     v: String,
     rv: i64,
     start: String,
+    /// In seconds since 1970; 0 in a token that does not end.
+    since: i64,
+}
+
+impl ContinueToken {
+    fn of(rv: i64, start: String, since: i64) -> Self {
+        Self { v: TOKEN_VERSION.into(), rv, start, since }
+    }
+
+    fn encode(&self) -> String {
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).expect("plain strings and numbers"))
+    }
+
+    fn is_over(&self) -> bool {
+        let since = Timestamp::from_second(self.since).unwrap_or(Timestamp::MAX);
+        self.rv > 0 && self.since > 0 && clock::now().duration_since(since) > PAGES_LAST
+    }
 }
 
 fn is_at(object: &dyn machinery::Object, key: &Key) -> bool {
@@ -90,7 +115,8 @@ impl Registry {
         if options.resource_version_match.as_deref() == Some("Exact") {
             let at = wanted.unwrap_or_default();
             let start = storage_scope(row, namespace);
-            return self.list_history(row, &scope, options.limit, at, &start).await;
+            let since = clock::now().as_second();
+            return self.list_history(row, &scope, options.limit, at, &start, since).await;
         }
         let cacher = self.cacher(row);
         match wanted {
@@ -100,7 +126,10 @@ impl Registry {
         }
         let (entries, revision, left) = cacher.list(&scope, options.limit);
         let continue_token = match (left, entries.last()) {
-            (1.., Some(last)) => Some(encode_token(&relative(&last.key, &scope), revision)),
+            (1.., Some(last)) => {
+                let since = clock::now().as_second();
+                Some(encode_token(&relative(&last.key, &scope), revision, since))
+            }
             _ => None,
         };
         let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
@@ -125,19 +154,25 @@ impl Registry {
             .map_err(|error| bad(&error.to_string()))?;
         let token: ContinueToken =
             serde_json::from_slice(&bytes).map_err(|error| bad(&not_json(&bytes, &error)))?;
-        if token.v != "meta.k8s.io/v1" {
+        if token.v != TOKEN_VERSION {
             return Err(bad(&format!(
                 "server does not recognize this encoded version {}",
                 token.v
             )));
+        }
+        if token.is_over() {
+            return Err(expired_page(token.start));
         }
         let prefix = storage_scope(row, &scope.namespace);
         let start = format!("{prefix}{}", token.start.trim_start_matches('/'));
         let current = self.revision().await?;
         // A negative revision asks for the newest state: the inconsistent continuation of a page
         // whose state is compacted.
-        let at = if token.rv > 0 { Revision(token.rv as u64) } else { current };
-        match self.list_history(row, scope, options.limit, at, &start).await {
+        let (at, since) = match token.rv {
+            1.. => (Revision(token.rv as u64), token.since),
+            _ => (current, clock::now().as_second()),
+        };
+        match self.list_history(row, scope, options.limit, at, &start, since).await {
             Err(error) if error.is(machinery::status::Reason::Expired) => {
                 Err(expired_page(token.start))
             }
@@ -145,7 +180,8 @@ impl Registry {
         }
     }
 
-    /// Reads the state at a revision from the store, from `start` on.
+    /// Reads the state at a revision from the store, from `start` on: a page of a list that began
+    /// at `since`.
     async fn list_history(
         &self,
         row: &Arc<Resource>,
@@ -153,6 +189,7 @@ impl Registry {
         limit: usize,
         at: Revision,
         start: &str,
+        since: i64,
     ) -> Result<List, StatusError> {
         let prefix = storage_prefix(row.storage.as_deref().unwrap_or_default());
         let end = KeyRange::prefix(storage_scope(row, &scope.namespace)).end;
@@ -174,7 +211,8 @@ impl Registry {
                 items.push(stored(row, &entry));
                 if limit > 0 && items.len() == limit && left > 0 {
                     let remaining = scope.selects_all().then_some(left as u64);
-                    let continue_token = Some(encode_token(&relative(&entry.key, scope), at));
+                    let continue_token =
+                        Some(encode_token(&relative(&entry.key, scope), at, since));
                     return Ok(List { items, revision: at, continue_token, remaining });
                 }
             }
@@ -365,25 +403,18 @@ fn not_json(bytes: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
-fn encode_token(last: &Key, revision: Revision) -> String {
+fn encode_token(last: &Key, revision: Revision, since: i64) -> String {
     let path = if last.namespace.is_empty() {
         last.name.clone()
     } else {
         format!("{}/{}", last.namespace, last.name)
     };
-    let token = ContinueToken {
-        v: "meta.k8s.io/v1".into(),
-        rv: revision.0 as i64,
-        start: format!("{path}\0"),
-    };
-    URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"))
+    ContinueToken::of(revision.0 as i64, format!("{path}\0"), since).encode()
 }
 
 /// 410 with a token that goes on in the newest state, as upstream offers.
 fn expired_page(start: String) -> StatusError {
-    let token = ContinueToken { v: "meta.k8s.io/v1".into(), rv: -1, start };
-    let token =
-        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("plain strings and a number"));
+    let token = ContinueToken::of(-1, start, 0).encode();
     StatusError::expired("The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.")
         .continue_with(token)
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::task::Tasks;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -520,6 +522,36 @@ async fn long_lists_come_in_pieces_and_compressed() {
     let page =
         bench.ask(&format!("GET {MAPS}?continue={token}&resourceVersion=1"), Value::Null).await;
     assert_eq!(page.message(), "specifying resource version is not allowed when using continue");
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn pages_show_one_state_for_some_minutes_only() {
+    let bench = Bench::new();
+    for name in ["a", "b", "c"] {
+        let body = json!({ "metadata": { "name": name } });
+        assert_eq!(bench.ask(&format!("POST {MAPS}"), body).await.code, 201);
+    }
+    let page = bench.ask(&format!("GET {MAPS}?limit=1"), Value::Null).await.json();
+    let token = page["metadata"]["continue"].as_str().expect("a token");
+    let bytes = URL_SAFE_NO_PAD.decode(token).expect("base64");
+    let mut token: Value = serde_json::from_slice(&bytes).expect("JSON");
+    let six_minutes_ago = base::clock::now().as_second() - 360;
+    token["since"] = six_minutes_ago.into();
+    let token = URL_SAFE_NO_PAD.encode(token.to_string());
+    let over = bench.ask(&format!("GET {MAPS}?limit=1&continue={token}"), Value::Null).await;
+    assert_eq!((over.code, &over.json()["reason"]), (410, &json!("Expired")));
+    let body = json!({ "metadata": { "name": "aa" } });
+    assert_eq!(bench.ask(&format!("POST {MAPS}"), body).await.code, 201);
+    let mut token = over.json()["metadata"]["continue"].clone();
+    let mut names = vec![];
+    while let Some(next) = token.as_str() {
+        let page =
+            bench.ask(&format!("GET {MAPS}?limit=1&continue={next}"), Value::Null).await.json();
+        names.push(page["items"][0]["metadata"]["name"].clone());
+        token = page["metadata"]["continue"].clone();
+    }
+    assert_eq!(names, ["aa", "b", "c"], "what came in the meantime shows up");
     bench.end().await;
 }
 

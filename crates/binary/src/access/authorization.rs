@@ -86,7 +86,7 @@ impl Access {
         let text = |flag: &Option<String>| flag.clone().unwrap_or_default();
         let version = text(&self.authorization_webhook_version);
         // As a flag, no time means no memory.
-        let is_kept = |lasts: &str| auth::modes::parse_duration(lasts) != Some(0);
+        let is_kept = |lasts: &str| base::duration::nanos(lasts) != Ok(0);
         let authorized_ttl = text(&self.authorization_webhook_cache_authorized_ttl);
         let unauthorized_ttl = text(&self.authorization_webhook_cache_unauthorized_ttl);
         WebhookConfiguration {

@@ -59,7 +59,7 @@ pub struct Access {
     #[arg(long, value_name = "VERSION")]
     pub authentication_token_webhook_version: Option<String>,
     /// How long its answers count [default: 2m0s]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = base::duration::parse)]
     pub authentication_token_webhook_cache_ttl: Option<Duration>,
     /// PEM; who signs front proxies [default: the cluster's own authority]
     #[arg(long, value_name = "FILE")]
@@ -122,11 +122,6 @@ impl Access {
         }
         Ok(())
     }
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let nanos = auth::modes::parse_duration(text).and_then(|nanos| u64::try_from(nanos).ok());
-    nanos.map(Duration::from_nanos).ok_or_else(|| "expected a duration, as 2m0s".into())
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

@@ -20,10 +20,9 @@ pub fn call(name: &str, of: &[Value]) -> Answer {
         ("timestamp", [Value::Int(seconds)]) => {
             Some(Timestamp::from_second(*seconds).map(Value::Timestamp).map_err(|e| e.to_string()))
         }
-        ("duration", [Value::String(text)]) => Some(match parse_duration(text) {
-            Some(nanos) => Ok(Value::Duration(nanos)),
-            None => Err(format!("time: invalid duration {:?}", &**text)),
-        }),
+        ("duration", [Value::String(text)]) => {
+            Some(base::duration::nanos(text).map(Value::Duration))
+        }
         (_, [Value::Timestamp(time), zone @ ..]) => of_time(name, *time, zone),
         (_, [Value::Duration(nanos)]) => Some(Ok(Value::Int(match name {
             "getHours" => nanos / 3_600_000_000_000,
@@ -100,39 +99,6 @@ pub fn arithmetic(name: &str, a: &Value, b: &Value) -> Answer {
         }
         _ => return None,
     })
-}
-
-/// Go's `time.ParseDuration`, in nanoseconds.
-pub fn parse_duration(text: &str) -> Option<i64> {
-    let (sign, mut rest) = match text.strip_prefix('-') {
-        Some(rest) => (-1.0, rest),
-        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
-    };
-    if rest == "0" {
-        return Some(0);
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut total = 0.0;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..end].parse().ok()?;
-        rest = &rest[end..];
-        let end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
-        let unit = match &rest[..end] {
-            "ns" => 1.0,
-            "us" | "µs" | "μs" => 1e3,
-            "ms" => 1e6,
-            "s" => 1e9,
-            "m" => 60e9,
-            "h" => 3600e9,
-            _ => return None,
-        };
-        total += number * unit;
-        rest = &rest[end..];
-    }
-    (total < 9.2e18).then_some((sign * total) as i64)
 }
 
 /// As protobuf prints durations: `5400s`.

@@ -113,7 +113,7 @@ async fn resource(
     }
     let usages = list.items.into_iter().filter_map(|item| {
         let value = usage(&item.containers, resource, container)?;
-        let window = duration(&item.window).unwrap_or_default();
+        let window = base::duration::parse(&item.window).unwrap_or_default();
         Some((item.metadata.name, PodMetric { value, at: item.timestamp, window }))
     });
     Ok(Values::Pods(usages.collect()))
@@ -257,45 +257,9 @@ fn query(pairs: &[(&str, &str)]) -> String {
     out
 }
 
-/// A duration as Go writes it: `1m2.5s`, `15s`, `900ms`.
-fn duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 7] = [
-        ("ns", 1e-9),
-        ("us", 1e-6),
-        ("µs", 1e-6),
-        ("ms", 1e-3),
-        ("h", 3600.0),
-        ("m", 60.0),
-        ("s", 1.0),
-    ];
-    let (mut rest, mut seconds) = (text, 0.0);
-    while !rest.is_empty() && rest != "0" {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..end].parse().ok()?;
-        let (unit, scale) = UNITS.iter().find(|(unit, _)| rest[end..].starts_with(unit))?;
-        seconds += number * scale;
-        rest = &rest[end + unit.len()..];
-    }
-    Duration::try_from_secs_f64(seconds).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_read_as_go_writes_them() {
-        let check = |text: &str, expected: Option<u64>| {
-            let found = duration(text).map(|found| found.as_millis() as u64);
-            assert_eq!(found, expected, "{text}");
-        };
-        check("15.04s", Some(15_040));
-        check("1m2.5s", Some(62_500));
-        check("900ms", Some(900));
-        check("1h0m0s", Some(3_600_000));
-        check("0", Some(0));
-        check("soon", None);
-    }
 
     #[test]
     fn queries_are_encoded() {

@@ -238,7 +238,7 @@ fn is_date_time(text: &str) -> bool {
 
 /// Go's durations (`1h30m`), or numbers with the units that Scala has (`5 minutes`).
 fn is_duration(text: &str) -> bool {
-    is_go_duration(text) || {
+    base::duration::nanos(text).is_ok() || {
         const UNITS: &[&str] = &[
             "ns", "nano", "µs", "us", "micro", "ms", "milli", "s", "sec", "m", "min", "h", "hr",
             "hour", "d", "day", "w", "wk", "week",
@@ -254,30 +254,6 @@ fn is_duration(text: &str) -> bool {
                     .any(|known| *known == unit || (known.len() > 2 && unit.starts_with(known)))
             })
     }
-}
-
-fn is_go_duration(text: &str) -> bool {
-    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
-    if rest == "0" {
-        return true;
-    }
-    if rest.is_empty() {
-        return false;
-    }
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        let number = &rest[..end];
-        if !number.bytes().any(|byte| byte.is_ascii_digit()) || number.matches('.').count() > 1 {
-            return false;
-        }
-        rest = &rest[end..];
-        let end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
-        if !matches!(&rest[..end], "ns" | "us" | "µs" | "μs" | "ms" | "s" | "m" | "h") {
-            return false;
-        }
-        rest = &rest[end..];
-    }
-    true
 }
 
 #[cfg(test)]

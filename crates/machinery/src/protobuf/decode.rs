@@ -150,7 +150,7 @@ impl Descriptors {
             (Kind::Time, Wire::Bytes(bytes)) => scalar::read_time(bytes, false)?,
             (Kind::MicroTime, Wire::Bytes(bytes)) => scalar::read_time(bytes, true)?,
             (Kind::Duration, Wire::Bytes(bytes)) => {
-                scalar::duration_text(Small::read(bytes)?.numbers[1]).into()
+                base::duration::text(Small::read(bytes)?.numbers[1]).into()
             }
             (Kind::Quantity, Wire::Bytes(bytes)) => match Small::read(bytes)?.texts[1] {
                 [] => "0".into(),

@@ -165,7 +165,7 @@ fn write_word(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), Err
             scalar::write_time(out, text, field.kind == Kind::MicroTime).map_err(wrong)?;
         }
         (Kind::Duration, Value::String(text)) => {
-            let nanos = scalar::duration_nanos(text);
+            let nanos = base::duration::nanos(text).ok();
             put_number(out, 1, nanos.ok_or_else(|| wrong(format!("no duration: {text:?}")))?);
         }
         (Kind::Quantity, Value::String(text)) => put_bytes(out, 1, text.as_bytes()),

@@ -209,22 +209,3 @@ fn watch_frames_have_their_length_in_front() {
     let frame = watch_frame("ADDED", b"k8s\0x");
     assert_eq!(frame, [&[0, 0, 0, 16][..], b"\x0a\x05ADDED\x12\x07\x0a\x05k8s\0x"].concat());
 }
-
-#[test]
-fn durations_are_gos() {
-    for (nanos, text) in [
-        (0, "0s"),
-        (1, "1ns"),
-        (1_500, "1.5µs"),
-        (2_000_000, "2ms"),
-        (-1_500_000_000, "-1.5s"),
-        (90_000_000_000, "1m30s"),
-        (3_600_000_000_000, "1h0m0s"),
-    ] {
-        assert_eq!(scalar::duration_text(nanos), text);
-        assert_eq!(scalar::duration_nanos(text), Some(nanos), "{text}");
-    }
-    for bad in ["", "1", "s", "1x", "1.2.3s", "999999999h"] {
-        assert_eq!(scalar::duration_nanos(bad), None, "{bad}");
-    }
-}

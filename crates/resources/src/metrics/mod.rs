@@ -204,7 +204,7 @@ fn object(
     let at = Timestamp::from_second(at.as_second()).unwrap_or_default();
     let mut fields = Map::new();
     fields.insert("timestamp".into(), at.to_string().into());
-    fields.insert("window".into(), window(usage.window_ms).into());
+    fields.insert("window".into(), base::duration::text(usage.window_ms * 1_000_000).into());
     more(&mut fields);
     Box::new(Unstructured {
         api_version: format!("{GROUP}/{VERSION}"),
@@ -218,16 +218,6 @@ fn object(
         },
         fields,
     })
-}
-
-/// As Go writes durations: `15.04s`, `1m2.5s`, `900ms`.
-fn window(milliseconds: i64) -> String {
-    if milliseconds < 1000 {
-        return format!("{milliseconds}ms");
-    }
-    let (minutes, rest) = (milliseconds / 60_000, milliseconds % 60_000);
-    let seconds = rest as f64 / 1e3;
-    if minutes > 0 { format!("{minutes}m{seconds}s") } else { format!("{seconds}s") }
 }
 
 fn figures(usage: Usage) -> Value {
@@ -282,7 +272,6 @@ mod tests {
         check(usage(250_000_000, 2 << 20), json!({ "cpu": "250m", "memory": "2048Ki" }));
         check(usage(1_234_567, 4096), json!({ "cpu": "1234567n", "memory": "4Ki" }));
         check(usage(0, 0), json!({ "cpu": "0", "memory": "0Ki" }));
-        assert_eq!([window(15_040), window(62_500), window(900)], ["15.04s", "1m2.5s", "900ms"]);
     }
 
     #[test]
