@@ -78,11 +78,12 @@ fn start(context: Context) {
     let this = controller.clone();
     pods.subscribe(move |event| this.changed(event, gives_back_pod));
     let this = controller.clone();
-    services.subscribe(move |event| this.changed(event, |old, new| old.spec != new.spec));
+    services.subscribe(move |event| {
+        this.changed(event, |old, new| less(&quota::of_service(old), &quota::of_service(new)));
+    });
     let this = controller.clone();
     claims.subscribe(move |event| {
-        let facts = |claim: &PersistentVolumeClaim| (claim.spec.clone(), claim.status.clone());
-        this.changed(event, |old, new| facts(old) != facts(new));
+        this.changed(event, gives_back_claim);
     });
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("resourcequota", async move {
@@ -98,16 +99,31 @@ fn start(context: Context) {
     });
 }
 
-/// Does the pod use less than before, maybe?
-fn gives_back_pod(old: &Pod, new: &Pod) -> bool {
-    let facts = |pod: &Pod| {
-        let resized = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
-        let resized: Vec<_> =
-            resized.into_iter().flatten().map(|one| one.allocated_resources).collect();
-        let deleted = pod.metadata.deletion_timestamp.clone();
-        (crate::pod::is_finished(pod), deleted, pod.spec.clone(), resized)
+/// Is any amount smaller than before?
+fn less(old: &Amounts, new: &Amounts) -> bool {
+    let smaller = |name: &String, amount: &Quantity| {
+        new.get(name).is_none_or(|new| quota::value(new) < quota::value(amount))
     };
-    facts(old) != facts(new)
+    old.iter().any(|(name, amount)| smaller(name, amount))
+}
+
+/// Does the pod use less than before, or fall out of a quota's scope? That it is bound, starts or
+/// reports does not count.
+fn gives_back_pod(old: &Pod, new: &Pod) -> bool {
+    let scope = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+    let now = base::clock::now();
+    scope(old) != scope(new) || less(&quota::of_pod(old, now), &quota::of_pod(new, now))
+}
+
+fn gives_back_claim(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
+    let scope = |claim: &PersistentVolumeClaim| {
+        let (spec, status) = (claim.spec.as_ref(), claim.status.as_ref());
+        (
+            spec.and_then(|spec| spec.volume_attributes_class_name.clone()),
+            status.and_then(|status| status.current_volume_attributes_class_name.clone()),
+        )
+    };
+    scope(old) != scope(new) || less(&quota::of_claim(old), &quota::of_claim(new))
 }
 
 /// What a namespace has that is counted otherwise than by existing.
@@ -324,6 +340,25 @@ mod tests {
         };
         let found = plan(&quota, &observed, lowers);
         assert_eq!(to_value(found).unwrap(), expected, "{spec}");
+    }
+
+    #[test]
+    fn only_less_use_gives_back() {
+        let pod = |spec: Value, phase: &str| -> Pod {
+            let containers = json!([{"name": "c", "resources": {"requests": spec["cpu"]}}]);
+            let node = spec["node"].clone();
+            from_value(json!({"metadata": {}, "status": {"phase": phase},
+                "spec": {"nodeName": node, "containers": containers}}))
+            .unwrap()
+        };
+        let one = pod(json!({"cpu": {"cpu": "1"}}), "Pending");
+        let bound = pod(json!({"cpu": {"cpu": "1"}, "node": "n"}), "Running");
+        let smaller = pod(json!({"cpu": {"cpu": "500m"}, "node": "n"}), "Running");
+        let over = pod(json!({"cpu": {"cpu": "1"}, "node": "n"}), "Succeeded");
+        assert!(!gives_back_pod(&one, &bound), "another may be charged for at this moment");
+        assert!(!gives_back_pod(&smaller, &bound));
+        assert!(gives_back_pod(&bound, &smaller));
+        assert!(gives_back_pod(&bound, &over));
     }
 
     /// A pod that was charged for and is not there yet must not be given back.
