@@ -320,11 +320,9 @@ const ABSENT_TIMES: [&[u8]; 2] = [b"\"lastTransitionTime\":null", b"\"lastObserv
 /// Reads what Go may have written: a time that is `null` where our struct must have one is Go's zero
 /// time, which [`Codec::settle`] shows as `null` again.
 pub fn from_json<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
-    let read = serde_json::from_slice(json);
-    match with_zero_times(json) {
-        Some(json) if read.is_err() => serde_json::from_slice(&json),
-        _ => read,
-    }
+    let again =
+        |error| with_zero_times(json).map_or(Err(error), |json| serde_json::from_slice(&json));
+    serde_json::from_slice(json).or_else(again)
 }
 
 fn with_zero_times(json: &[u8]) -> Option<Vec<u8>> {
@@ -362,10 +360,10 @@ where
 {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
         let read = |json: &[u8]| {
-            let mut decoder = serde_json::Deserializer::from_slice(json);
-            let decoded = decode_noting_unknown::<T, _>(&mut decoder)?;
-            decoder.end()?;
-            Ok(decoded)
+            let mut unknown_fields = vec![];
+            let object: T =
+                decode_noting(json, &mut |path| unknown_fields.push(field_path(&path)))?;
+            Ok(Decoded { object: Box::new(object), unknown_fields })
         };
         read(json).or_else(|error| with_zero_times(json).map_or(Err(error), |json| read(&json)))
     }
@@ -384,15 +382,16 @@ where
     }
 }
 
-fn decode_noting_unknown<'de, T, D>(decoder: D) -> Result<Decoded, DecodeError>
-where
-    T: Object + DeserializeOwned,
-    D: serde::Deserializer<'de, Error = serde_json::Error>,
-{
-    let mut unknown_fields = vec![];
-    let object: T =
-        serde_ignored::deserialize(decoder, |path| unknown_fields.push(field_path(&path)))?;
-    Ok(Decoded { object: Box::new(object), unknown_fields })
+/// `note` is no type parameter: its type would be one of all that a kind is made of, and a pod's
+/// specification be compiled once per kind that holds one.
+fn decode_noting<T: DeserializeOwned>(
+    json: &[u8],
+    note: &mut dyn FnMut(serde_ignored::Path<'_>),
+) -> Result<T, DecodeError> {
+    let mut decoder = serde_json::Deserializer::from_slice(json);
+    let object = serde_ignored::deserialize(&mut decoder, note)?;
+    decoder.end()?;
+    Ok(object)
 }
 
 /// serde's path in Kubernetes' notation: `spec.containers[0].foo`.
