@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::types::{Object, Type};
+use crate::value::{Host, Value};
 use crate::{Program, compile};
 
 /// The type of `authorizer`.
@@ -67,6 +68,58 @@ pub fn device() -> Vec<(&'static str, Type)> {
         ],
     );
     vec![("device", device)]
+}
+
+/// Attributes or capacities by domain and name.
+pub type Domains = BTreeMap<String, BTreeMap<String, Value>>;
+
+/// What a device is to its selectors: the value of `device`.
+pub fn device_value(
+    driver: &str,
+    is_shared: bool,
+    attributes: Domains,
+    capacity: Domains,
+) -> Value {
+    let domains = |all: Domains| {
+        let all = all.into_iter().map(|(domain, named)| (domain, Value::map(named)));
+        Value::host(ByDomain { known: Value::map(all), nothing: Value::map([]) })
+    };
+    Value::map([
+        ("driver".to_owned(), Value::string(driver)),
+        ("allowMultipleAllocations".to_owned(), Value::Bool(is_shared)),
+        ("attributes".to_owned(), domains(attributes)),
+        ("capacity".to_owned(), domains(capacity)),
+    ])
+}
+
+/// A value of one of the libraries' types, of its text: `quantity`, `semver`.
+pub fn of_text(function: &'static str, text: &str) -> Result<Value, String> {
+    let unknown = || Err(format!("no such function: {function}"));
+    crate::functions::call(function, None, &[Value::string(text)]).unwrap_or_else(unknown)
+}
+
+/// A domain that a device says nothing about is empty, so that selectors may ask for its attributes.
+struct ByDomain {
+    known: Value,
+    nothing: Value,
+}
+
+impl Host for ByDomain {
+    fn type_name(&self) -> &'static str {
+        "map"
+    }
+
+    fn call(&self, _: &str, _: &[Value]) -> Option<Result<Value, String>> {
+        None
+    }
+
+    fn as_map(&self) -> Option<(&Value, &Value)> {
+        Some((&self.known, &self.nothing))
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
 }
 
 /// Compiles a device's selector; what an attribute is, nobody knows before.
@@ -302,6 +355,46 @@ mod tests {
         ] {
             let got = selector(text).err().unwrap_or_default();
             assert_eq!(got, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn selectors_see_a_devices_domains() {
+        let attributes = BTreeMap::from([
+            ("model".to_owned(), Value::string("A100")),
+            ("version".to_owned(), of_text("semver", "1.2.3").unwrap()),
+        ]);
+        let memory = BTreeMap::from([("memory".to_owned(), of_text("quantity", "40Gi").unwrap())]);
+        let domain = "gpu.example.com".to_owned();
+        let device = device_value(
+            "gpu.example.com",
+            true,
+            [(domain.clone(), attributes)].into(),
+            [(domain, memory)].into(),
+        );
+        for (text, expected) in [
+            ("device.driver == 'gpu.example.com' && device.allowMultipleAllocations", "true"),
+            ("device.attributes['gpu.example.com'].model == 'A100'", "true"),
+            ("device.attributes['gpu.example.com'].model == 'H100'", "false"),
+            ("device.attributes['gpu.example.com'].version.isGreaterThan(semver('1.0.0'))", "true"),
+            ("device.capacity['gpu.example.com'].memory.compareTo(quantity('40Gi')) >= 0", "true"),
+            ("'other.example.com' in device.attributes", "false"),
+            ("'gpu.example.com' in device.attributes", "true"),
+            ("has(device.attributes['other.example.com'].model)", "false"),
+            ("device.attributes['other.example.com'].model == 'x'", "no such key: model"),
+            ("device.attributes.exists(d, d == 'gpu.example.com')", "true"),
+            (
+                "cel.bind(gpu, device.attributes['gpu.example.com'], gpu.model != '' && !has(gpu.b))",
+                "true",
+            ),
+        ] {
+            let program = selector(text).unwrap_or_else(|why| panic!("{text}: {why}"));
+            let variable = |name: &str| (name == "device").then(|| device.clone());
+            let found = match program.evaluate(&variable, &mut crate::Budget::new(1_000_000)) {
+                Ok(value) => value.as_bool().map_or("no bool".to_owned(), |flag| flag.to_string()),
+                Err(why) => why.to_string(),
+            };
+            assert_eq!(found, expected, "{text}");
         }
     }
 }

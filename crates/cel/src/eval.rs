@@ -461,6 +461,9 @@ impl Machine<'_> {
         let items: Vec<Value> = match &range {
             Value::List(items, _) => items.to_vec(),
             Value::Map(fields) => fields.keys().map(Key::value).collect(),
+            Value::Host(host) if let Some((Value::Map(fields), _)) = host.as_map() => {
+                fields.keys().map(Key::value).collect()
+            }
             other => {
                 return failed(format!("no such overload: iteration over {}", other.type_name()));
             }

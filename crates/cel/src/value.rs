@@ -50,6 +50,11 @@ pub trait Host: Send + Sync {
     fn equals(&self, _other: &dyn Host) -> bool {
         false
     }
+    /// The map that it stands for in all but this: an index that is not in it is no error, but gives
+    /// the value beside it.
+    fn as_map(&self) -> Option<(&Value, &Value)> {
+        None
+    }
     /// How it is printed and compared; libraries' values have one.
     fn text(&self) -> Option<String> {
         None

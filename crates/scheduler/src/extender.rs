@@ -173,7 +173,10 @@ impl Extender {
             let failed = field(&answer, field_name).and_then(Value::as_object);
             for (node, why) in failed.into_iter().flatten() {
                 let reasons = vec![why.as_str().unwrap_or_default().to_owned()];
-                rejections.insert(node.clone(), Rejection { reasons, unresolvable });
+                rejections.insert(
+                    node.clone(),
+                    Rejection { reasons, unresolvable, ..Rejection::default() },
+                );
             }
         }
         let names = field(&answer, "NodeNames").and_then(Value::as_array);

@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use client::ObjectKey;
 use futures::future::BoxFuture;
 
 use crate::cluster::Cluster;
@@ -24,20 +25,26 @@ use crate::volumes::Volumes;
 pub const MAX_SCORE: i64 = 100;
 
 /// Why a node, or all of them, will not do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rejection {
     pub reasons: Vec<String>,
     /// Removing pods would not help.
     pub unresolvable: bool,
+    /// It could not be found out: the attempt ends here, and time may mend it.
+    pub broken: bool,
 }
 
 impl Rejection {
     pub fn new(reason: impl Into<String>) -> Self {
-        Self { reasons: vec![reason.into()], unresolvable: false }
+        Self { reasons: vec![reason.into()], ..Self::default() }
     }
 
     pub fn unresolvable(reason: impl Into<String>) -> Self {
-        Self { reasons: vec![reason.into()], unresolvable: true }
+        Self { unresolvable: true, ..Self::new(reason) }
+    }
+
+    pub fn broken(reason: impl Into<String>) -> Self {
+        Self { broken: true, ..Self::unresolvable(reason) }
     }
 }
 
@@ -79,6 +86,16 @@ pub enum ClusterEvent {
     NamespaceChanged,
     /// A claim, a volume or a class came or changed.
     VolumesChanged,
+    /// A claim for devices came, changed or went.
+    ClaimChanged {
+        claim: ObjectKey,
+        /// What it had is there for others.
+        freed: bool,
+        /// Its status is another, or it is new.
+        changed: bool,
+    },
+    /// What drivers offer, or a class of devices, changed.
+    DevicesChanged,
 }
 
 pub trait QueueSort: Send + Sync {
@@ -114,11 +131,14 @@ pub trait PostFilter: Send + Sync {
     ) -> PostFiltered;
 }
 
+#[derive(Default)]
 pub struct PostFiltered {
     /// Where room will be, after the victims are gone.
     pub nominated: Option<String>,
     pub victims: Vec<Arc<PodInfo>>,
     pub message: String,
+    /// To be written before the pod is reported.
+    pub work: Option<BoxFuture<'static, ()>>,
 }
 
 pub trait PreScore: Send + Sync {
@@ -155,6 +175,11 @@ pub trait Permit: Send + Sync {
 pub trait PreBind: Send + Sync {
     fn pre_bind<'a>(&'a self, pod: &'a PodInfo, node: &'a str)
     -> BoxFuture<'a, Result<(), String>>;
+
+    /// The pod is not bound after all: what others need is undone.
+    fn take_back<'a>(&'a self, _pod: &'a PodInfo, _node: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 pub trait Bind: Send + Sync {
@@ -256,11 +281,16 @@ pub struct Diagnosis {
     /// Who rejected: their hints decide when to try again.
     pub plugins: BTreeSet<&'static str>,
     pub post_filter: String,
+    /// The attempt could not be made.
+    pub error: Option<String>,
 }
 
 impl fmt::Display for Diagnosis {
     /// Upstream: `FitError.Error`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(error) = &self.error {
+            return f.write_str(error);
+        }
         if self.nodes == 0 {
             return f.write_str("no nodes available to schedule pods");
         }
@@ -378,7 +408,11 @@ impl Framework {
             Ok(skipped) => skipped,
             Err((plugin, rejection)) => {
                 diagnosis.plugins.insert(plugin);
-                diagnosis.general = Some(rejection.reasons.join(", "));
+                let why = rejection.reasons.join(", ");
+                if rejection.broken {
+                    diagnosis.error = Some(format!("running PreFilter plugin {plugin:?}: {why}"));
+                }
+                diagnosis.general = Some(why);
                 let all = cluster.nodes().map(|node| (node.name.clone(), rejection.clone()));
                 diagnosis.rejections = all.collect();
                 return Err(diagnosis);
@@ -397,6 +431,11 @@ impl Framework {
                 Ok(()) => fitting.push(node),
                 Err((plugin, rejection)) => {
                     diagnosis.plugins.insert(plugin);
+                    if rejection.broken {
+                        let why = rejection.reasons.join(", ");
+                        diagnosis.error = Some(format!("running {plugin:?} filter plugin: {why}"));
+                        return Err(diagnosis);
+                    }
                     diagnosis.rejections.insert(node.name.clone(), rejection);
                 }
             }
@@ -513,9 +552,18 @@ impl Framework {
         pod: &PodInfo,
         cluster: &Cluster,
         diagnosis: &Diagnosis,
-    ) -> Option<PostFiltered> {
-        let (_, point) = self.post_filter.first()?;
-        Some(point.post_filter(self, pod, cluster, diagnosis))
+    ) -> PostFiltered {
+        let mut all = PostFiltered::default();
+        let mut messages = vec![];
+        for (_, point) in &self.post_filter {
+            let one = point.post_filter(self, pod, cluster, diagnosis);
+            all.work = all.work.or(one.work);
+            if one.nominated.is_some() {
+                return PostFiltered { work: all.work, ..one };
+            }
+            messages.extend(Some(one.message).filter(|message| !message.is_empty()));
+        }
+        PostFiltered { message: messages.join(", "), ..all }
     }
 
     pub fn reserve(&self, pod: &PodInfo, node: &str) -> Result<CycleState, Rejection> {
@@ -532,6 +580,13 @@ impl Framework {
     pub fn unreserve(&self, state: &CycleState, pod: &PodInfo, node: &str) {
         for (_, point) in self.reserve.iter().rev() {
             point.unreserve(state, pod, node);
+        }
+    }
+
+    /// Undoes what PreBind did.
+    pub async fn take_back(&self, pod: &PodInfo, node: &str) {
+        for (_, point) in self.pre_bind.iter().rev() {
+            point.take_back(pod, node).await;
         }
     }
 

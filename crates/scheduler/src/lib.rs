@@ -15,8 +15,10 @@
 //! Invariants: one decision at a time, on the state at that moment, assumed pods included; nothing
 //! is awaited while deciding; binding goes through the `/binding` subresource only.
 
+pub mod claims;
 pub mod cluster;
 pub mod config;
+pub mod devices;
 mod extender;
 pub mod framework;
 mod gang;

@@ -13,6 +13,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::CSINode;
 use machinery::selector::Selector;
 
+use crate::claims::Claims;
 use crate::pod::PodInfo;
 
 #[derive(Clone)]
@@ -23,6 +24,8 @@ pub struct Objects {
     stateful_sets: Informer<StatefulSet>,
     controllers: Informer<ReplicationController>,
     csi_nodes: Informer<CSINode>,
+    /// For devices.
+    pub claims: Claims,
 }
 
 impl Objects {
@@ -34,6 +37,7 @@ impl Objects {
             stateful_sets: informers.of(),
             controllers: informers.of(),
             csi_nodes: informers.of(),
+            claims: Claims::new(informers),
         }
     }
 
@@ -44,6 +48,7 @@ impl Objects {
         self.stateful_sets.synced().await;
         self.controllers.synced().await;
         self.csi_nodes.synced().await;
+        self.claims.synced().await;
     }
 
     pub fn budgets(&self, namespace: &str) -> Vec<Arc<PodDisruptionBudget>> {

@@ -45,9 +45,50 @@ pub struct PodInfo {
     /// Names of the claims that it mounts.
     pub claims: Vec<String>,
     pub disks: Vec<Disk>,
+    /// Its claims for devices.
+    pub device_claims: Vec<ClaimName>,
     /// Kind and name of its controller.
     pub owner: Option<(String, String)>,
     pub generation: i64,
+}
+
+/// The name of a claim for devices, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimName {
+    /// The pod says it.
+    Given(String),
+    /// It was made for the pod.
+    Made(String),
+    /// It is yet to be made.
+    Awaited,
+    /// None is needed.
+    None,
+}
+
+impl ClaimName {
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Given(name) | Self::Made(name) => Some(name),
+            Self::Awaited | Self::None => None,
+        }
+    }
+
+    fn all_of(pod: &Pod) -> Vec<Self> {
+        let entries = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+        let named = entries.map(|entry| {
+            if let Some(name) = &entry.resource_claim_name {
+                return Self::Given(name.clone());
+            }
+            let status = pod.status.as_ref();
+            let mut known =
+                status.into_iter().flat_map(|one| one.resource_claim_statuses.iter().flatten());
+            match known.find(|one| one.name == entry.name) {
+                None => Self::Awaited,
+                Some(one) => one.resource_claim_name.clone().map_or(Self::None, Self::Made),
+            }
+        });
+        named.collect()
+    }
 }
 
 /// A disk that a pod names itself, which nodes cannot share at will.
@@ -191,6 +232,7 @@ impl PodInfo {
                 .collect(),
             claims: crate::volumes::claims_of(&key.name, spec),
             disks: crate::volumes::disks_of(spec),
+            device_claims: ClaimName::all_of(pod),
             owner: controller(pod),
             generation: meta.generation.unwrap_or(0),
             labels,

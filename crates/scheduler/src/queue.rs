@@ -71,6 +71,14 @@ fn helps(
     frameworks.of(pod).is_some_and(|framework| framework.helps(plugins, pod, event))
 }
 
+/// May the pod be tried? If not, who says so.
+fn gate(framework: &Framework, pod: &PodInfo) -> (Place, BTreeSet<&'static str>) {
+    match framework.pre_enqueue(pod) {
+        Ok(()) => (Place::Active, BTreeSet::new()),
+        Err((plugin, _)) => (Place::Gated, [plugin].into()),
+    }
+}
+
 pub struct Queue {
     first_backoff: Duration,
     last_backoff: Duration,
@@ -112,14 +120,13 @@ impl Queue {
         let uid = pod.uid.clone();
         let Some(known) = self.pods.get_mut(&uid) else {
             self.sequence += 1;
-            let place =
-                if framework.pre_enqueue(&pod).is_ok() { Place::Active } else { Place::Gated };
+            let (place, plugins) = gate(framework, &pod);
             let waiting = Waiting {
                 order: (framework.rank(&pod), self.sequence),
                 pod,
                 place: Place::Gated,
                 attempts: 0,
-                plugins: BTreeSet::new(),
+                plugins,
                 missed: vec![],
             };
             self.pods.insert(uid.clone(), waiting);
@@ -133,7 +140,11 @@ impl Queue {
         known.order.0 = framework.rank(&pod);
         known.pod = pod.clone();
         let place = match known.place.clone() {
-            Place::Gated if framework.pre_enqueue(&pod).is_ok() => Place::Active,
+            Place::Gated => {
+                let place;
+                (place, known.plugins) = gate(framework, &pod);
+                place
+            }
             Place::Unschedulable { .. }
                 if changed && framework.helps(&known.plugins, &pod, &ClusterEvent::PodUpdated) =>
             {
@@ -198,7 +209,7 @@ impl Queue {
     /// Something happened: pods that it may help are tried again.
     pub fn wake(&mut self, frameworks: &dyn Frameworks, event: &ClusterEvent) {
         let now = Instant::now();
-        let mut moves = vec![];
+        let (mut moves, mut opened) = (vec![], vec![]);
         for (uid, waiting) in &mut self.pods {
             match waiting.place {
                 Place::InFlight => waiting.missed.push(event.clone()),
@@ -207,8 +218,19 @@ impl Queue {
                 {
                     moves.push((uid.clone(), waiting.attempts, since));
                 }
+                Place::Gated if helps(frameworks, &waiting.plugins, &waiting.pod, event) => {
+                    opened.push((uid.clone(), waiting.pod.clone()));
+                }
                 _ => {}
             }
+        }
+        for (uid, pod) in opened {
+            let Some(framework) = frameworks.of(&pod) else { continue };
+            let (place, plugins) = gate(framework, &pod);
+            if let Some(waiting) = self.pods.get_mut(&uid) {
+                waiting.plugins = plugins;
+            }
+            self.move_to(&uid, place);
         }
         for (uid, attempts, since) in moves {
             let until = self.backoff(attempts, since);

@@ -9,6 +9,7 @@ use client::{
     Api, Client, DeleteParams, ErrorExt, Event, EventRecorder, EventType, Informers, Lister, Patch,
     PatchParams,
 };
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use machinery::Time;
 use machinery::selector::Selector;
@@ -63,6 +64,8 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     pods.subscribe(move |event| this.pod_event(event));
     let this = scheduler.clone();
     volumes.subscribe(move || this.woken(&mut this.state(), &ClusterEvent::VolumesChanged));
+    let this = scheduler.clone();
+    objects.claims.subscribe(move |event| this.woken(&mut this.state(), event));
     let queue = Arc::new(tokio::sync::Mutex::new(queue));
     for _ in 0..WRITERS {
         tasks.spawn("scheduler-writer", scheduler.clone().write(queue.clone()));
@@ -128,6 +131,8 @@ enum Job {
         message: String,
         nominated: Option<String>,
         victims: Vec<Arc<PodInfo>>,
+        /// Written first.
+        work: Option<BoxFuture<'static, ()>>,
     },
 }
 
@@ -469,6 +474,9 @@ impl Scheduler {
             self.give_up(state, held);
             diagnosis.plugins.insert(crate::gang::NAME);
         }
+        if let Some(error) = diagnosis.error.take() {
+            return vec![self.broken(state, pod, error)];
+        }
         vec![self.reject(state, pod, diagnosis)]
     }
 
@@ -485,22 +493,17 @@ impl Scheduler {
     }
 
     fn reject(&self, state: &mut State, pod: &Arc<PodInfo>, mut diagnosis: Diagnosis) -> Job {
-        let (mut nominated, mut victims) = (None, vec![]);
+        let (mut nominated, mut victims, mut work) = (None, vec![], None);
         let framework = self.profiles.of(pod);
         if !diagnosis.rejections.is_empty()
             && let Some(framework) = framework
-            && let Some(outcome) = framework.post_filter(pod, &state.cluster, &diagnosis)
         {
-            // Upstream: what plugins before this one say: there are no resource claims to free.
-            let prefix = "no new claims to deallocate";
-            diagnosis.post_filter = match outcome.message.as_str() {
-                "" => String::new(),
-                message => format!("{prefix}, {message}"),
-            };
+            let outcome = framework.post_filter(pod, &state.cluster, &diagnosis);
+            diagnosis.post_filter = outcome.message;
             if let Some(node) = &outcome.nominated {
                 state.cluster.nominate(pod, node);
             }
-            (nominated, victims) = (outcome.nominated, outcome.victims);
+            (nominated, victims, work) = (outcome.nominated, outcome.victims, outcome.work);
         }
         tracing::debug!(pod = %pod.key, %diagnosis, "no node fits");
         let mut plugins = diagnosis.plugins.clone();
@@ -510,14 +513,16 @@ impl Scheduler {
         }
         state.queue.settle(&self.profiles, &pod.uid, plugins);
         let message = diagnosis.to_string();
-        Job::Report { pod: pod.clone(), reason: "Unschedulable", message, nominated, victims }
+        let reason = "Unschedulable";
+        Job::Report { pod: pod.clone(), reason, message, nominated, victims, work }
     }
 
     /// The attempt could not be made: time may mend it.
     fn broken(&self, state: &mut State, pod: &Arc<PodInfo>, message: String) -> Job {
         state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
-        let (nominated, victims) = (None, vec![]);
-        Job::Report { pod: pod.clone(), reason: "SchedulerError", message, nominated, victims }
+        let (nominated, victims, work) = (None, vec![], None);
+        let reason = "SchedulerError";
+        Job::Report { pod: pod.clone(), reason, message, nominated, victims, work }
     }
 
     async fn write(self: Arc<Self>, jobs: Arc<tokio::sync::Mutex<mpsc::Receiver<Job>>>) {
@@ -526,7 +531,10 @@ impl Scheduler {
             match job {
                 None => return,
                 Some(Job::Bind { pod, node, reserved }) => self.bind(&pod, &node, &reserved).await,
-                Some(Job::Report { pod, reason, message, nominated, victims }) => {
+                Some(Job::Report { pod, reason, message, nominated, victims, work }) => {
+                    if let Some(work) = work {
+                        work.await;
+                    }
                     for victim in &victims {
                         self.preempt(&pod, victim).await;
                     }
@@ -553,6 +561,7 @@ impl Scheduler {
                 self.tell(pod, pod, EventType::Normal, "Scheduled", message);
             }
             Err(error) => {
+                framework.take_back(pod, node).await;
                 framework.unreserve(reserved, pod, node);
                 {
                     let mut state = self.state();

@@ -30,7 +30,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("admission", &["apiserver", "api", "cel", "pki"]),
     ("auth", &["apiserver", "api", "cel", "pki"]),
     ("controllers", &["client", "cel", "pki"]),
-    ("scheduler", &["client"]),
+    ("scheduler", &["client", "cel"]),
     ("runtime", &["cri", "net", "transport"]),
     ("kubelet", &["client", "cri", "transport", "pki"]),
     ("proxy", &["client", "net"]),

@@ -74,6 +74,7 @@ fn contains(item: &Value, of: &Value) -> Answer {
             let is_there = item.key().is_some_and(|key| fields.contains_key(&key));
             Some(Ok(Value::Bool(is_there)))
         }
+        Value::Host(host) => contains(item, host.as_map()?.0),
         _ => None,
     }
 }
@@ -91,6 +92,9 @@ fn indexed(of: &Value, index: &Value) -> Result<Value, String> {
         }
         (Value::Map(fields), Some(key)) => {
             fields.get(&key).cloned().ok_or_else(|| format!("no such key: {key}"))
+        }
+        (Value::Host(host), Some(_)) if let Some((map, otherwise)) = host.as_map() => {
+            Ok(indexed(map, index).unwrap_or_else(|_| otherwise.clone()))
         }
         _ => Err(format!("no such overload: {}[{}]", of.type_name(), index.type_name())),
     }

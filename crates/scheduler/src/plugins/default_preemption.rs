@@ -62,7 +62,7 @@ impl PostFilter for DefaultPreemption {
         cluster: &Cluster,
         why: &Diagnosis,
     ) -> PostFiltered {
-        let nothing = |message: String| PostFiltered { nominated: None, victims: vec![], message };
+        let nothing = |message: String| PostFiltered { message, ..PostFiltered::default() };
         if let Err(reason) = may_preempt(pod, cluster) {
             return nothing(format!("preemption: {reason}"));
         }
@@ -84,7 +84,7 @@ impl PostFilter for DefaultPreemption {
             return PostFiltered {
                 nominated: Some(best.node),
                 victims: best.victims,
-                message: String::new(),
+                ..PostFiltered::default()
             };
         }
         let mut parts = vec![];

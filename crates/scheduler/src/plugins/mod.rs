@@ -4,6 +4,8 @@ mod allocation;
 mod balanced_allocation;
 mod default_binder;
 mod default_preemption;
+mod device_readiness;
+mod dynamic_resources;
 mod image_locality;
 mod inter_pod_affinity;
 mod node_affinity;
@@ -38,6 +40,7 @@ pub static PLUGINS: &[Row] = &[
     volume_zone::ROW,
     pod_topology_spread::ROW,
     inter_pod_affinity::ROW,
+    dynamic_resources::ROW,
     default_preemption::ROW,
     balanced_allocation::ROW,
     image_locality::ROW,
@@ -66,7 +69,13 @@ fn room_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
 
 /// The hint of plugins that look at other pods.
 fn anything(_: &PodInfo, event: &ClusterEvent) -> bool {
-    !matches!(event, ClusterEvent::VolumesChanged | ClusterEvent::PodAdded(_))
+    !matches!(
+        event,
+        ClusterEvent::VolumesChanged
+            | ClusterEvent::PodAdded(_)
+            | ClusterEvent::ClaimChanged { .. }
+            | ClusterEvent::DevicesChanged
+    )
 }
 
 fn never(_: &PodInfo, _: &ClusterEvent) -> bool {

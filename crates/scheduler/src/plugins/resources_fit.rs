@@ -41,7 +41,7 @@ impl Filter for Fit {
         // More than the empty node has: no pod's going would help.
         let hopeless = short.iter().any(|short| short.asked > short.capacity);
         let reasons = short.into_iter().map(|short| short.reason).collect();
-        Err(Rejection { reasons, unresolvable: hopeless })
+        Err(Rejection { reasons, unresolvable: hopeless, ..Rejection::default() })
     }
 }
 

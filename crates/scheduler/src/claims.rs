@@ -1,0 +1,205 @@
+//! Claims for devices, and what drivers offer, as plugins see them; allocations on their way.
+//!
+//! In: informers, and allocations that were decided but not written yet. Out: the [`World`] that
+//! devices are chosen from, and events for pods that wait. Upstream: `DefaultDRAManager`.
+//!
+//! Invariant: a device that was decided on counts as taken from that moment until the API's word for
+//! it is known here, or it is given back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use client::{Event, Informer, Informers, ObjectKey};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim, ResourceSlice};
+use machinery::selector::Selector;
+use tokio::sync::watch;
+
+use crate::devices::{Taken, World};
+use crate::framework::ClusterEvent;
+
+#[derive(Clone)]
+pub struct Claims {
+    claims: Informer<ResourceClaim>,
+    classes: Informer<DeviceClass>,
+    slices: Informer<ResourceSlice>,
+    nodes: Informer<Node>,
+    /// Counts changes, for those that wait for one.
+    changes: Arc<watch::Sender<u64>>,
+    /// Guards what decisions add and events take away; held for a lookup.
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the claim's uid.
+    decided: HashMap<String, Decided>,
+    /// What was last made of all objects, and after how many changes.
+    world: Option<(u64, Arc<World>)>,
+}
+
+struct Decided {
+    /// Whose claim led to it.
+    pod: String,
+    allocation: AllocationResult,
+    /// The version of the claim that has it, once it is written.
+    written: Option<u64>,
+}
+
+fn uid(claim: &ResourceClaim) -> &str {
+    claim.metadata.uid.as_deref().unwrap_or_default()
+}
+
+fn version(claim: &ResourceClaim) -> u64 {
+    let version = claim.metadata.resource_version.as_deref();
+    version.and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+pub fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
+    claim.status.as_ref()?.allocation.as_ref()
+}
+
+impl Claims {
+    pub fn new(informers: &Informers) -> Self {
+        Self {
+            claims: informers.of(),
+            classes: informers.of(),
+            slices: informers.of(),
+            nodes: informers.of(),
+            changes: Arc::new(watch::channel(0).0),
+            state: Arc::default(),
+        }
+    }
+
+    pub async fn synced(&self) {
+        self.claims.synced().await;
+        self.classes.synced().await;
+        self.slices.synced().await;
+        self.nodes.synced().await;
+    }
+
+    pub fn subscribe(&self, wake: impl Fn(&ClusterEvent) + Send + Sync + Clone + 'static) {
+        let (this, woken) = (self.clone(), wake.clone());
+        self.claims.subscribe(move |event| {
+            this.hear(event);
+            this.changed();
+            woken(&told(event));
+        });
+        let (this, woken) = (self.clone(), wake.clone());
+        self.classes.subscribe_raw(move |_| {
+            this.changed();
+            woken(&ClusterEvent::DevicesChanged);
+        });
+        let this = self.clone();
+        self.slices.subscribe_raw(move |_| {
+            this.changed();
+            wake(&ClusterEvent::DevicesChanged);
+        });
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("lookups do not panic")
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// The API's word replaces ours.
+    fn hear(&self, event: &Event<ResourceClaim>) {
+        let claim = event.object();
+        let is_known = |decided: &Decided| {
+            let is_later = decided.written.is_some_and(|written| version(claim) >= written);
+            event.is_deleted() || is_later || allocation(claim).is_some()
+        };
+        let mut state = self.state();
+        if state.decided.get(uid(claim)).is_some_and(is_known) {
+            state.decided.remove(uid(claim));
+        }
+    }
+
+    pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<ResourceClaim>> {
+        self.claims.lister().get(namespace, name)
+    }
+
+    pub fn class(&self, name: &str) -> Option<Arc<DeviceClass>> {
+        self.classes.lister().get("", name)
+    }
+
+    pub fn node(&self, name: &str) -> Option<Arc<Node>> {
+        self.nodes.lister().get("", name)
+    }
+
+    /// What there is to give at this moment.
+    pub fn world(&self) -> Arc<World> {
+        // Before anything is read: what changes meanwhile makes the next one.
+        let now = *self.changes.borrow();
+        if let Some((then, world)) = &self.state().world
+            && *then == now
+        {
+            return world.clone();
+        }
+        let everything = Selector::everything();
+        let mut taken = Taken::default();
+        let claims = self.claims.lister().list(None, &everything);
+        claims.iter().filter_map(|claim| allocation(claim)).for_each(|one| taken.add(one));
+        let classes = self.classes.lister().list(None, &everything).into_iter();
+        let named = |class: Arc<DeviceClass>| Some((class.metadata.name.clone()?, class));
+        let mut state = self.state();
+        state.decided.values().for_each(|one| taken.add(&one.allocation));
+        let world = Arc::new(World {
+            slices: self.slices.lister().list(None, &everything),
+            classes: classes.filter_map(named).collect(),
+            taken,
+        });
+        state.world = Some((now, world.clone()));
+        world
+    }
+
+    /// What was decided for a claim that the API does not know of.
+    pub fn decided(&self, claim: &ResourceClaim) -> Option<AllocationResult> {
+        self.state().decided.get(uid(claim)).map(|one| one.allocation.clone())
+    }
+
+    pub fn decide(&self, pod: &str, claim: &ResourceClaim, allocation: AllocationResult) {
+        let decided = Decided { pod: pod.to_owned(), allocation, written: None };
+        self.state().decided.insert(uid(claim).to_owned(), decided);
+        self.changed();
+    }
+
+    /// The API has it; this is the claim that it gave back.
+    pub fn written(&self, claim: &ResourceClaim) {
+        let known = self.get(
+            claim.metadata.namespace.as_deref().unwrap_or_default(),
+            claim.metadata.name.as_deref().unwrap_or_default(),
+        );
+        let is_known = known.is_some_and(|known| version(&known) >= version(claim));
+        let mut state = self.state();
+        if is_known {
+            state.decided.remove(uid(claim));
+        } else if let Some(decided) = state.decided.get_mut(uid(claim)) {
+            decided.written = Some(version(claim));
+        }
+    }
+
+    /// Gives back what was decided for a pod and not written.
+    pub fn give_back(&self, pod: &str) {
+        self.state().decided.retain(|_, one| one.pod != pod || one.written.is_some());
+        self.changed();
+    }
+}
+
+/// What a change of a claim means to those that wait.
+fn told(event: &Event<ResourceClaim>) -> ClusterEvent {
+    let (old, new) = (event.old(), event.object());
+    let had = old.is_some_and(|old| allocation(old).is_some());
+    ClusterEvent::ClaimChanged {
+        claim: ObjectKey::of(&new.metadata),
+        freed: had && (event.is_deleted() || allocation(new).is_none()),
+        changed: event.is_deleted() || old.is_none_or(|old| old.status != new.status),
+    }
+}

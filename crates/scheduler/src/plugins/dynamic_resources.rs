@@ -1,0 +1,477 @@
+//! Pods go where the devices are that their claims ask for, or have.
+//!
+//! Filter finds devices on a node for all claims that have none; Reserve keeps those of the node that
+//! was chosen; PreBind writes them down, and that the pod uses the claims. Upstream:
+//! `dynamicresources`.
+//!
+//! Deviation: an extended resource that a DeviceClass stands for makes no claim of its own.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use client::{Api, Client, ErrorExt, Patch, PatchParams, PostParams, retry_on_conflict};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequest, ResourceClaim, ResourceClaimConsumerReference,
+};
+use machinery::Time;
+use serde_json::json;
+
+use super::device_readiness::{is_overdue, is_ready};
+use crate::claims::{Claims, allocation};
+use crate::cluster::Cluster;
+use crate::devices::{self, Failure, Place, Selectors, World};
+use crate::framework::{
+    ClusterEvent, CycleState, Diagnosis, Filter, Framework, Next, Points, PostFilter, PostFiltered,
+    PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row, Score, normalize,
+};
+use crate::node::NodeInfo;
+use crate::pod::{ClaimName, PodInfo};
+use crate::selector;
+
+const NAME: &str = "DynamicResources";
+/// Held while something is allocated.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// Devices that are made ready are waited for so long at a time: it takes a writer meanwhile.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub const ROW: Row = Row {
+    name: NAME,
+    weight: 2,
+    build: |handle| {
+        let Some(objects) = handle.objects.clone() else { return Points::default() };
+        let plugin = Arc::new(DynamicResources {
+            client: handle.client.clone(),
+            claims: objects.claims,
+            selectors: Selectors::default(),
+        });
+        Points {
+            pre_enqueue: Some(plugin.clone()),
+            pre_filter: Some(plugin.clone()),
+            filter: Some(plugin.clone()),
+            post_filter: Some(plugin.clone()),
+            pre_score: Some(plugin.clone()),
+            score: Some(plugin.clone()),
+            reserve: Some(plugin.clone()),
+            pre_bind: Some(plugin),
+            ..Default::default()
+        }
+    },
+    helps: |pod, event| match event {
+        ClusterEvent::NodeAdded(_)
+        | ClusterEvent::NodeUpdated(_)
+        | ClusterEvent::PodUpdated
+        | ClusterEvent::DevicesChanged => true,
+        ClusterEvent::ClaimChanged { claim, freed, changed } => {
+            let is_own = || {
+                claim.namespace == pod.key.namespace
+                    && pod.device_claims.iter().any(|one| one.name() == Some(&claim.name))
+            };
+            *freed || (*changed && is_own())
+        }
+        // What it was to have is not taken after all.
+        ClusterEvent::PodRemoved(other) => !other.device_claims.is_empty(),
+        _ => false,
+    },
+};
+
+struct DynamicResources {
+    client: Client,
+    claims: Claims,
+    selectors: Selectors,
+}
+
+type Allocations = Vec<AllocationResult>;
+
+/// A pod's claims, for one attempt.
+struct Found {
+    claims: Vec<Arc<ResourceClaim>>,
+    /// Those that have nothing yet,
+    open: Vec<Arc<ResourceClaim>>,
+    /// and what they could have.
+    world: Arc<World>,
+    /// What Filter found for them, by node. A mutex, as Filter sees the state of all nodes at once.
+    by_node: Mutex<BTreeMap<String, Allocations>>,
+}
+
+fn no<T>(why: impl Into<String>) -> Result<T, Rejection> {
+    Err(Rejection::unresolvable(why))
+}
+
+fn name_of(claim: &ResourceClaim) -> &str {
+    claim.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn is_reserved_for(pod: &PodInfo, claim: &ResourceClaim) -> bool {
+    let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    consumers.into_iter().any(|one| one.uid == pod.uid)
+}
+
+impl DynamicResources {
+    fn claims_of(&self, pod: &PodInfo) -> Result<Vec<Arc<ResourceClaim>>, Rejection> {
+        let mut all = vec![];
+        for one in &pod.device_claims {
+            let (name, is_made) = match one {
+                ClaimName::None => continue,
+                ClaimName::Awaited => {
+                    return no(format!("pod \"{}\": ResourceClaim not created yet", pod.key));
+                }
+                ClaimName::Made(name) => (name, true),
+                ClaimName::Given(name) => (name, false),
+            };
+            let namespace = &pod.key.namespace;
+            let Some(claim) = self.claims.get(namespace, name) else {
+                return no(format!("could not find ResourceClaim \"{namespace}/{name}\""));
+            };
+            if claim.metadata.deletion_timestamp.is_some() {
+                return no(format!("resourceclaim {name:?} is being deleted"));
+            }
+            let mut owners = claim.metadata.owner_references.iter().flatten();
+            let is_own = owners.any(|owner| owner.controller == Some(true) && owner.uid == pod.uid);
+            if is_made && !is_own {
+                return no(format!(
+                    "ResourceClaim {namespace}/{name} was not created for Pod {} (Pod is not owner)",
+                    pod.key
+                ));
+            }
+            all.push(claim);
+        }
+        Ok(all)
+    }
+
+    fn find(&self, pod: &PodInfo) -> Result<Found, Rejection> {
+        let claims = self.claims_of(pod)?;
+        let open: Vec<_> =
+            claims.iter().filter(|claim| allocation(claim).is_none()).cloned().collect();
+        for claim in &open {
+            if self.claims.decided(claim).is_some() {
+                let claim = format!("{}/{}", pod.key.namespace, name_of(claim));
+                return no(format!("resource claim {claim} is in the process of being allocated"));
+            }
+            let requests = claim.spec.devices.iter().flat_map(|one| one.requests.iter().flatten());
+            for (name, class) in requests.flat_map(classes_of) {
+                if !class.is_empty() && self.claims.class(class).is_none() {
+                    return no(format!("request {name}: device class {class} does not exist"));
+                }
+            }
+        }
+        let world = match open.is_empty() {
+            true => Arc::default(),
+            false => self.claims.world(),
+        };
+        Ok(Found { claims, open, world, by_node: Mutex::default() })
+    }
+
+    fn allocate(&self, found: &Found, place: Place<'_>) -> Result<Option<Allocations>, Rejection> {
+        let node = place.node;
+        let all = devices::allocate(&found.world, place, &found.open, &self.selectors);
+        all.map_err(|why| match why {
+            Failure::InvalidPools => Rejection::unresolvable(why.to_string()),
+            Failure::Broken(_) => Rejection::broken(why.to_string()),
+            Failure::Exhausted => Rejection::broken(format!("node {node}: {why}")),
+        })
+    }
+}
+
+/// Each request, or alternative, with its class.
+fn classes_of(request: &DeviceRequest) -> Vec<(String, &str)> {
+    if let Some(exactly) = &request.exactly {
+        return vec![(request.name.clone(), &exactly.device_class_name)];
+    }
+    let subs = request.first_available.iter().flatten();
+    subs.map(|sub| (format!("{}/{}", request.name, sub.name), &*sub.device_class_name)).collect()
+}
+
+/// Can a claim that has devices be used there?
+fn is_usable(claim: &ResourceClaim, node: &NodeInfo) -> bool {
+    let Some(allocation) = allocation(claim) else { return true };
+    let nodes = allocation.node_selector.as_ref();
+    nodes.is_none_or(|nodes| selector::matches(nodes, &node.name, &node.labels))
+        && match is_ready(claim) {
+            Ok(ready) => ready || !is_overdue(claim),
+            Err(_) => false,
+        }
+}
+
+impl PreEnqueue for DynamicResources {
+    fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), Rejection> {
+        self.claims_of(pod).map(drop)
+    }
+}
+
+impl PreFilter for DynamicResources {
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        _: &Cluster,
+    ) -> Result<Next, Rejection> {
+        if pod.device_claims.is_empty() {
+            return Ok(Next::Skip);
+        }
+        let found = self.find(pod)?;
+        if found.claims.is_empty() {
+            return Ok(Next::Skip);
+        }
+        state.put(NAME, found);
+        Ok(Next::Filter)
+    }
+}
+
+impl Filter for DynamicResources {
+    fn filter(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        let Some(found) = state.get::<Found>(NAME) else { return Ok(()) };
+        if !found.open.is_empty() {
+            let place = Place { node: &node.name, labels: &node.labels };
+            let Some(all) = self.allocate(found, place)? else {
+                return no("cannot allocate all claims");
+            };
+            let mut by_node = found.by_node.lock().expect("insertions do not panic");
+            by_node.insert(node.name.clone(), all);
+        }
+        match found.claims.iter().all(|claim| is_usable(claim, node)) {
+            true => Ok(()),
+            false => no("resourceclaim not available on the node"),
+        }
+    }
+}
+
+impl PostFilter for DynamicResources {
+    /// A claim that nobody uses can be freed if that is where it keeps the pod from.
+    fn post_filter(
+        &self,
+        _: &Framework,
+        pod: &PodInfo,
+        cluster: &Cluster,
+        _: &Diagnosis,
+    ) -> PostFiltered {
+        let said = |message: &str| PostFiltered { message: message.into(), ..Default::default() };
+        let claims = self.claims_of(pod).unwrap_or_default();
+        if claims.is_empty() {
+            return said("no new claims to deallocate");
+        }
+        let is_in_the_way = |claim: &&Arc<ResourceClaim>| {
+            let users = claim.status.iter().flat_map(|one| one.reserved_for.iter().flatten());
+            allocation(claim).is_some()
+                && users.into_iter().all(|one| one.uid == pod.uid)
+                && cluster.nodes().any(|node| !is_usable(claim, node))
+        };
+        let Some(claim) = claims.iter().find(is_in_the_way) else {
+            return said("still not schedulable");
+        };
+        let mut freed = (**claim).clone();
+        freed.status = None;
+        let client = self.client.clone();
+        let work = async move {
+            let name = name_of(&freed).to_owned();
+            let api: Api<ResourceClaim> = client.api(freed.metadata.namespace.as_deref());
+            if let Err(error) = api.replace_status(&name, &PostParams::default(), &freed).await {
+                tracing::warn!(claim = name, error = error.text(), "a claim cannot be freed");
+            }
+        };
+        PostFiltered { work: Some(work.boxed()), ..said("deallocation of ResourceClaim completed") }
+    }
+}
+
+impl PreScore for DynamicResources {
+    fn pre_score(&self, state: &mut CycleState, _: &PodInfo, _: &Cluster, _: &[&NodeInfo]) -> Next {
+        if state.get::<Found>(NAME).is_some() { Next::Filter } else { Next::Skip }
+    }
+}
+
+impl Score for DynamicResources {
+    fn score(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
+        let Some(found) = state.get::<Found>(NAME) else { return 0 };
+        let by_node = found.by_node.lock().expect("lookups do not panic");
+        let new = by_node.get(&node.name).into_iter().flatten();
+        let new: i64 =
+            found.open.iter().zip(new).map(|(claim, one)| devices::score(claim, one)).sum();
+        let old = found.claims.iter();
+        let old = old.filter_map(|claim| Some(devices::score(claim, allocation(claim)?)));
+        new + old.sum::<i64>()
+    }
+
+    fn normalize(&self, _: &CycleState, _: &PodInfo, scores: &mut [i64]) {
+        normalize(scores, false);
+    }
+}
+
+impl Reserve for DynamicResources {
+    fn reserve(&self, _: &mut CycleState, pod: &PodInfo, node: &str) -> Result<(), Rejection> {
+        if pod.device_claims.is_empty() {
+            return Ok(());
+        }
+        let found = self.find(pod)?;
+        if found.open.is_empty() {
+            return Ok(());
+        }
+        // As Filter found it: the same question has the same answer.
+        let known = self.claims.node(node);
+        let labels = known.and_then(|known| known.metadata.labels.clone()).unwrap_or_default();
+        let Some(all) = self.allocate(&found, Place { node, labels: &labels })? else {
+            return no("claim allocation not found for node");
+        };
+        for (claim, allocation) in found.open.iter().zip(all) {
+            self.claims.decide(&pod.uid, claim, allocation);
+        }
+        Ok(())
+    }
+
+    fn unreserve(&self, _: &CycleState, pod: &PodInfo, _: &str) {
+        if !pod.device_claims.is_empty() {
+            self.claims.give_back(&pod.uid);
+        }
+    }
+}
+
+impl PreBind for DynamicResources {
+    fn pre_bind<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            if pod.device_claims.is_empty() {
+                return Ok(());
+            }
+            let claims = self.claims_of(pod).map_err(|why| why.reasons.join(", "))?;
+            for claim in &claims {
+                if !is_reserved_for(pod, claim) {
+                    self.write(pod, claim).await?;
+                }
+            }
+            self.devices_are_ready(pod, &claims).await
+        })
+    }
+
+    /// Others may have the claims; what they hold stays with them.
+    fn take_back<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            if pod.device_claims.is_empty() {
+                return;
+            }
+            for claim in self.claims_of(pod).unwrap_or_default() {
+                let api: Api<ResourceClaim> = self.client.api(Some(&pod.key.namespace));
+                let patch = json!({"metadata": {"uid": claim.metadata.uid}, "status":
+                    {"reservedFor": [{"$patch": "delete", "uid": pod.uid}]}});
+                let patch = Patch::Strategic(&patch);
+                let done = api.patch_status(name_of(&claim), &PatchParams::default(), &patch).await;
+                if let Err(error) = done {
+                    tracing::debug!(claim = name_of(&claim), error = error.text(), "unreserve");
+                }
+            }
+        })
+    }
+}
+
+impl DynamicResources {
+    /// Writes what was decided, and that the pod uses the claim.
+    async fn write(&self, pod: &PodInfo, claim: &ResourceClaim) -> Result<(), String> {
+        let allocation = self.claims.decided(claim);
+        let api: Api<ResourceClaim> = self.client.api(Some(&pod.key.namespace));
+        let name = name_of(claim);
+        let first = Mutex::new(Some(claim.clone()));
+        let refused = Mutex::new(None);
+        let (api, allocation, first, refused) = (&api, &allocation, &first, &refused);
+        let written = retry_on_conflict(|| async move {
+            // After a conflict, the claim as it is now.
+            let known = first.lock().expect("taking does not panic").take();
+            let claim = match known {
+                Some(claim) => claim,
+                None => api.get(name).await?,
+            };
+            let mut claim = match reserved(claim, pod, allocation.as_ref()) {
+                Ok(claim) => claim,
+                Err(why) => {
+                    *refused.lock().expect("storing does not panic") = Some(why);
+                    return Ok(None);
+                }
+            };
+            let finalizers = claim.metadata.finalizers.get_or_insert_default();
+            if allocation.is_some() && !finalizers.iter().any(|one| one == FINALIZER) {
+                finalizers.push(FINALIZER.into());
+                let status = claim.status.take();
+                claim = api.replace(name, &PostParams::default(), &claim).await?;
+                claim.status = status;
+            }
+            api.replace_status(name, &PostParams::default(), &claim).await.map(Some)
+        })
+        .await;
+        let place = format!("{}/{name}", pod.key.namespace);
+        let what = if allocation.is_some() { "allocation and reservation" } else { "reservation" };
+        match written {
+            Ok(Some(claim)) => {
+                self.claims.written(&claim);
+                Ok(())
+            }
+            Ok(None) => Err(refused.lock().expect("as above").take().unwrap_or_default()),
+            Err(error) => Err(format!("add {what} to claim {place}: {}", error.text())),
+        }
+    }
+
+    async fn devices_are_ready(
+        &self,
+        pod: &PodInfo,
+        claims: &[Arc<ResourceClaim>],
+    ) -> Result<(), String> {
+        let mut changes = self.claims.changes();
+        let ready = async {
+            loop {
+                let mut all_ready = true;
+                for claim in claims {
+                    let now = self.claims.get(&pod.key.namespace, name_of(claim));
+                    if let Some(now) = now.filter(|now| allocation(now).is_some()) {
+                        all_ready &= is_ready(&now)?;
+                    } else if self.claims.decided(claim).is_some_and(|one| waits(&one)) {
+                        all_ready = false;
+                    }
+                }
+                if all_ready || changes.changed().await.is_err() {
+                    return Ok(());
+                }
+            }
+        };
+        let late = |_| Err("device binding timeout: context deadline exceeded".to_owned());
+        tokio::time::timeout(PATIENCE, ready).await.unwrap_or_else(late)
+    }
+}
+
+fn waits(allocation: &AllocationResult) -> bool {
+    let mut results = allocation.devices.iter().flat_map(|one| one.results.iter().flatten());
+    results.any(|one| one.binding_conditions.as_ref().is_some_and(|all| !all.is_empty()))
+}
+
+/// The claim as the pod needs it. Pure but for the time.
+fn reserved(
+    mut claim: ResourceClaim,
+    pod: &PodInfo,
+    new: Option<&AllocationResult>,
+) -> Result<ResourceClaim, String> {
+    let title = format!("{}/{}", pod.key.namespace, name_of(&claim));
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Err(format!("claim {title} got deleted in the meantime"));
+    }
+    let status = claim.status.get_or_insert_default();
+    match (new, &status.allocation) {
+        (Some(_), Some(_)) => {
+            return Err(format!("claim {title} got allocated elsewhere in the meantime"));
+        }
+        (None, None) => {
+            return Err(format!("claim {title} got deallocated elsewhere in the meantime"));
+        }
+        (Some(new), None) => status.allocation = Some(new.clone()),
+        (None, Some(_)) => {}
+    }
+    if let Some(allocation) = &mut status.allocation {
+        let now = || Time(base::clock::now_seconds());
+        allocation.allocation_timestamp.get_or_insert_with(now);
+    }
+    let consumers = status.reserved_for.get_or_insert_default();
+    if !consumers.iter().any(|one| one.uid == pod.uid) {
+        consumers.push(ResourceClaimConsumerReference {
+            api_group: None,
+            resource: "pods".into(),
+            name: pod.key.name.to_string(),
+            uid: pod.uid.clone(),
+        });
+    }
+    Ok(claim)
+}
