@@ -204,7 +204,7 @@ fn decide(framework: &Framework, cluster: &mut Cluster, pod: &PodInfo) -> bool {
         }
         Err(why) => why,
     };
-    let Some(outcome) = framework.post_filter(pod, cluster, &why) else { return false };
+    let outcome = framework.post_filter(pod, cluster, &why);
     for victim in &outcome.victims {
         cluster.remove_pod(&victim.uid);
     }
