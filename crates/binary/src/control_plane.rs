@@ -197,6 +197,7 @@ fn show_figures(
 ) {
     flags.encryption.add_health(server.health(), &encryption);
     server.metrics().register(Box::new(client::encode_queues));
+    server.metrics().register(Box::new(scheduler::encode_metrics));
     server.metrics().register(Box::new(move |out| encryption.metrics(out)));
     if let Some(audit) = audit {
         server.metrics().register(Box::new(move |out| audit.metrics(out)));

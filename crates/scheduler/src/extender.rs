@@ -266,4 +266,66 @@ mod tests {
         assert_eq!(text(&answer, "Error"), Some(""));
         assert_eq!(field(&answer, "Nodes"), None);
     }
+
+    /// A server that answers one request, and what it was asked.
+    async fn answering(answer: Value) -> (String, tokio::task::JoinHandle<(String, Value)>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/scheduler/", listener.local_addr().unwrap());
+        let asked = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = vec![];
+            loop {
+                let mut part = [0; 4096];
+                let read = stream.read(&mut part).await.unwrap();
+                request.extend_from_slice(&part[..read]);
+                let text = String::from_utf8_lossy(&request);
+                let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+                if let Ok(body) = serde_json::from_str(body) {
+                    let head = head.lines().next().unwrap_or_default().to_owned();
+                    let answer = answer.to_string();
+                    let length = answer.len();
+                    let answer = format!(
+                        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{answer}"
+                    );
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                    return (head, body);
+                }
+            }
+        });
+        (url, asked)
+    }
+
+    #[tokio::test]
+    async fn an_extender_binds_the_pods_that_concern_it() {
+        let tasks = base::task::Tasks::new("test");
+        let found = crate::testing::lookups(&tasks, vec![]).await;
+        let informers = found.informers;
+        let pod = |resource: &str| {
+            PodInfo::new(
+                &serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+                    "spec": {"containers": [{"name": "c", "resources": {"requests": {resource: "1"}}}]}}))
+                .unwrap(),
+            )
+        };
+        for (answer, expected) in [
+            (json!({}), Ok(())),
+            (json!({"Error": ""}), Ok(())),
+            (json!({"error": "no device"}), Err("no device".to_owned())),
+        ] {
+            let (url, asked) = answering(answer).await;
+            let settings: Settings = serde_json::from_value(json!({"urlPrefix": url,
+                "bindVerb": "bind", "managedResources": [{"name": "example.com/gpu"}]}))
+            .unwrap();
+            let listers = (informers.of::<Pod>().lister(), informers.of::<Node>().lister());
+            let extenders = Extenders::new(&[settings], listers.0, listers.1).unwrap();
+            assert_eq!(extenders.bind(&pod("example.com/other"), "n").await, None);
+            assert_eq!(extenders.bind(&pod("example.com/gpu"), "n").await, Some(expected));
+            let (head, body) = asked.await.unwrap();
+            assert_eq!(head, "POST /scheduler/bind HTTP/1.1");
+            let wanted = json!({"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n"});
+            assert_eq!(body, wanted);
+        }
+        tasks.shutdown(Duration::from_secs(5)).await;
+    }
 }

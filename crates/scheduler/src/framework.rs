@@ -70,6 +70,13 @@ pub enum Next {
     Skip,
 }
 
+impl Next {
+    /// Filter if there is something to say.
+    pub fn only_if(has_something: bool) -> Self {
+        if has_something { Self::Filter } else { Self::Skip }
+    }
+}
+
 /// What happened in the cluster that may let a rejected pod fit.
 #[derive(Clone, Debug)]
 pub enum ClusterEvent {

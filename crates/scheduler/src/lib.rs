@@ -22,6 +22,7 @@ pub mod devices;
 mod extender;
 pub mod framework;
 mod gang;
+mod metrics;
 pub mod node;
 pub mod objects;
 pub mod plugins;
@@ -30,7 +31,10 @@ mod queue;
 pub mod resources;
 mod scheduler;
 mod selector;
+#[cfg(test)]
+mod testing;
 mod volumes;
 
 pub use config::Config;
+pub use metrics::encode as encode_metrics;
 pub use scheduler::{check, run, run_with};

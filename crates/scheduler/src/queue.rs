@@ -49,6 +49,40 @@ struct Waiting {
     plugins: BTreeSet<&'static str>,
     /// Events during the attempt, until it is settled.
     missed: Vec<ClusterEvent>,
+    /// When it could be tried first; gates do not count.
+    first: Option<Instant>,
+    /// When it was tried last.
+    started: Option<Instant>,
+}
+
+/// How often a pod was tried, and since when.
+#[derive(Clone, Copy, Debug)]
+pub struct Tried {
+    pub attempts: u32,
+    pub first: Instant,
+    pub started: Instant,
+}
+
+/// How many pods wait, by why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    pub active: usize,
+    pub backoff: usize,
+    pub unschedulable: usize,
+    pub gated: usize,
+}
+
+impl std::ops::Add for Pending {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            active: self.active + other.active,
+            backoff: self.backoff + other.backoff,
+            unschedulable: self.unschedulable + other.unschedulable,
+            gated: self.gated + other.gated,
+        }
+    }
 }
 
 /// The framework of a pod's profile.
@@ -128,6 +162,8 @@ impl Queue {
                 attempts: 0,
                 plugins,
                 missed: vec![],
+                first: None,
+                started: None,
             };
             self.pods.insert(uid.clone(), waiting);
             return self.move_to(&uid, place);
@@ -173,8 +209,29 @@ impl Queue {
         let waiting = self.pods.get_mut(&uid).expect("active pods are known");
         waiting.place = Place::InFlight;
         waiting.attempts += 1;
+        waiting.started = Some(Instant::now());
         waiting.missed.clear();
         Some(waiting.pod.clone())
+    }
+
+    /// How often a pod was tried.
+    pub fn tried(&self, uid: &str) -> Option<Tried> {
+        let waiting = self.pods.get(uid)?;
+        Some(Tried { attempts: waiting.attempts, first: waiting.first?, started: waiting.started? })
+    }
+
+    pub fn pending(&self) -> Pending {
+        let mut pending = Pending::default();
+        for waiting in self.pods.values() {
+            match waiting.place {
+                Place::Active => pending.active += 1,
+                Place::Backoff(_) | Place::ErrorBackoff(_) => pending.backoff += 1,
+                Place::Unschedulable { .. } => pending.unschedulable += 1,
+                Place::Gated => pending.gated += 1,
+                Place::InFlight => {}
+            }
+        }
+        pending
     }
 
     /// The attempt failed because of `plugins`; empty for an error that time may mend.
@@ -272,6 +329,9 @@ impl Queue {
             return;
         };
         waiting.place = place;
+        if waiting.place == Place::Active {
+            waiting.first.get_or_insert_with(Instant::now);
+        }
         self.spare.remove(&waiting.order);
         match waiting.place {
             Place::Active => self.active.insert(waiting.order, uid.to_owned()),

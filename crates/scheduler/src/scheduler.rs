@@ -22,10 +22,11 @@ use crate::config::{Args, Config};
 use crate::extender::Extenders;
 use crate::framework::{ClusterEvent, CycleState, Diagnosis, Framework, Handle, choose};
 use crate::gang::{Gangs, Group, Groups};
+use crate::metrics::{self, Outcome};
 use crate::objects::Objects;
 use crate::plugins::PLUGINS;
 use crate::pod::PodInfo;
-use crate::queue::{Frameworks, Queue};
+use crate::queue::{Frameworks, Pending, Queue};
 use crate::volumes::Volumes;
 
 /// Decisions that wait for a writer.
@@ -53,6 +54,8 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
             return tracing::error!(error, "the scheduler's configuration cannot be used");
         }
     };
+    let counted: Arc<dyn metrics::Waits> = scheduler.clone();
+    metrics::add(Arc::downgrade(&counted));
     let (nodes, namespaces) = (informers.of::<Node>(), informers.of::<Namespace>());
     let pods = informers.of::<Pod>();
     let (volumes, objects) = (scheduler.volumes.clone(), scheduler.objects.clone());
@@ -93,6 +96,12 @@ struct Profiles(HashMap<String, Framework>);
 impl Frameworks for Profiles {
     fn of(&self, pod: &PodInfo) -> Option<&Framework> {
         self.0.get(&pod.scheduler)
+    }
+}
+
+impl metrics::Waits for Scheduler {
+    fn pending(&self) -> Pending {
+        self.state().queue.pending()
     }
 }
 
@@ -499,6 +508,7 @@ impl Scheduler {
             && let Some(framework) = framework
         {
             let outcome = framework.post_filter(pod, &state.cluster, &diagnosis);
+            metrics::preempted(outcome.victims.len());
             diagnosis.post_filter = outcome.message;
             if let Some(node) = &outcome.nominated {
                 state.cluster.nominate(pod, node);
@@ -506,6 +516,8 @@ impl Scheduler {
             (nominated, victims, work) = (outcome.nominated, outcome.victims, outcome.work);
         }
         tracing::debug!(pod = %pod.key, %diagnosis, "no node fits");
+        let tried = state.queue.tried(&pod.uid);
+        metrics::attempted(&pod.scheduler, Outcome::Unschedulable, tried);
         let mut plugins = diagnosis.plugins.clone();
         if diagnosis.nodes == 0 {
             // Any node may do.
@@ -519,6 +531,7 @@ impl Scheduler {
 
     /// The attempt could not be made: time may mend it.
     fn broken(&self, state: &mut State, pod: &Arc<PodInfo>, message: String) -> Job {
+        metrics::attempted(&pod.scheduler, Outcome::Error, state.queue.tried(&pod.uid));
         state.queue.settle(&self.profiles, &pod.uid, BTreeSet::new());
         let (nominated, victims, work) = (None, vec![], None);
         let reason = "SchedulerError";
@@ -546,6 +559,8 @@ impl Scheduler {
 
     async fn bind(&self, pod: &PodInfo, node: &str, reserved: &CycleState) {
         let Some(framework) = self.profiles.of(pod) else { return };
+        // Before the pod is known to have a node, which ends its waiting.
+        let tried = self.state().queue.tried(&pod.uid);
         let bound = async {
             framework.pre_bind(pod, node).await?;
             match self.extenders.bind(pod, node).await {
@@ -556,11 +571,13 @@ impl Scheduler {
         match bound.await {
             Ok(()) => {
                 framework.post_bind(pod, node);
+                metrics::attempted(&pod.scheduler, Outcome::Scheduled, tried);
                 self.state().queue.remove(&pod.uid);
                 let message = format!("Successfully assigned {} to {node}", pod.key);
                 self.tell(pod, pod, EventType::Normal, "Scheduled", message);
             }
             Err(error) => {
+                metrics::attempted(&pod.scheduler, Outcome::Error, tried);
                 framework.take_back(pod, node).await;
                 framework.unreserve(reserved, pod, node);
                 {

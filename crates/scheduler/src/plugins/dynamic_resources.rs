@@ -277,7 +277,7 @@ impl PostFilter for DynamicResources {
 
 impl PreScore for DynamicResources {
     fn pre_score(&self, state: &mut CycleState, _: &PodInfo, _: &Cluster, _: &[&NodeInfo]) -> Next {
-        if state.get::<Found>(NAME).is_some() { Next::Filter } else { Next::Skip }
+        Next::only_if(state.get::<Found>(NAME).is_some())
     }
 }
 

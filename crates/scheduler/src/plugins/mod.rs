@@ -83,4 +83,6 @@ fn never(_: &PodInfo, _: &ClusterEvent) -> bool {
 }
 
 #[cfg(test)]
+mod lookup_tests;
+#[cfg(test)]
 mod tests;

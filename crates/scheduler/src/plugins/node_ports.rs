@@ -27,7 +27,7 @@ impl PreFilter for NodePorts {
         pod: &PodInfo,
         _: &Cluster,
     ) -> Result<Next, Rejection> {
-        Ok(if pod.ports.is_empty() { Next::Skip } else { Next::Filter })
+        Ok(Next::only_if(!pod.ports.is_empty()))
     }
 }
 

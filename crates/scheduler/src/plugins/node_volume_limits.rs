@@ -67,7 +67,7 @@ impl PreFilter for NodeVolumeLimits {
         pod: &PodInfo,
         _: &Cluster,
     ) -> Result<Next, Rejection> {
-        Ok(if pod.claims.is_empty() { Next::Skip } else { Next::Filter })
+        Ok(Next::only_if(!pod.claims.is_empty()))
     }
 }
 

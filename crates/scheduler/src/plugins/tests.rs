@@ -34,14 +34,14 @@ fn framework() -> Framework {
     of(&Profile::default()).expect("the default profile")
 }
 
-fn node(name: &str, extra: Value) -> Value {
+pub(super) fn node(name: &str, extra: Value) -> Value {
     let mut node = json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
         "spec": {}, "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"}}});
     merge(&mut node, extra);
     node
 }
 
-fn pod(name: &str, extra: Value) -> PodInfo {
+pub(super) fn pod(name: &str, extra: Value) -> PodInfo {
     let mut pod = json!({"metadata": {"name": name, "namespace": "default", "uid": name, "labels": {"app": "web"}},
         "spec": {"containers": [{"name": "c", "image": "i"}]}});
     merge(&mut pod, extra);
@@ -59,7 +59,7 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-fn cluster(nodes: &[Value], pods: &[(PodInfo, &str)]) -> Cluster {
+pub(super) fn cluster(nodes: &[Value], pods: &[(PodInfo, &str)]) -> Cluster {
     let mut cluster = Cluster::default();
     for node in nodes {
         cluster.update_node(&from_value(node.clone()).unwrap());
@@ -70,7 +70,7 @@ fn cluster(nodes: &[Value], pods: &[(PodInfo, &str)]) -> Cluster {
     cluster
 }
 
-fn cpu(amount: &str) -> Value {
+pub(super) fn cpu(amount: &str) -> Value {
     json!({"spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": amount}}}]}})
 }
 

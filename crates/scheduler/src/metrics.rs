@@ -1,0 +1,266 @@
+//! What the schedulers of this process count, in Prometheus' text format.
+//!
+//! In: attempts and what came of them. Out: upstream's families. Upstream: `pkg/scheduler/metrics`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard, Weak};
+
+use tokio::time::Instant;
+
+use crate::queue::{Pending, Tried};
+
+/// What came of an attempt, as the label says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    Scheduled,
+    Unschedulable,
+    Error,
+}
+
+impl Outcome {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Unschedulable => "unschedulable",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Buckets that double: the first limit, and how many there are.
+#[derive(Clone, Copy)]
+struct Doubling(f64, i32);
+
+const ATTEMPT: Doubling = Doubling(0.001, 15);
+const WAIT: Doubling = Doubling(0.01, 20);
+const ATTEMPTS: Doubling = Doubling(1.0, 5);
+const VICTIMS: Doubling = Doubling(1.0, 7);
+
+#[derive(Clone, Debug, Default)]
+struct Histogram {
+    /// How many were at most as much as each limit.
+    below: Vec<u64>,
+    sum: f64,
+    count: u64,
+}
+
+impl Doubling {
+    fn limits(self) -> impl Iterator<Item = f64> {
+        (0..self.1).map(move |power| self.0 * 2f64.powi(power))
+    }
+}
+
+impl Histogram {
+    fn observe(&mut self, buckets: Doubling, value: f64) {
+        self.below.resize(usize::try_from(buckets.1).unwrap_or_default(), 0);
+        for (limit, below) in buckets.limits().zip(&mut self.below) {
+            *below += u64::from(value <= limit);
+        }
+        self.sum += value;
+        self.count += 1;
+    }
+
+    fn write(&self, out: &mut String, family: &str, labels: &str, buckets: Doubling) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        for (limit, below) in buckets.limits().zip(&self.below) {
+            let _ = writeln!(out, "{family}_bucket{{{labels}{comma}le=\"{limit}\"}} {below}");
+        }
+        let _ = writeln!(out, "{family}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", self.count);
+        let braces = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let _ = writeln!(out, "{family}_sum{braces} {}", self.sum);
+        let _ = writeln!(out, "{family}_count{braces} {}", self.count);
+    }
+}
+
+/// Those who know what waits.
+pub trait Waits: Send + Sync {
+    fn pending(&self) -> Pending;
+}
+
+struct Figures {
+    /// By profile and outcome.
+    attempts: BTreeMap<(String, Outcome), Histogram>,
+    /// By how many attempts there were.
+    waits: BTreeMap<u32, Histogram>,
+    tries: Histogram,
+    victims: Histogram,
+    preemptions: u64,
+    queues: Vec<Weak<dyn Waits>>,
+}
+
+impl Figures {
+    const fn new() -> Self {
+        Self {
+            attempts: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            tries: Histogram { below: vec![], sum: 0.0, count: 0 },
+            victims: Histogram { below: vec![], sum: 0.0, count: 0 },
+            preemptions: 0,
+            queues: vec![],
+        }
+    }
+}
+
+/// Of the whole process. Held for an observation or a scrape.
+static FIGURES: Mutex<Figures> = Mutex::new(Figures::new());
+
+fn figures() -> MutexGuard<'static, Figures> {
+    FIGURES.lock().expect("no panic while held")
+}
+
+pub fn add(queue: Weak<dyn Waits>) {
+    let mut figures = figures();
+    figures.queues.retain(|queue| queue.strong_count() > 0);
+    figures.queues.push(queue);
+}
+
+/// An attempt is over.
+pub fn attempted(profile: &str, outcome: Outcome, tried: Option<Tried>) {
+    let Some(tried) = tried else { return };
+    let now = Instant::now();
+    let mut figures = figures();
+    let took = (now - tried.started).as_secs_f64();
+    let key = (profile.to_owned(), outcome);
+    figures.attempts.entry(key).or_default().observe(ATTEMPT, took);
+    if outcome == Outcome::Scheduled {
+        let waited = (now - tried.first).as_secs_f64();
+        figures.tries.observe(ATTEMPTS, f64::from(tried.attempts));
+        // Upstream: from sixteen on they are one.
+        figures.waits.entry(tried.attempts.min(16)).or_default().observe(WAIT, waited);
+    }
+}
+
+/// Room was looked for, and so many have to go for it.
+pub fn preempted(victims: usize) {
+    let mut figures = figures();
+    figures.preemptions += 1;
+    if victims > 0 {
+        figures.victims.observe(VICTIMS, victims as f64);
+    }
+}
+
+fn head(out: &mut String, family: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP {family} {help}\n# TYPE {family} {kind}");
+}
+
+/// Writes all families, if there is a scheduler.
+pub fn encode(out: &mut String) {
+    let queues: Vec<_> = figures().queues.iter().filter_map(Weak::upgrade).collect();
+    if queues.is_empty() {
+        return;
+    }
+    // Asked without the lock: whoever decides takes its own first.
+    let pending = queues.iter().fold(Pending::default(), |sum, one| sum + one.pending());
+    let figures = figures();
+    head(
+        out,
+        "scheduler_pending_pods",
+        "gauge",
+        "[STABLE] Number of pending pods, by the queue type. 'active' means number of pods in activeQ; 'backoff' means number of pods in backoffQ; 'unschedulable' means number of pods in unschedulablePods that the scheduler attempted to schedule and failed; 'gated' is the number of unschedulable pods that the scheduler never attempted to schedule because they are gated.",
+    );
+    for (queue, count) in [
+        ("active", pending.active),
+        ("backoff", pending.backoff),
+        ("gated", pending.gated),
+        ("unschedulable", pending.unschedulable),
+    ] {
+        let _ = writeln!(out, "scheduler_pending_pods{{queue=\"{queue}\"}} {count}");
+    }
+    attempts(out, &figures);
+    let family = "scheduler_pod_scheduling_attempts";
+    head(out, family, "histogram", "[STABLE] Number of attempts to successfully schedule a pod.");
+    figures.tries.write(out, family, "", ATTEMPTS);
+    let family = "scheduler_pod_scheduling_sli_duration_seconds";
+    head(
+        out,
+        family,
+        "histogram",
+        "[BETA] E2e latency for a pod being scheduled, from the time the pod enters the scheduling queue and might involve multiple scheduling attempts.",
+    );
+    for (attempts, one) in &figures.waits {
+        let plus = if *attempts == 16 { "+" } else { "" };
+        one.write(out, family, &format!("attempts=\"{attempts}{plus}\""), WAIT);
+    }
+    let family = "scheduler_preemption_attempts_total";
+    head(out, family, "counter", "[STABLE] Total preemption attempts in the cluster till now");
+    let _ = writeln!(out, "{family} {}", figures.preemptions);
+    let family = "scheduler_preemption_victims";
+    head(out, family, "histogram", "[STABLE] Number of selected preemption victims");
+    figures.victims.write(out, family, "", VICTIMS);
+}
+
+fn attempts(out: &mut String, figures: &Figures) {
+    let labels = |(profile, outcome): &(String, Outcome)| {
+        format!("profile=\"{profile}\",result=\"{}\"", outcome.label())
+    };
+    let family = "scheduler_schedule_attempts_total";
+    head(
+        out,
+        family,
+        "counter",
+        "[STABLE] Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an internal scheduler problem.",
+    );
+    for (key, one) in &figures.attempts {
+        let _ = writeln!(out, "{family}{{{}}} {}", labels(key), one.count);
+    }
+    let family = "scheduler_scheduling_attempt_duration_seconds";
+    head(
+        out,
+        family,
+        "histogram",
+        "[STABLE] Scheduling attempt latency in seconds (scheduling algorithm + binding)",
+    );
+    for (key, one) in &figures.attempts {
+        one.write(out, family, &labels(key), ATTEMPT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Two;
+
+    impl Waits for Two {
+        fn pending(&self) -> Pending {
+            Pending { active: 2, ..Pending::default() }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_are_counted_by_what_came_of_them() {
+        let queue = Arc::new(Two);
+        let known: Arc<dyn Waits> = queue.clone();
+        add(Arc::downgrade(&known));
+        let first = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let started = Instant::now();
+        tokio::time::advance(Duration::from_millis(3)).await;
+        let tried = Tried { attempts: 3, first, started };
+        attempted("metrics-test", Outcome::Scheduled, Some(tried));
+        attempted("metrics-test", Outcome::Unschedulable, Some(tried));
+        attempted("metrics-test", Outcome::Error, None);
+        preempted(2);
+        let mut page = String::new();
+        encode(&mut page);
+        for line in [
+            "scheduler_schedule_attempts_total{profile=\"metrics-test\",result=\"scheduled\"} 1",
+            "scheduler_schedule_attempts_total{profile=\"metrics-test\",result=\"unschedulable\"} 1",
+            "scheduler_scheduling_attempt_duration_seconds_bucket{profile=\"metrics-test\",result=\"scheduled\",le=\"0.002\"} 0",
+            "scheduler_scheduling_attempt_duration_seconds_bucket{profile=\"metrics-test\",result=\"scheduled\",le=\"0.004\"} 1",
+            "scheduler_pod_scheduling_sli_duration_seconds_count{attempts=\"3\"} 1",
+            "scheduler_pod_scheduling_attempts_bucket{le=\"2\"} 0",
+            "scheduler_pod_scheduling_attempts_bucket{le=\"4\"} 1",
+            "scheduler_preemption_attempts_total 1",
+            "scheduler_preemption_victims_sum 2",
+        ] {
+            assert!(page.lines().any(|one| one == line), "{line}\n{page}");
+        }
+        assert!(!page.contains("result=\"error\""));
+        assert!(page.contains("scheduler_pending_pods{queue=\"active\"} "));
+    }
+}
