@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::cgroups::Cgroups;
 use crate::config::Config;
+use crate::csi::Csi;
 use crate::hosts::Resolver;
 use crate::images::Images;
 use crate::machine::Machine;
@@ -28,6 +29,7 @@ pub struct Context {
     pub events: EventRecorder,
     pub images: Images,
     pub objects: Objects,
+    pub csi: Arc<Csi>,
     pub cgroups: Cgroups,
     pub resolver: Resolver,
     pub machine: Machine,

@@ -23,9 +23,11 @@ mod admit;
 mod allocation;
 mod backoff;
 mod cgroups;
+mod claims;
 mod config;
 mod container;
 mod context;
+mod csi;
 mod downward;
 mod env;
 mod eviction;
@@ -66,6 +68,7 @@ use std::time::Duration;
 use base::task::{Stop, Tasks};
 use client::{Client, EventRecorder, Informer, Informers};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::storage::v1::CSIDriver;
 use tokio::sync::{Notify, watch};
 
 pub use config::{Config, KUBELET_VERSION, ServerAuth, ServerTls};
@@ -130,6 +133,7 @@ async fn start(
     let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={}", config.node_name), "");
     let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
     let services = informers.of::<Service>();
+    let drivers = informers.of::<CSIDriver>();
     let (network_in, network) = watch::channel("pod network is not configured yet".to_string());
     let machine = machine::Machine::read();
     let hurry = Arc::new(Notify::new());
@@ -143,6 +147,16 @@ async fn start(
         events: EventRecorder::new(client.clone(), tasks, "kubelet", host),
         images: images::Images::new(runtime.clone(), config.parallel_pulls),
         objects: objects::Objects::new(client.clone()),
+        csi: Arc::new(csi::Csi::new(
+            client.clone(),
+            csi::Setting {
+                node_name: config.node_name.clone(),
+                root: config.root_dir.clone(),
+                may_mount: config.may_mount,
+            },
+            drivers,
+            hurry.clone(),
+        )),
         cgroups: cgroups::Cgroups::new(
             cgroups::Layout::of_this_machine(),
             &config.cgroup_root,
@@ -169,6 +183,7 @@ async fn start(
     tasks.spawn("node-status", node::keep_status(context.clone(), hurry, health));
     tasks.spawn_graceful("node-lease", node::keep_lease(context.clone(), tasks.stop_signal()));
     follow_pods(&context, &set, nodes);
+    follow_drivers(&context, &set);
     let server = server::Server::new(context, set, tasks.clone());
     if let Some(listener) = listener {
         server.listen(listener);
@@ -237,6 +252,7 @@ fn follow_node(
             let spec = node.spec.clone().unwrap_or_default();
             let cidrs = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
             let cidr = Some(cidrs.join(",")).filter(|text| !text.is_empty());
+            own.csi.follow(&node);
             remember_newer(&own, node);
             if cidr.is_some() && cidr != known {
                 set_up_network(&*own.runtime, cidr.as_deref(), &network).await;
@@ -283,6 +299,19 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
         signals.synced();
         // The subscription ends with the informer, which belongs to the same group.
         std::future::pending::<()>().await;
+    });
+}
+
+/// Storage drivers register, and leave; pods may have waited for that.
+fn follow_drivers(context: &Arc<Context>, set: &Arc<PodSet>) {
+    let tasks = &context.tasks;
+    tasks.spawn("csi-node", csi::keep_node(context.csi.clone()));
+    tasks.spawn("plugins", csi::watch_registry(context.csi.clone(), tasks.clone()));
+    let (mut changed, set) = (context.csi.changed.subscribe(), set.clone());
+    tasks.spawn("drivers", async move {
+        while changed.changed().await.is_ok() {
+            set.wake(None);
+        }
     });
 }
 

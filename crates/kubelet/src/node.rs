@@ -55,6 +55,8 @@ pub struct Health {
     pub images: Vec<ContainerImage>,
     pub handlers: Vec<NodeRuntimeHandler>,
     pub runtime_version: String,
+    /// Volumes that somebody attached for pods of this node, by their unique names.
+    pub volumes_in_use: Vec<String>,
     /// The runtime did not even say how it is.
     pub runtime_is_silent: bool,
 }
@@ -212,6 +214,7 @@ pub fn status(
         }),
         images: Some(health.images.clone()).filter(|images| !images.is_empty()),
         runtime_handlers: Some(health.handlers.clone()).filter(|handlers| !handlers.is_empty()),
+        volumes_in_use: Some(health.volumes_in_use.clone()).filter(|all| !all.is_empty()),
         ..NodeStatus::default()
     }
 }
@@ -333,6 +336,7 @@ fn comparable(status: &NodeStatus) -> NodeStatus {
         node_info: status.node_info.clone(),
         images: status.images.clone(),
         runtime_handlers: status.runtime_handlers.clone(),
+        volumes_in_use: status.volumes_in_use.clone(),
         ..NodeStatus::default()
     }
 }
@@ -378,6 +382,7 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
             health = health.followed_by(fresh, heard.elapsed());
         }
         first_round = false;
+        health.volumes_in_use = context.csi.in_use();
         let due = reported.elapsed() >= context.config.status_report;
         match report(&context, &health, due).await {
             Ok(true) => reported = Instant::now(),
@@ -439,6 +444,9 @@ async fn report(context: &Context, health: &Health, due: bool) -> client::Result
     tell_changes(context, &known, &fresh);
     let mut fields = serde_json::to_value(&fresh).map_err(client::Error::SerdeError)?;
     replace_addresses(&mut fields);
+    if fresh.volumes_in_use.is_none() {
+        fields["volumesInUse"] = Value::Null;
+    }
     let path = format!("/api/v1/nodes/{}/status", context.config.node_name);
     let kind = "application/strategic-merge-patch+json";
     let patch = json!({"status": fields}).to_string();

@@ -68,6 +68,7 @@ pub enum ObjectError {
 pub struct IssuedToken {
     pub text: String,
     pub refresh: Timestamp,
+    pub expires: Timestamp,
 }
 
 /// What a projected token volume asks for.
@@ -154,9 +155,13 @@ impl Objects {
         let known = {
             let tokens = self.tokens.lock().expect("no panic while held");
             let token = tokens.get(order.pod_uid).and_then(|of_pod| of_pod.get(&what));
-            token.map(|t| (IssuedToken { text: t.text.clone(), refresh: t.refresh }, t.expires))
+            token.map(|t| IssuedToken {
+                text: t.text.clone(),
+                refresh: t.refresh,
+                expires: t.expires,
+            })
         };
-        if let Some((token, _)) = known.as_ref().filter(|(token, _)| token.refresh > now) {
+        if let Some(token) = known.as_ref().filter(|token| token.refresh > now) {
             return Ok(token.clone());
         }
         match self.request_token(order).await {
@@ -165,11 +170,11 @@ impl Objects {
                 let token = Token { text: text.clone(), expires, refresh };
                 let mut tokens = self.tokens.lock().expect("no panic while held");
                 tokens.entry(order.pod_uid.to_string()).or_default().insert(what, token);
-                Ok(IssuedToken { text, refresh })
+                Ok(IssuedToken { text, refresh, expires })
             }
             // The old one still works: keep it, and ask again soon.
-            Err(error) => match known.filter(|(_, expires)| *expires > now) {
-                Some((token, _)) => {
+            Err(error) => match known.filter(|token| token.expires > now) {
+                Some(token) => {
                     tracing::warn!(%error, pod = order.pod_name, "a token could not be refreshed");
                     Ok(IssuedToken { refresh: now + Duration::from_secs(60), ..token })
                 }

@@ -24,6 +24,7 @@ use tokio::sync::Notify;
 use crate::admit::{Rejection, admit};
 use crate::allocation::{Allocation, DEFERRED, Refusal, Standing, rank, told};
 use crate::context::Context;
+use crate::csi;
 use crate::names;
 use crate::volumes::{PodDir, tear_down};
 use crate::worker::{Handle, Input, Told, View, Worker};
@@ -410,7 +411,14 @@ impl PodSet {
                     continue;
                 }
                 context.cgroups.remove_pod(&uid);
-                if let Err(error) = tear_down(&PodDir(entry.path())) {
+                let dir = PodDir(entry.path());
+                if csi::has_volumes(&dir) {
+                    let csi = context.csi.clone();
+                    let clear = async move { csi.clear_leftover(&uid, dir).await };
+                    context.tasks.spawn("leftover-volumes", clear);
+                    continue;
+                }
+                if let Err(error) = tear_down(&dir) {
                     tracing::warn!(uid, %error, "files of a pod that is gone remain");
                 }
             }

@@ -26,7 +26,7 @@ use crate::plan::Plan;
 use crate::resize::amounts;
 use crate::sandbox::sandbox_config;
 use crate::volumes::payload::Tokens;
-use crate::volumes::{self, Claims, Gathered, Ready};
+use crate::volumes::{self, Gathered, Ready};
 use crate::worker::Worker;
 
 /// Why a container did not start.
@@ -258,8 +258,14 @@ impl Worker {
             }
         };
         let (tokens, refresh) = self.tokens().await;
-        let claims = self.claims().await;
-        self.refresh = refresh;
+        let (claims, again) = match self.claims().await {
+            Ok(claims) => claims,
+            Err(failure) => {
+                self.context.tell(&pod, EventType::Warning, "FailedMount", failure.0);
+                return Err(());
+            }
+        };
+        self.refresh = [refresh, again].into_iter().flatten().min();
         let observed = self.view_observed();
         let addresses = self.addresses(&observed);
         let allocatable = self.context.allocatable();
@@ -356,36 +362,6 @@ impl Worker {
             }
         }
         (out, refresh)
-    }
-
-    /// Claims resolve to directories of this node: volumes of hostPath and local type.
-    async fn claims(&self) -> Claims {
-        use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-        let mut out = Claims::new();
-        let Some(spec) = &self.pod.spec else { return out };
-        for volume in spec.volumes.iter().flatten() {
-            let named = volume.persistent_volume_claim.as_ref().map(|c| c.claim_name.clone());
-            let own = format!("{}-{}", names::name(&self.pod), volume.name);
-            let Some(claim) = named.or(volume.ephemeral.as_ref().map(|_| own)) else { continue };
-            let path = async {
-                let home = Some(names::namespace(&self.pod));
-                let claims = self.context.client.api::<PersistentVolumeClaim>(home);
-                let claim = claims.get(&claim).await.map_err(|e| client::ErrorExt::text(&e))?;
-                let bound = claim.spec.and_then(|s| s.volume_name).unwrap_or_default();
-                if bound.is_empty() {
-                    return Err("persistentvolumeclaim is not bound".to_string());
-                }
-                let volumes = self.context.client.api::<PersistentVolume>(None);
-                let volume = volumes.get(&bound).await.map_err(|e| client::ErrorExt::text(&e))?;
-                let spec = volume.spec.unwrap_or_default();
-                let path = spec.host_path.map(|h| h.path).or(spec.local.map(|l| l.path));
-                let path = path.ok_or("no volume plugin matched")?;
-                make_volume(std::path::Path::new(&path)).map_err(|error| error.to_string())?;
-                Ok(std::path::PathBuf::from(path))
-            };
-            out.insert(volume.name.clone(), path.await);
-        }
-        out
     }
 
     fn view_observed(&self) -> Observed {
@@ -713,14 +689,4 @@ fn volume_references(pod: &Pod) -> (BTreeSet<String>, BTreeSet<String>) {
         secrets.extend(parts.iter().filter_map(|p| p.secret.as_ref()).map(|s| s.name.clone()));
     }
     (maps, secrets)
-}
-
-/// A volume that is a directory, made at its first use: containers of any user may write to it.
-fn make_volume(path: &std::path::Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    if path.exists() {
-        return Ok(());
-    }
-    std::fs::create_dir_all(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))
 }

@@ -546,6 +546,8 @@ impl Worker {
 
     /// Volumes, mounts, directories.
     async fn clean_up(&mut self) -> std::io::Result<()> {
+        let unmounted = self.context.csi.unmount_pod(&self.uid, &self.dir).await;
+        unmounted.map_err(std::io::Error::other)?;
         self.context.objects.forget(&self.uid);
         let dir = self.dir.clone();
         tokio::task::spawn_blocking(move || crate::volumes::tear_down(&dir))

@@ -16,6 +16,7 @@
 
 pub mod atomic;
 pub mod mounts;
+pub mod ownership;
 pub mod payload;
 
 use std::collections::BTreeMap;
@@ -91,7 +92,7 @@ impl PodDir {
 }
 
 /// What a volume's claim resolved to, by volume name (found by the caller through the API).
-pub type Claims = BTreeMap<String, Result<PathBuf, String>>;
+pub type Claims = BTreeMap<String, Result<Ready, String>>;
 
 /// Everything that setting up needs and that had to be asked for.
 pub struct Gathered<'a> {
@@ -133,7 +134,7 @@ fn one(
     }
     if let Some(claim) = gathered.claims.get(name) {
         return match claim {
-            Ok(path) => Ok(Ready { path: path.clone(), read_only: false }),
+            Ok(ready) => Ok(ready.clone()),
             Err(error) => Err(VolumeError::Unsupported(error.clone())),
         };
     }

@@ -119,6 +119,14 @@ fn is_mounted(path: &Path) -> io::Result<bool> {
     Ok(mount_points()?.contains(&path))
 }
 
+/// As [`unmount_below`], where the directory may be missing.
+pub fn unmount_below_if_there(dir: &Path) -> io::Result<()> {
+    match unmount_below(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 /// Undoes every mount at or below `dir`, the innermost first.
 pub fn unmount_below(dir: &Path) -> io::Result<()> {
     let dir = fs::canonicalize(dir)?;

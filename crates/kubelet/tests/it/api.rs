@@ -173,6 +173,13 @@ impl Api {
         object
     }
 
+    /// Merges fields into an object, as a patch does.
+    pub fn change(&self, path: &str, patch: &Value) {
+        let mut known = self.get(path).expect("an object");
+        merge(&mut known, patch);
+        self.put(path, known);
+    }
+
     pub fn put_pod(&self, name: &str, spec: Value) -> Value {
         let mut spec = spec;
         spec["nodeName"] = json!("n1");

@@ -1,4 +1,6 @@
 //! The whole kubelet against a small API server and the fake runtime.
 
 mod api;
+mod csi;
+mod driver;
 mod pods;

@@ -12,15 +12,15 @@ use tempfile::TempDir;
 
 use crate::api::Api;
 
-struct Bench {
-    api: Api,
-    runtime: Fake,
-    dir: TempDir,
+pub struct Bench {
+    pub api: Api,
+    pub runtime: Fake,
+    pub dir: TempDir,
     kubelet: Option<Tasks>,
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let api = Api::new();
         let service = json!({"metadata": {"name": "kubernetes", "namespace": "default"},
             "spec": {"clusterIP": "10.43.0.1", "ports": [{"name": "https", "port": 443}]}});
@@ -31,7 +31,7 @@ impl Bench {
         bench
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         let mut config = Config::new("n1", self.dir.path().into());
         config.node_ips = vec!["192.168.7.1".parse().expect("an address")];
         config.healthz_address = None;
@@ -48,7 +48,7 @@ impl Bench {
         self.kubelet = Some(tasks);
     }
 
-    async fn stop(&mut self) {
+    pub async fn stop(&mut self) {
         if let Some(tasks) = self.kubelet.take() {
             tasks.shutdown(Duration::from_secs(10)).await;
         }
@@ -64,7 +64,7 @@ impl Bench {
             .await;
     }
 
-    async fn until_ready(&self, name: &str) {
+    pub async fn until_ready(&self, name: &str) {
         self.api
             .until(&format!("{name} ready"), |api| condition(&api.pod(name), "Ready") == "True")
             .await;
@@ -77,12 +77,12 @@ fn condition(pod: &Value, kind: &str) -> String {
     found.and_then(|c| c["status"].as_str()).unwrap_or("none").to_string()
 }
 
-fn container_id(pod: &Value) -> String {
+pub fn container_id(pod: &Value) -> String {
     let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().unwrap_or_default();
     id.rsplit('/').next().unwrap_or_default().to_string()
 }
 
-fn one(policy: &str) -> Value {
+pub fn one(policy: &str) -> Value {
     json!({"restartPolicy": policy, "terminationGracePeriodSeconds": 30,
         "containers": [{"name": "c", "image": "img:1"}]})
 }

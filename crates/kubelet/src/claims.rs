@@ -1,0 +1,219 @@
+//! What a pod's claims and drivers' volumes resolve to.
+//!
+//! In: PersistentVolumeClaims and their volumes, volumes that the pod brings along. Out: where each
+//! is on this node; volumes that grew are made bigger there.
+//! Upstream: `pkg/kubelet/volumemanager/populator`, `operation_generator.go`.
+
+use std::path::{Path, PathBuf};
+
+use client::{Api, ErrorExt, EventType};
+use http::Method;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, Volume,
+};
+use serde_json::{Value, json};
+
+use crate::csi::{Failure, Order, Source};
+use crate::names;
+use crate::resources::units;
+use crate::volumes::{Claims, Ready};
+use crate::worker::Worker;
+
+const STORAGE: &str = "storage";
+
+/// A claim with the volume that it is bound to.
+struct Bound {
+    claim: PersistentVolumeClaim,
+    volume: PersistentVolume,
+    read_only: bool,
+}
+
+impl Worker {
+    /// Where volumes are that come from claims or from drivers, and when the first of them wants to
+    /// be looked at again. An error is what an event says; what else went wrong is in the map.
+    pub(crate) async fn claims(&self) -> Result<(Claims, Option<Timestamp>), Failure> {
+        let pod = self.pod.clone();
+        let (mut out, mut again) = (Claims::new(), None);
+        for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            let (source, bound) = match &volume.csi {
+                Some(csi) => (Source::Inline(Box::new(csi.clone())), None),
+                None => match self.bound(volume).await {
+                    None => continue,
+                    Some(Err(why)) => {
+                        out.insert(volume.name.clone(), Err(why));
+                        continue;
+                    }
+                    Some(Ok(bound)) if !is_drivers(&bound.volume) => {
+                        out.insert(volume.name.clone(), directory(&bound));
+                        continue;
+                    }
+                    Some(Ok(bound)) => (
+                        Source::Persistent {
+                            volume: Box::new(bound.volume.clone()),
+                            read_only: bound.read_only,
+                        },
+                        Some(bound),
+                    ),
+                },
+            };
+            let order = Order {
+                pod: &pod,
+                dir: &self.dir,
+                name: &volume.name,
+                source,
+                objects: &self.context.objects,
+                input: &self.input,
+            };
+            let mounted = self.context.csi.mount(&order).await?;
+            if let Some(bound) = &bound {
+                self.grow(&order, bound).await;
+            }
+            again = [again, mounted.again].into_iter().flatten().min();
+            let ready = Ready { path: mounted.path, read_only: mounted.read_only };
+            out.insert(volume.name.clone(), Ok(ready));
+        }
+        Ok((out, again))
+    }
+
+    /// `None`: not a volume of a claim.
+    async fn bound(&self, volume: &Volume) -> Option<Result<Bound, String>> {
+        let source = volume.persistent_volume_claim.as_ref();
+        let own = format!("{}-{}", names::name(&self.pod), volume.name);
+        let name = source
+            .map(|source| source.claim_name.clone())
+            .or(volume.ephemeral.as_ref().map(|_| own))?;
+        let read_only = source.and_then(|source| source.read_only) == Some(true);
+        let bound = async {
+            let home = Some(names::namespace(&self.pod));
+            let claims: Api<PersistentVolumeClaim> = self.context.client.api(home);
+            let claim = claims.get(&name).await.map_err(|error| error.text())?;
+            let named = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
+            let named = named.filter(|name| !name.is_empty());
+            let named = named.ok_or("persistentvolumeclaim is not bound")?;
+            let volumes: Api<PersistentVolume> = self.context.client.api(None);
+            let volume = volumes.get(&named).await.map_err(|error| error.text())?;
+            Ok(Bound { claim, volume, read_only })
+        };
+        Some(bound.await)
+    }
+
+    /// A volume that is bigger than its claim knows: the driver makes its file system fit.
+    async fn grow(&self, order: &Order<'_>, bound: &Bound) {
+        let Some((size, bytes)) = grown(bound) else { return };
+        let name = bound.volume.metadata.name.as_deref().unwrap_or_default();
+        match self.context.csi.expand(order, bytes).await {
+            Ok(false) => {}
+            Ok(true) => {
+                let node = &self.context.config.node_name;
+                let text =
+                    format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {node}");
+                let reason = "FileSystemResizeSuccessful";
+                self.context.tell(order.pod, EventType::Normal, reason, text);
+                if let Err(error) = self.tell_size(&bound.claim, &size).await {
+                    tracing::warn!(volume = name, error = error.text(), "a new size is not told");
+                }
+            }
+            Err(why) => {
+                let text =
+                    format!("NodeExpandVolume.NodeExpandVolume failed for volume {name:?} : {why}");
+                self.context.tell(order.pod, EventType::Warning, "VolumeResizeFailed", text);
+            }
+        }
+    }
+
+    /// Upstream: MarkNodeExpansionFinishedWithRecovery.
+    async fn tell_size(&self, claim: &PersistentVolumeClaim, size: &str) -> client::Result<()> {
+        let meta = &claim.metadata;
+        let path = format!(
+            "/api/v1/namespaces/{}/persistentvolumeclaims/{}/status",
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default()
+        );
+        let patch = size_patch(claim, size).to_string();
+        let kind = "application/merge-patch+json";
+        self.context.client.call(Method::PATCH, &path, kind, patch).await.map(drop)
+    }
+}
+
+fn size_patch(claim: &PersistentVolumeClaim, size: &str) -> Value {
+    let status = claim.status.clone().unwrap_or_default();
+    let is_done = |condition: &PersistentVolumeClaimCondition| {
+        let of_resizes =
+            ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
+        of_resizes.contains(&condition.type_.as_str())
+    };
+    let left: Vec<_> =
+        status.conditions.into_iter().flatten().filter(|condition| !is_done(condition)).collect();
+    let mut patch = json!({"capacity": {STORAGE: size}, "conditions": left});
+    if status.allocated_resource_statuses.is_some() {
+        patch["allocatedResourceStatuses"] = json!({STORAGE: null});
+    }
+    json!({ "status": patch })
+}
+
+fn is_drivers(volume: &PersistentVolume) -> bool {
+    volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())
+}
+
+/// The volume's size, if it is more than the claim was told.
+fn grown(bound: &Bound) -> Option<(String, i64)> {
+    let size = bound.volume.spec.as_ref()?.capacity.as_ref()?.get(STORAGE)?;
+    let known = bound.claim.status.as_ref()?.capacity.as_ref()?.get(STORAGE)?;
+    (units(size) > units(known)).then(|| (size.0.clone(), units(size)))
+}
+
+/// Volumes of hostPath and local type are directories of this node.
+fn directory(bound: &Bound) -> Result<Ready, String> {
+    let spec = bound.volume.spec.as_ref();
+    let host = spec.and_then(|spec| spec.host_path.as_ref()).map(|source| &source.path);
+    let path = host.or(spec.and_then(|spec| spec.local.as_ref()).map(|source| &source.path));
+    let path = PathBuf::from(path.ok_or("no volume plugin matched")?);
+    make(&path).map_err(|error| error.to_string())?;
+    Ok(Ready { path, read_only: bound.read_only })
+}
+
+/// Made at its first use: containers of any user may write to it.
+fn make(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if path.exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_that_grew() {
+        let check = |volume: &str, known: Value, expected: Option<i64>| {
+            let bound = Bound {
+                claim: serde_json::from_value(json!({"status": {"capacity": known}})).expect("one"),
+                volume: serde_json::from_value(json!({"spec": {"capacity": {"storage": volume}}}))
+                    .expect("a volume"),
+                read_only: false,
+            };
+            assert_eq!(grown(&bound).map(|(_, bytes)| bytes), expected, "{volume} {known}");
+        };
+        check("2Gi", json!({"storage": "1Gi"}), Some(2 << 30));
+        check("1Gi", json!({"storage": "1Gi"}), None);
+        check("1Gi", json!({"storage": "2Gi"}), None);
+        check("1Gi", json!(null), None);
+    }
+
+    #[test]
+    fn what_a_claim_is_told() {
+        let claim: PersistentVolumeClaim = serde_json::from_value(json!({"status": {
+            "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+            "conditions": [{"type": "FileSystemResizePending", "status": "True"},
+                {"type": "Other", "status": "True"}]}}))
+        .expect("a claim");
+        let expected = json!({"status": {"capacity": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": null},
+            "conditions": [{"type": "Other", "status": "True"}]}});
+        assert_eq!(size_patch(&claim, "2Gi"), expected);
+    }
+}

@@ -1,0 +1,177 @@
+//! CSI, the node's half: drivers that register here, and the volumes that they mount.
+//!
+//! ```text
+//!  plugins_registry/*.sock ─► registration ─► Drivers ─► node (CSINode, labels, annotation)
+//!                                               │
+//!  pod worker ─► mount: attached? stage, publish, own ─► pods/<uid>/volumes/kubernetes.io~csi/…/mount
+//!  pod worker ─► unmount: unpublish, unstage ───┘
+//! ```
+//!
+//! In: sockets, CSIDriver objects, what the node's status says is attached. Out: mounts, CSINode,
+//! `status.volumesInUse`.
+//! Invariants: what is mounted is on record on the disk (`vol_data.json`) before the driver is asked,
+//! so that another kubelet can undo it; a volume is staged, published and given back by one worker
+//! at a time; it counts as in use until it is unstaged.
+//! Upstream: `pkg/volume/csi`, `pkg/kubelet/pluginmanager`.
+
+mod driver;
+pub mod messages;
+mod mounting;
+mod node;
+mod record;
+mod registration;
+mod rpc;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use client::{Client, Informer};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSIDriver;
+use tokio::sync::{Notify, watch};
+
+use driver::Driver;
+pub use mounting::{Failure, Order, Source, has_volumes};
+pub use node::keep as keep_node;
+pub use registration::watch as watch_registry;
+
+pub const PLUGIN: &str = "kubernetes.io/csi";
+
+/// A volume that a pod of this node uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Use {
+    /// `kubernetes.io/csi/<driver>^<handle>`, as the node's status names it.
+    unique: String,
+    /// Somebody attaches it: the node tells that it is in use.
+    is_attachable: bool,
+    /// When it was published last.
+    published: Option<tokio::time::Instant>,
+}
+
+/// The pod's uid and the name of the volume's directory.
+type UseKey = (String, String);
+
+/// What the node's status says of volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct NodeVolumes {
+    attached: BTreeSet<String>,
+    in_use: BTreeSet<String>,
+}
+
+pub struct Csi {
+    client: Client,
+    node_name: String,
+    /// The kubelet's directory.
+    root: PathBuf,
+    may_mount: bool,
+    /// The cluster's objects about drivers.
+    objects: Informer<CSIDriver>,
+    /// Those that registered here, by name. Held for look-ups, never across await.
+    drivers: Mutex<BTreeMap<String, Arc<Driver>>>,
+    /// Told when that changes.
+    pub changed: watch::Sender<()>,
+    /// Held for look-ups, never across await.
+    uses: Mutex<BTreeMap<UseKey, Use>>,
+    /// Volumes that this process has staged, by unique name.
+    staged: Mutex<BTreeSet<String>>,
+    /// One for each volume that somebody works on, by unique name.
+    locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    seen: watch::Sender<NodeVolumes>,
+    /// The node's status has something new to tell.
+    hurry: Arc<Notify>,
+}
+
+pub struct Setting {
+    pub node_name: String,
+    pub root: PathBuf,
+    pub may_mount: bool,
+}
+
+impl Csi {
+    pub fn new(
+        client: Client,
+        setting: Setting,
+        objects: Informer<CSIDriver>,
+        hurry: Arc<Notify>,
+    ) -> Self {
+        let Setting { node_name, root, may_mount } = setting;
+        let uses = record::uses(&root);
+        Self {
+            client,
+            node_name,
+            may_mount,
+            objects,
+            drivers: Mutex::default(),
+            changed: watch::channel(()).0,
+            uses: Mutex::new(uses),
+            staged: Mutex::default(),
+            locks: Mutex::default(),
+            seen: watch::channel(NodeVolumes::default()).0,
+            hurry,
+            root,
+        }
+    }
+
+    fn drivers(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Driver>>> {
+        self.drivers.lock().expect("no panic while held")
+    }
+
+    fn uses(&self) -> MutexGuard<'_, BTreeMap<UseKey, Use>> {
+        self.uses.lock().expect("no panic while held")
+    }
+
+    fn driver(&self, name: &str) -> Result<Arc<Driver>, String> {
+        self.drivers().get(name).cloned().ok_or_else(|| {
+            format!("driver name {name} not found in the list of registered CSI drivers")
+        })
+    }
+
+    /// What the cluster says about a driver; objects are optional.
+    async fn object(&self, name: &str) -> Option<Arc<CSIDriver>> {
+        self.objects.synced().await;
+        self.objects.lister().get("", name)
+    }
+
+    /// For `status.volumesInUse`.
+    pub fn in_use(&self) -> Vec<String> {
+        let uses = self.uses();
+        let all: BTreeSet<&String> =
+            uses.values().filter(|one| one.is_attachable).map(|one| &one.unique).collect();
+        all.into_iter().cloned().collect()
+    }
+
+    /// The API's node has a new status.
+    pub fn follow(&self, node: &Node) {
+        let status = node.status.clone().unwrap_or_default();
+        let attached = status.volumes_attached.unwrap_or_default();
+        let seen = NodeVolumes {
+            attached: attached.into_iter().map(|one| one.name).collect(),
+            in_use: status.volumes_in_use.unwrap_or_default().into_iter().collect(),
+        };
+        self.seen.send_if_modified(|known| {
+            let is_new = *known != seen;
+            *known = seen;
+            is_new
+        });
+    }
+
+    /// Waits for its turn to work on a volume.
+    async fn turn(&self, unique: &str) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.locks.lock().expect("no panic while held");
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            locks.entry(unique.to_string()).or_default().clone()
+        };
+        lock.lock_owned().await
+    }
+
+    fn staged(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.staged.lock().expect("no panic while held")
+    }
+}
+
+/// As the node's status names a volume.
+fn unique_name(driver: &str, handle: &str) -> String {
+    format!("{PLUGIN}/{driver}^{handle}")
+}

@@ -1,0 +1,696 @@
+//! Mounting a driver's volume into a pod, and giving it back.
+//!
+//! ```text
+//!  in use, told ─► attached ─► staged (once for all pods) ─► published ─► owned by the pod's group
+//!  subpaths undone ─► unpublished ─► unstaged (by the last pod) ─► forgotten
+//! ```
+//!
+//! In: an [`Order`]. Out: where the volume is, or an event's text.
+//! Invariants: doing it again changes nothing, also after a restart: drivers promise that their calls
+//! can be repeated. A volume that a driver may still be working on keeps its record.
+//! Upstream: `csi_mounter.go`, `csi_attacher.go`, `expander.go`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Api, ErrorExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, CSIVolumeSource, PersistentVolume, Pod, Secret,
+};
+use k8s_openapi::api::storage::v1::{CSIDriverSpec, VolumeAttachment};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::driver::{Abilities, Driver, Usage, Volume};
+use super::record::{self, EPHEMERAL, PERSISTENT, VolumeData};
+use super::{Csi, PLUGIN, Use, unique_name};
+use crate::names;
+use crate::objects::{Objects, TokenOrder};
+use crate::volumes::{PodDir, mounts, ownership};
+use crate::worker::{Input, Worker};
+
+/// Upstream: podAttachAndMountTimeout.
+const ATTACH_LIMIT: Duration = Duration::from_secs(123);
+/// Upstream: about as often as a pod is looked at.
+const REPUBLISH: Duration = Duration::from_secs(60);
+/// `CSIDriver.spec.fsGroupPolicy`, where there is no such object.
+const DEFAULT_POLICY: &str = "ReadWriteOnceWithFSType";
+
+/// Why a volume is not there: the text of a `FailedMount` event.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Failure(pub String);
+
+/// Where a volume of a pod comes from.
+#[derive(Clone)]
+pub enum Source {
+    Inline(Box<CSIVolumeSource>),
+    Persistent { volume: Box<PersistentVolume>, read_only: bool },
+}
+
+/// A volume that a pod needs.
+pub struct Order<'a> {
+    pub pod: &'a Pod,
+    pub dir: &'a PodDir,
+    /// Its name in the pod.
+    pub name: &'a str,
+    pub source: Source,
+    pub objects: &'a Objects,
+    /// Tells when the pod is not wanted any more.
+    pub input: &'a watch::Receiver<Input>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Mounted {
+    pub path: PathBuf,
+    pub read_only: bool,
+    /// It wants to be published again then.
+    pub again: Option<Timestamp>,
+}
+
+/// The source, whichever it is, in one shape.
+struct Spec {
+    /// Of the volume's directory: the PersistentVolume's, or the pod's own name for it.
+    name: String,
+    driver: String,
+    handle: String,
+    mode: &'static str,
+    read_only: bool,
+    fs_type: String,
+    attributes: BTreeMap<String, String>,
+    access_modes: Option<Vec<String>>,
+    mount_options: Vec<String>,
+    /// (namespace, name)
+    publish_secret: Option<(String, String)>,
+    stage_secret: Option<(String, String)>,
+    expand_secret: Option<(String, String)>,
+}
+
+impl Spec {
+    fn of(order: &Order<'_>) -> Result<Self, Failure> {
+        match &order.source {
+            Source::Inline(source) => Ok(Self::inline(order, source)),
+            Source::Persistent { volume, read_only } => {
+                let found = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+                let csi = found.ok_or_else(|| Failure("no volume plugin matched".into()))?;
+                Ok(Self::persistent(volume, csi, *read_only))
+            }
+        }
+    }
+
+    fn inline(order: &Order<'_>, source: &CSIVolumeSource) -> Self {
+        let home = names::namespace(order.pod).to_string();
+        let secret = source.node_publish_secret_ref.as_ref();
+        Self {
+            name: order.name.into(),
+            driver: source.driver.clone(),
+            handle: record::inline_handle(names::uid(order.pod), order.name),
+            mode: EPHEMERAL,
+            read_only: source.read_only == Some(true),
+            fs_type: source.fs_type.clone().unwrap_or_default(),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            access_modes: Some(vec!["ReadWriteOnce".into()]),
+            mount_options: vec![],
+            publish_secret: secret.map(|secret| (home, secret.name.clone())),
+            stage_secret: None,
+            expand_secret: None,
+        }
+    }
+
+    fn persistent(
+        volume: &PersistentVolume,
+        csi: &CSIPersistentVolumeSource,
+        read_only: bool,
+    ) -> Self {
+        use k8s_openapi::api::core::v1::SecretReference;
+        let secret = |reference: &Option<SecretReference>| {
+            let reference = reference.clone()?;
+            Some((reference.namespace.unwrap_or_default(), reference.name.unwrap_or_default()))
+        };
+        let spec = volume.spec.clone().unwrap_or_default();
+        Self {
+            name: volume.metadata.name.clone().unwrap_or_default(),
+            driver: csi.driver.clone(),
+            handle: csi.volume_handle.clone(),
+            mode: PERSISTENT,
+            read_only,
+            fs_type: csi.fs_type.clone().unwrap_or_default(),
+            attributes: csi.volume_attributes.clone().unwrap_or_default(),
+            access_modes: spec.access_modes,
+            mount_options: spec.mount_options.unwrap_or_default(),
+            publish_secret: secret(&csi.node_publish_secret_ref),
+            stage_secret: secret(&csi.node_stage_secret_ref),
+            expand_secret: secret(&csi.node_expand_secret_ref),
+        }
+    }
+
+    fn unique(&self) -> String {
+        unique_name(&self.driver, &self.handle)
+    }
+
+    fn failed(&self, step: &str, why: impl std::fmt::Display) -> Failure {
+        Failure(format!("MountVolume.{step} failed for volume {:?} : {why}", self.name))
+    }
+
+    fn usage(&self, group: Option<i64>) -> Usage {
+        let first = self.access_modes.as_ref().and_then(|modes| modes.first().cloned());
+        Usage {
+            access_mode: first.unwrap_or_else(|| "ReadWriteOnce".into()),
+            fs_type: self.fs_type.clone(),
+            mount_options: self.mount_options.clone(),
+            group,
+            is_block: false,
+        }
+    }
+
+    fn volume(&self, group: Option<i64>, publish_context: BTreeMap<String, String>) -> Volume {
+        Volume {
+            handle: self.handle.clone(),
+            usage: self.usage(group),
+            publish_context,
+            context: self.attributes.clone(),
+            secrets: BTreeMap::new(),
+        }
+    }
+
+    /// Upstream: supportsFSGroup.
+    fn is_owned_by_group(&self, policy: &str) -> bool {
+        if policy == "None" || self.read_only {
+            return false;
+        }
+        let once = |mode: &String| matches!(mode.as_str(), "ReadWriteOnce" | "ReadWriteOncePod");
+        let is_once = self.access_modes.iter().flatten().any(once);
+        policy == "File" || (!self.fs_type.is_empty() && is_once)
+    }
+
+    /// Upstream: supportsVolumeLifecycleMode.
+    fn check_mode(&self, driver: Option<&CSIDriverSpec>) -> Result<(), String> {
+        let unsupported = |why: String| {
+            format!("volume mode {:?} not supported by driver {} ({why})", self.mode, self.driver)
+        };
+        match driver {
+            None if self.mode == PERSISTENT => Ok(()),
+            None => Err(unsupported("no CSIDriver object".into())),
+            Some(spec) => {
+                let modes = spec.volume_lifecycle_modes.clone().unwrap_or_default();
+                let known = modes.iter().any(|mode| mode == self.mode);
+                let list = modes.iter().map(|mode| format!("{mode:?}")).collect::<Vec<_>>();
+                let why = format!("only supports [{}]", list.join(" "));
+                if known { Ok(()) } else { Err(unsupported(why)) }
+            }
+        }
+    }
+}
+
+fn group_of(pod: &Pod) -> Option<i64> {
+    pod.spec.as_ref()?.security_context.as_ref()?.fs_group
+}
+
+impl Csi {
+    /// Mounts a volume into a pod (again).
+    pub async fn mount(&self, order: &Order<'_>) -> Result<Mounted, Failure> {
+        let spec = Spec::of(order)?;
+        let object = self.object(&spec.driver).await;
+        let about = object.as_ref().map(|object| &object.spec);
+        let attaches =
+            spec.mode == PERSISTENT && about.and_then(|about| about.attach_required) != Some(false);
+        let republishes = about.and_then(|about| about.requires_republish) == Some(true);
+        let key = (names::uid(order.pod).to_string(), spec.name.clone());
+        let path = record::pod_volumes(&order.dir.0).join(&spec.name).join("mount");
+        let again = republishes.then(|| base::clock::now() + REPUBLISH);
+        let mounted = Mounted { path: path.clone(), read_only: spec.read_only, again };
+        let published = self.begin(&key, &spec.unique(), attaches);
+        if published.is_some_and(|at| !republishes || at.elapsed() < REPUBLISH) {
+            return Ok(mounted);
+        }
+        spec.check_mode(about).map_err(|why| {
+            let text = "mounter.SetupAt failed to check volume lifecycle mode";
+            spec.failed("SetUp", format!("{PLUGIN}: {text}: {why}"))
+        })?;
+        let context = match attaches {
+            true => self.attached(order, &spec).await?,
+            false => BTreeMap::new(),
+        };
+        let _turn = self.turn(&spec.unique()).await;
+        let (driver, abilities) = self.ready_driver(&spec).await?;
+        let group = group_of(order.pod).filter(|_| abilities.sets_group());
+        let volume = spec.volume(group, context);
+        let staged = match spec.mode == PERSISTENT && abilities.stages() {
+            true => Some(self.stage(&spec, &driver, &abilities, volume.clone()).await?),
+            false => None,
+        };
+        let site = Site { driver: &driver, abilities: &abilities, staged: staged.as_deref() };
+        self.publish(order, &spec, about, site, volume, &path, published.is_some()).await?;
+        if group.is_none() && published.is_none() {
+            own(order.pod, &spec, about, &path).await?;
+        }
+        if let Some(known) = self.uses().get_mut(&key) {
+            known.published = Some(tokio::time::Instant::now());
+        }
+        Ok(mounted)
+    }
+
+    /// The volume is in use from now on; says when it was published, if it was.
+    fn begin(
+        &self,
+        key: &(String, String),
+        unique: &str,
+        is_attachable: bool,
+    ) -> Option<tokio::time::Instant> {
+        let mut uses = self.uses();
+        let old = uses.get(key).filter(|known| known.unique == unique);
+        let published = old.and_then(|known| known.published);
+        let is_new = old.is_none_or(|known| known.is_attachable != is_attachable);
+        uses.insert(key.clone(), Use { unique: unique.into(), is_attachable, published });
+        if is_new && is_attachable {
+            self.hurry.notify_one();
+        }
+        published
+    }
+
+    /// Waits until the volume is attached, and returns what its attacher has to say.
+    async fn attached(
+        &self,
+        order: &Order<'_>,
+        spec: &Spec,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        let unique = spec.unique();
+        let mut seen = self.seen.subscribe();
+        let attached =
+            seen.wait_for(|seen| seen.attached.contains(&unique) && seen.in_use.contains(&unique));
+        let waited = tokio::select! {
+            done = tokio::time::timeout(ATTACH_LIMIT, attached) => done.is_ok_and(|done| done.is_ok()),
+            () = Worker::told_to_stop(order.input) => false,
+        };
+        if !waited {
+            let name = order.name;
+            return Err(Failure(format!(
+                "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached \
+                 volumes=[{name}], failed to process volumes=[]: context deadline exceeded"
+            )));
+        }
+        let id = record::attachment_name(&spec.handle, &spec.driver, &self.node_name);
+        let api: Api<VolumeAttachment> = self.client.api(None);
+        let attachment = api.get(&id).await.map_err(|error| {
+            let why = format!("failed to get volume attachment [ID={id}]: {}", error.text());
+            spec.failed("WaitForAttach", why)
+        })?;
+        let status = attachment.status.unwrap_or_default();
+        Ok(status.attachment_metadata.unwrap_or_default())
+    }
+
+    async fn ready_driver(&self, spec: &Spec) -> Result<(Arc<Driver>, Abilities), Failure> {
+        let step = if spec.mode == PERSISTENT { "MountDevice" } else { "SetUp" };
+        let driver = self.driver(&spec.driver).map_err(|why| {
+            let text = match spec.mode {
+                PERSISTENT => "attacher.MountDevice failed to create newCsiDriverClient",
+                _ => "mounter.SetUpAt failed to get CSI client",
+            };
+            spec.failed(step, format!("{PLUGIN}: {text}: {why}"))
+        })?;
+        let abilities = driver.abilities().await.map_err(|error| spec.failed(step, error))?;
+        Ok((driver, abilities))
+    }
+
+    async fn stage(
+        &self,
+        spec: &Spec,
+        driver: &Driver,
+        abilities: &Abilities,
+        volume: Volume,
+    ) -> Result<PathBuf, Failure> {
+        let failed = |why: String| spec.failed("MountDevice", why);
+        let target = record::staging_path(&self.root, &spec.driver, &spec.handle);
+        if self.staged().contains(&spec.unique()) {
+            return Ok(target);
+        }
+        let secrets = match &spec.stage_secret {
+            Some(secret) => self.secret("NodeStageSecretRef", secret).await.map_err(failed)?,
+            None => BTreeMap::new(),
+        };
+        let data = VolumeData {
+            driver_name: spec.driver.clone(),
+            volume_handle: spec.handle.clone(),
+            ..VolumeData::default()
+        };
+        let recorded = record::make_dir(&target).and_then(|()| match target.parent() {
+            Some(parent) => data.write(parent),
+            None => Ok(()),
+        });
+        recorded.map_err(|error| failed(format!("failed to save volume data: {error}")))?;
+        let volume = Volume { secrets, ..volume };
+        if let Err(error) = driver.stage(abilities, volume, &target).await {
+            if error.is_final
+                && let Err(error) = record::remove_mount(&target)
+            {
+                tracing::warn!(path = %target.display(), %error, "a directory for staging remains");
+            }
+            return Err(failed(error.to_string()));
+        }
+        self.staged().insert(spec.unique());
+        Ok(target)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the call has as many fields")]
+    async fn publish(
+        &self,
+        order: &Order<'_>,
+        spec: &Spec,
+        about: Option<&CSIDriverSpec>,
+        site: Site<'_>,
+        mut volume: Volume,
+        target: &Path,
+        again: bool,
+    ) -> Result<(), Failure> {
+        let failed = |why: String| spec.failed("SetUp", why);
+        if let Some(secret) = &spec.publish_secret {
+            volume.secrets = self.secret("NodePublishSecretRef", secret).await.map_err(failed)?;
+        }
+        if about.and_then(|about| about.pod_info_on_mount) == Some(true) {
+            volume.context.extend(pod_info(order.pod, spec.mode));
+        }
+        let tokens = tokens(order, about).await.map_err(|why| {
+            let text = "mounter.SetUpAt failed to get service accoount token attributes";
+            failed(format!("{PLUGIN}: {text}: {why}"))
+        })?;
+        match about.and_then(|about| about.service_account_token_in_secrets) {
+            Some(true) => volume.secrets.extend(tokens),
+            _ => volume.context.extend(tokens),
+        }
+        let data = VolumeData {
+            attachment_id: record::attachment_name(&spec.handle, &spec.driver, &self.node_name),
+            driver_name: spec.driver.clone(),
+            node_name: self.node_name.clone(),
+            volume: spec.name.clone(),
+            volume_handle: spec.handle.clone(),
+            mode: spec.mode.into(),
+        };
+        let parent = target.parent().unwrap_or(target);
+        let recorded = record::make_dir(parent).and_then(|()| data.write(parent));
+        recorded.map_err(|error| {
+            failed(format!("{PLUGIN}: mounter.SetUpAt failed to save volume info data: {error}"))
+        })?;
+        let published =
+            site.driver.publish(site.abilities, volume, site.staged, target, spec.read_only).await;
+        published.map_err(|error| {
+            if error.is_final
+                && !again
+                && let Err(error) = record::remove_mount(target)
+            {
+                tracing::warn!(path = %target.display(), %error, "a directory for a mount remains");
+            }
+            failed(error.to_string())
+        })
+    }
+
+    async fn secret(
+        &self,
+        what: &str,
+        (namespace, name): &(String, String),
+    ) -> Result<BTreeMap<String, String>, String> {
+        let api: Api<Secret> = self.client.api(Some(namespace));
+        let secret = api.get(name).await.map_err(|error| {
+            format!("fetching {what} {namespace}/{name} failed: {PLUGIN}: failed to find the secret {name} in the namespace {namespace} with error: {}", error.text())
+        })?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(secret.data.into_iter().flatten().map(|(key, value)| (key, text(value.0))).collect())
+    }
+
+    /// Makes a volume as big as its PersistentVolume says; false where the driver need not be asked.
+    pub async fn expand(&self, order: &Order<'_>, bytes: i64) -> Result<bool, String> {
+        let spec = Spec::of(order).map_err(|failure| failure.0)?;
+        let _turn = self.turn(&spec.unique()).await;
+        let driver = self.driver(&spec.driver)?;
+        let abilities = driver.abilities().await.map_err(|error| error.to_string())?;
+        if !abilities.expands() || spec.read_only {
+            return Ok(false);
+        }
+        let mut volume = spec.volume(None, BTreeMap::new());
+        if let Some(secret) = &spec.expand_secret {
+            volume.secrets = self.secret("NodeExpandSecretRef", secret).await?;
+        }
+        let target = record::pod_volumes(&order.dir.0).join(&spec.name).join("mount");
+        let staged = record::staging_path(&self.root, &spec.driver, &spec.handle);
+        let staged = abilities.stages().then_some(staged);
+        let expanded = driver.expand(&abilities, volume, &target, staged.as_deref(), bytes);
+        match expanded.await {
+            Ok(()) => Ok(true),
+            Err(error) => Err(format!("Expander.NodeExpand failed to expand the volume : {error}")),
+        }
+    }
+
+    /// Gives back every driver's volume of a pod. `Err`: it must be tried again.
+    pub async fn unmount_pod(&self, uid: &str, dir: &PodDir) -> Result<(), String> {
+        let volumes = record::pod_volumes(&dir.0);
+        let all = match std::fs::read_dir(&volumes) {
+            Ok(entries) => entries.flatten().map(|entry| entry.path()).collect::<Vec<_>>(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
+            Err(error) => return Err(error.to_string()),
+        };
+        if !all.is_empty() && self.may_mount {
+            // Parts of volumes that are mounted elsewhere would keep them busy.
+            let subpaths = dir.0.join("volume-subpaths");
+            mounts::unmount_below_if_there(&subpaths).map_err(|error| error.to_string())?;
+        }
+        for volume in all {
+            let data = VolumeData::read(&volume).map_err(|error| error.to_string())?;
+            if let Some(data) = data {
+                let name = volume.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                self.unmount(&(uid.to_string(), name), &data, &volume.join("mount")).await?;
+            }
+        }
+        // What was wanted and never got as far as a record.
+        let before = self.in_use();
+        self.uses().retain(|(owner, _), _| owner != uid);
+        if self.in_use() != before {
+            self.hurry.notify_one();
+        }
+        Ok(())
+    }
+
+    async fn unmount(
+        &self,
+        key: &(String, String),
+        data: &VolumeData,
+        target: &Path,
+    ) -> Result<(), String> {
+        let unique = data.unique();
+        let _turn = self.turn(&unique).await;
+        let failed = |why: String| {
+            format!("UnmountVolume.TearDown failed for volume {:?} : {why}", data.volume)
+        };
+        let driver = self.driver(&data.driver_name).map_err(|why| {
+            failed(format!("{PLUGIN}: Unmounter.TearDownAt failed to get CSI client: {why}"))
+        })?;
+        driver
+            .unpublish(&data.volume_handle, target)
+            .await
+            .map_err(|error| failed(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")))?;
+        let is_last = !self.uses().iter().any(|(other, one)| other != key && one.unique == unique);
+        if is_last && data.mode == PERSISTENT {
+            self.unstage(&driver, &data.volume_handle).await.map_err(|why| {
+                format!("UnmountDevice failed for volume {:?} : {why}", data.volume)
+            })?;
+        }
+        record::remove_mount(target).map_err(|error| failed(error.to_string()))?;
+        self.uses().remove(key);
+        self.hurry.notify_one();
+        Ok(())
+    }
+
+    /// The caller has the volume's turn.
+    async fn unstage(&self, driver: &Driver, handle: &str) -> Result<(), String> {
+        let target = record::staging_path(&self.root, &driver.name, handle);
+        let parent = target.parent().unwrap_or(&target);
+        let is_known = VolumeData::read(parent).map_err(|error| error.to_string())?.is_some();
+        if !is_known {
+            return Ok(());
+        }
+        let abilities = driver.abilities().await.map_err(|error| error.to_string())?;
+        if abilities.stages() {
+            driver
+                .unstage(handle, &target)
+                .await
+                .map_err(|error| format!("{PLUGIN}: attacher.UnmountDevice failed: {error}"))?;
+        }
+        self.staged().remove(&unique_name(&driver.name, handle));
+        record::remove_mount(&target).map_err(|error| error.to_string())
+    }
+
+    /// Unstages what an earlier kubelet staged and no pod uses any more.
+    pub(super) async fn reclaim(&self, driver: &Driver) {
+        for (_, data) in record::staged(&self.root, &driver.name) {
+            let unique = data.unique();
+            let _turn = self.turn(&unique).await;
+            if self.uses().values().any(|one| one.unique == unique) {
+                continue;
+            }
+            if let Err(error) = self.unstage(driver, &data.volume_handle).await {
+                tracing::warn!(volume = unique, error, "a volume that nobody uses remains staged");
+            }
+        }
+    }
+
+    /// Gives back the volumes of a pod that nobody knows any more, as soon as their drivers are
+    /// there, and removes the pod's files.
+    pub async fn clear_leftover(&self, uid: &str, dir: PodDir) {
+        let mut changed = self.changed.subscribe();
+        while let Err(error) = self.unmount_pod(uid, &dir).await {
+            tracing::warn!(uid, error, "volumes of a pod that is gone remain");
+            let _ = tokio::time::timeout(REPUBLISH, changed.changed()).await;
+        }
+        let removed = tokio::task::spawn_blocking(move || crate::volumes::tear_down(&dir));
+        if let Ok(Err(error)) = removed.await {
+            tracing::warn!(uid, %error, "files of a pod that is gone remain");
+        }
+    }
+}
+
+/// Whether drivers have to give something back before a pod's files may go.
+pub fn has_volumes(dir: &PodDir) -> bool {
+    let volumes = std::fs::read_dir(record::pod_volumes(&dir.0)).into_iter().flatten().flatten();
+    volumes.into_iter().any(|volume| !matches!(VolumeData::read(&volume.path()), Ok(None)))
+}
+
+/// Who publishes, and from where.
+struct Site<'a> {
+    driver: &'a Driver,
+    abilities: &'a Abilities,
+    staged: Option<&'a Path>,
+}
+
+/// Makes the pod's group the volume's, where the driver's object asks for that.
+async fn own(
+    pod: &Pod,
+    spec: &Spec,
+    about: Option<&CSIDriverSpec>,
+    path: &Path,
+) -> Result<(), Failure> {
+    let policy = about.and_then(|about| about.fs_group_policy.as_deref()).unwrap_or(DEFAULT_POLICY);
+    let Some(group) = group_of(pod).and_then(|group| u32::try_from(group).ok()) else {
+        return Ok(());
+    };
+    if !spec.is_owned_by_group(policy) {
+        return Ok(());
+    }
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let change = context.and_then(|context| context.fs_group_change_policy.as_deref());
+    let only_on_mismatch = change == Some("OnRootMismatch");
+    let path = path.to_path_buf();
+    let done =
+        tokio::task::spawn_blocking(move || ownership::give(&path, group, only_on_mismatch)).await;
+    done.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
+        spec.failed("SetUp", format!("applyFSGroup failed for vol {}: {error}", spec.handle))
+    })
+}
+
+/// Upstream: getPodInfoAttrs.
+fn pod_info(pod: &Pod, mode: &str) -> BTreeMap<String, String> {
+    let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
+    let pairs = [
+        ("pod.name", names::name(pod).to_string()),
+        ("pod.namespace", names::namespace(pod).to_string()),
+        ("pod.uid", names::uid(pod).to_string()),
+        ("serviceAccount.name", account.unwrap_or_default()),
+        ("ephemeral", (mode == EPHEMERAL).to_string()),
+    ];
+    pairs.into_iter().map(|(key, value)| (format!("csi.storage.k8s.io/{key}"), value)).collect()
+}
+
+/// The tokens that the driver asked for, as one attribute.
+async fn tokens(
+    order: &Order<'_>,
+    about: Option<&CSIDriverSpec>,
+) -> Result<BTreeMap<String, String>, String> {
+    let requests = about.and_then(|about| about.token_requests.as_deref()).unwrap_or_default();
+    if requests.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let account = order.pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+    let mut out = serde_json::Map::new();
+    for request in requests {
+        let wanted = TokenOrder {
+            namespace: names::namespace(order.pod),
+            service_account: account.filter(|name| !name.is_empty()).unwrap_or("default"),
+            audience: Some(&request.audience).map(String::as_str).filter(|text| !text.is_empty()),
+            seconds: request.expiration_seconds.unwrap_or(3600),
+            pod_name: names::name(order.pod),
+            pod_uid: names::uid(order.pod),
+        };
+        let token = order.objects.token(&wanted).await.map_err(|error| error.to_string())?;
+        let expires = Timestamp::from_second(token.expires.as_second()).unwrap_or(token.expires);
+        let status = json!({"token": token.text, "expirationTimestamp": expires.to_string()});
+        out.insert(request.audience.clone(), status);
+    }
+    let text = serde_json::Value::Object(out).to_string();
+    Ok([("csi.storage.k8s.io/serviceAccount.tokens".to_string(), text)].into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(mode: &'static str, fs_type: &str, access: Option<&str>, read_only: bool) -> Spec {
+        Spec {
+            name: "v".into(),
+            driver: "d".into(),
+            handle: "h".into(),
+            mode,
+            read_only,
+            fs_type: fs_type.into(),
+            attributes: BTreeMap::new(),
+            access_modes: access.map(|mode| vec![mode.to_string()]),
+            mount_options: vec![],
+            publish_secret: None,
+            stage_secret: None,
+            expand_secret: None,
+        }
+    }
+
+    #[test]
+    fn groups_own_volumes_by_policy() {
+        let check = |policy: &str, fs: &str, access: Option<&str>, ro: bool, expected: bool| {
+            let got = spec(PERSISTENT, fs, access, ro).is_owned_by_group(policy);
+            assert_eq!(got, expected, "{policy} {fs} {access:?} {ro}");
+        };
+        let once = Some("ReadWriteOnce");
+        check("None", "ext4", once, false, false);
+        check("File", "", Some("ReadWriteMany"), false, true);
+        check("File", "", once, true, false);
+        check(DEFAULT_POLICY, "ext4", once, false, true);
+        check(DEFAULT_POLICY, "ext4", Some("ReadWriteOncePod"), false, true);
+        check(DEFAULT_POLICY, "", once, false, false);
+        check(DEFAULT_POLICY, "ext4", Some("ReadWriteMany"), false, false);
+        check(DEFAULT_POLICY, "ext4", None, false, false);
+    }
+
+    #[test]
+    fn drivers_say_what_volumes_they_have() {
+        let check = |mode: &'static str, listed: Option<&[&str]>, expected: Option<&str>| {
+            let driver = listed.map(|modes| CSIDriverSpec {
+                volume_lifecycle_modes: Some(modes.iter().map(|mode| mode.to_string()).collect()),
+                ..CSIDriverSpec::default()
+            });
+            let got = spec(mode, "", None, false).check_mode(driver.as_ref());
+            assert_eq!(got.err().as_deref(), expected);
+        };
+        check(PERSISTENT, None, None);
+        check(
+            EPHEMERAL,
+            None,
+            Some("volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)"),
+        );
+        check(EPHEMERAL, Some(&["Persistent", "Ephemeral"]), None);
+        check(
+            EPHEMERAL,
+            Some(&["Persistent"]),
+            Some(
+                "volume mode \"Ephemeral\" not supported by driver d (only supports [\"Persistent\"])",
+            ),
+        );
+    }
+}

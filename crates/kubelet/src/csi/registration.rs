@@ -1,0 +1,249 @@
+//! Plugins that register by putting a socket into `<root>/plugins_registry`.
+//!
+//! ```text
+//! socket appears ─► GetInfo ─► versions? ─► NodeGetInfo ─► CSINode ─► NotifyRegistrationStatus
+//!       │ it failed: told to the plugin, again after 500 ms … 2 min
+//! socket goes, or is another one ─► the driver leaves CSINode
+//! ```
+//!
+//! In: inotify. Out: drivers in [`Csi`], and what the cluster knows of them.
+//! Invariants: one task per socket; a socket that takes the place of another waits until that one is
+//! undone; a kubelet that ends unregisters nobody.
+//! Upstream: `pkg/kubelet/pluginmanager`. Deviation: directories below that one are not looked into.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::Tasks;
+use nix::sys::inotify::AddWatchFlags;
+use tokio::sync::{oneshot, watch};
+
+use super::driver::Driver;
+use super::messages::{Nothing, PluginInfo, RegistrationStatus};
+use super::rpc::{Rpc, RpcError};
+use super::{Csi, PLUGIN, record};
+use crate::static_pods::Watcher;
+
+const INFO_LIMIT: Duration = Duration::from_secs(1);
+const NOTIFY_LIMIT: Duration = Duration::from_secs(5);
+const RETRY: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(120)];
+const RESCAN: Duration = Duration::from_secs(60);
+
+/// What tells one socket from another of the same name: inode, and when it was made.
+type Identity = (u64, i64, i64);
+
+struct Known {
+    identity: Identity,
+    gone: watch::Sender<bool>,
+    /// Resolves when everything about it is undone.
+    undone: oneshot::Receiver<()>,
+}
+
+/// Follows the directory for ever.
+pub async fn watch(csi: Arc<Csi>, tasks: Tasks) {
+    let dir = csi.root.join("plugins_registry");
+    if let Err(error) = record::make_dir(&dir) {
+        tracing::error!(dir = %dir.display(), %error, "no plugins can register");
+        return;
+    }
+    let flags = AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_MOVED_FROM;
+    let watcher = Watcher::open(&dir, flags);
+    let mut known: BTreeMap<PathBuf, Known> = BTreeMap::new();
+    loop {
+        let mut now = sockets(&dir);
+        let mut leaving: BTreeMap<PathBuf, oneshot::Receiver<()>> = BTreeMap::new();
+        let stays = |path: &PathBuf, one: &Known| now.get(path) == Some(&one.identity);
+        for (path, one) in known.extract_if(.., |path, one| !stays(path, one)) {
+            one.gone.send_replace(true);
+            leaving.insert(path, one.undone);
+        }
+        now.retain(|path, _| !known.contains_key(path));
+        for (path, identity) in now {
+            let (gone, gone_out) = watch::channel(false);
+            let (done, undone) = oneshot::channel();
+            let after = leaving.remove(&path);
+            let work = follow(csi.clone(), path.clone(), gone_out, after, done);
+            tasks.spawn("plugin-registration", work);
+            known.insert(path, Known { identity, gone, undone });
+        }
+        match &watcher {
+            Some(watcher) => watcher.changed().await,
+            None => tokio::time::sleep(RESCAN).await,
+        }
+    }
+}
+
+fn sockets(dir: &Path) -> BTreeMap<PathBuf, Identity> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let socket = |entry: std::fs::DirEntry| {
+        let about = entry.metadata().ok()?;
+        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
+        let identity = (about.ino(), about.ctime(), about.ctime_nsec());
+        (about.file_type().is_socket() && !is_hidden).then(|| (entry.path(), identity))
+    };
+    entries.filter_map(socket).collect()
+}
+
+/// One socket, from its appearance to its end.
+async fn follow(
+    csi: Arc<Csi>,
+    socket: PathBuf,
+    mut gone: watch::Receiver<bool>,
+    after: Option<oneshot::Receiver<()>>,
+    done: oneshot::Sender<()>,
+) {
+    if let Some(after) = after {
+        // An error says the same: nobody works on the one before.
+        let _ = after.await;
+    }
+    let mut claimed = None;
+    tokio::select! {
+        () = told(&mut gone) => {}
+        () = keep_registered(&csi, &socket, &mut claimed) => {}
+    }
+    if let Some(name) = claimed {
+        csi.unregister(&name).await;
+    }
+    drop(done);
+}
+
+/// Resolves when the socket is gone. The kubelet's end is no such news.
+async fn told(gone: &mut watch::Receiver<bool>) {
+    if gone.wait_for(|gone| *gone).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Never ends: what it did is undone by whoever drops it, and finds the driver's name in `claimed`.
+async fn keep_registered(csi: &Csi, socket: &Path, claimed: &mut Option<String>) {
+    let mut backoff = Backoff::new(RETRY[0], RETRY[1]);
+    loop {
+        match register(csi, socket, claimed).await {
+            Ok(()) => std::future::pending::<()>().await,
+            Err(error) => {
+                tracing::warn!(socket = %socket.display(), error, "a plugin is not registered");
+                if let Some(name) = claimed.take() {
+                    csi.unregister(&name).await;
+                }
+            }
+        }
+        tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+async fn register(csi: &Csi, socket: &Path, claimed: &mut Option<String>) -> Result<(), String> {
+    let shown = socket.display();
+    let text = |error: RpcError| error.to_string();
+    let rpc = Rpc::new(socket).map_err(text)?;
+    let call = rpc.call("/pluginregistration.Registration/GetInfo", Nothing {}, INFO_LIMIT);
+    let info: PluginInfo = call.await.map_err(|error| {
+        format!("RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {shown}, err: {error}")
+    })?;
+    let tried = match info.kind.as_str() {
+        "CSIPlugin" => csi.register(&info, socket, claimed).await,
+        other => Err(format!("no handler registered for plugin type: {other} at socket {shown}")),
+    };
+    let error = tried.err().map(|error| format!("RegisterPlugin error -- {error}"));
+    let status = RegistrationStatus {
+        plugin_registered: error.is_none(),
+        error: error.clone().unwrap_or_default(),
+    };
+    let path = "/pluginregistration.Registration/NotifyRegistrationStatus";
+    let told: Result<Nothing, RpcError> = rpc.call(path, status, NOTIFY_LIMIT).await;
+    match (error, told) {
+        (Some(error), _) => Err(error),
+        (None, Ok(_)) => Ok(()),
+        (None, Err(error)) => Err(format!(
+            "RegisterPlugin error -- failed to send registration status at socket {shown}, err: {error}"
+        )),
+    }
+}
+
+/// The highest version that is CSI v1; older ones are not spoken any more, newer ones not yet.
+fn highest(versions: &[String]) -> Option<(u64, u64, u64)> {
+    let parse = |text: &String| {
+        let mut parts = text.trim().trim_start_matches('v').split('.').map(str::parse::<u64>);
+        let (major, minor) = (parts.next()?.ok()?, parts.next()?.ok()?);
+        Some((major, minor, parts.next().and_then(Result::ok).unwrap_or(0)))
+    };
+    versions.iter().filter_map(parse).filter(|version| version.0 == 1).max()
+}
+
+impl Csi {
+    /// `claimed` is the driver's name from the moment on where something would have to be undone.
+    async fn register(
+        &self,
+        info: &PluginInfo,
+        socket: &Path,
+        claimed: &mut Option<String>,
+    ) -> Result<(), String> {
+        let (name, versions) = (&info.name, info.supported_versions.join(","));
+        let endpoint = match info.endpoint.as_str() {
+            "" => socket,
+            endpoint => Path::new(endpoint),
+        };
+        let invalid = |why: String| {
+            format!(
+                "plugin validation failed with err: validation failed for CSI Driver {name} at \
+                 endpoint {}: {PLUGIN}: ValidatePlugin for CSI driver {name:?} failed. {why}",
+                endpoint.display()
+            )
+        };
+        let version = highest(&info.supported_versions).ok_or_else(|| {
+            invalid(format!("None of the versions specified {versions:?} are supported."))
+        })?;
+        if let Some(known) = self.drivers().get(name).filter(|known| known.version >= version) {
+            let (major, minor, patch) = known.version;
+            return Err(invalid(format!(
+                "Another driver with the same name is already registered with a higher supported \
+                 version: \"{major}.{minor}.{patch}\""
+            )));
+        }
+        let failed = |why: String| format!("plugin registration failed with err: {why}");
+        let driver =
+            Driver::new(name, endpoint, version).map_err(|error| failed(error.to_string()))?;
+        let driver = Arc::new(driver);
+        *claimed = Some(name.clone());
+        self.drivers().insert(name.clone(), driver.clone());
+        let about = driver.info().await.map_err(|error| failed(error.to_string()))?;
+        self.install(name, &about).await.map_err(failed)?;
+        tracing::info!(driver = name, endpoint = %endpoint.display(), "a CSI driver registered");
+        self.reclaim(&driver).await;
+        self.changed.send_replace(());
+        Ok(())
+    }
+
+    async fn unregister(&self, name: &str) {
+        self.drivers().remove(name);
+        match self.uninstall(name).await {
+            Ok(()) => tracing::info!(driver = name, "a CSI driver left"),
+            Err(error) => tracing::warn!(driver = name, error, "a CSI driver left"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_version_counts() {
+        let check = |versions: &[&str], expected: Option<(u64, u64, u64)>| {
+            let all: Vec<String> = versions.iter().map(|text| text.to_string()).collect();
+            assert_eq!(highest(&all), expected, "{versions:?}");
+        };
+        check(&["1.0.0"], Some((1, 0, 0)));
+        check(&["1.2.0", "1.10.0", "0.3.0"], Some((1, 10, 0)));
+        check(&["v1.5"], Some((1, 5, 0)));
+        check(&["0.3.0", "2.0.0"], None);
+        check(&["1", "x"], None);
+        check(&[], None);
+    }
+}

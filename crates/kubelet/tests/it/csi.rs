@@ -1,0 +1,271 @@
+//! Volumes of CSI drivers, from a driver's registration to the last pod's end.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::driver::{Driver, EXPANDS, NAME, STAGES};
+use crate::pods::{Bench, container_id, one};
+
+const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/n1";
+const NODE: &str = "/api/v1/nodes/n1";
+const UNIQUE: &str = "kubernetes.io/csi/fake.csi.example.com^h1";
+
+fn kubelet(bench: &Bench) -> PathBuf {
+    bench.dir.path().join("kubelet")
+}
+
+fn put_driver(bench: &Bench, mut spec: Value) {
+    if spec["volumeLifecycleModes"].is_null() {
+        // As the API's defaults have it.
+        spec["volumeLifecycleModes"] = json!(["Persistent"]);
+    }
+    let object = json!({"metadata": {"name": NAME}, "spec": spec});
+    bench.api.put(&format!("/apis/storage.k8s.io/v1/csidrivers/{NAME}"), object);
+}
+
+/// A claim with its volume, and a pod's spec that uses it.
+fn put_claim(bench: &Bench, csi: Value) -> Value {
+    let mut source = json!({"driver": NAME, "volumeHandle": "h1"});
+    for (key, value) in csi.as_object().into_iter().flatten() {
+        source[key] = value.clone();
+    }
+    let volume = json!({"metadata": {"name": "pv1"}, "spec": {"csi": source,
+        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}});
+    bench.api.put("/api/v1/persistentvolumes/pv1", volume);
+    let claim = json!({"metadata": {"name": "claim", "namespace": "ns"},
+        "spec": {"volumeName": "pv1"}, "status": {"capacity": {"storage": "1Gi"}}});
+    bench.api.put("/api/v1/namespaces/ns/persistentvolumeclaims/claim", claim);
+    with_volume(json!({"name": "data", "persistentVolumeClaim": {"claimName": "claim"}}))
+}
+
+fn with_volume(volume: Value) -> Value {
+    let mut spec = one("Always");
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    spec["volumes"] = json!([volume]);
+    spec
+}
+
+async fn registered(bench: &Bench, driver: &Driver) {
+    bench.api.until("the registry", |_| kubelet(bench).join("plugins_registry").exists()).await;
+    driver.register();
+    bench.api.until("registered", |_| driver.told().contains(&(true, String::new()))).await;
+}
+
+#[tokio::test]
+async fn drivers_come_and_go() {
+    let mut bench = Bench::new();
+    bench.api.until("a CSINode", |api| api.get(CSI_NODE).is_some()).await;
+    let empty = bench.api.get(CSI_NODE).expect("an object");
+    assert_eq!(empty["metadata"]["ownerReferences"][0]["kind"], "Node");
+    let driver = Driver::new(&kubelet(&bench), &[]);
+    driver.refuse("NodeGetInfo", Some("13"));
+    bench.api.until("the registry", |_| kubelet(&bench).join("plugins_registry").exists()).await;
+    driver.register();
+    bench.api.until("refused", |_| !driver.told().is_empty()).await;
+    let text = "RegisterPlugin error -- plugin registration failed with err: rpc error: code = \
+                Internal desc = refused";
+    assert_eq!(driver.told()[0], (false, text.to_string()));
+    driver.refuse("NodeGetInfo", None);
+    bench.api.until("registered", |_| driver.told().contains(&(true, String::new()))).await;
+    let expected = json!([{"name": NAME, "nodeID": "node-7",
+        "topologyKeys": ["topology.example.com/zone"], "allocatable": {"count": 5}}]);
+    assert_eq!(bench.api.get(CSI_NODE).expect("an object")["spec"]["drivers"], expected);
+    let node = bench.api.get(NODE).expect("a node");
+    assert_eq!(node["metadata"]["labels"]["topology.example.com/zone"], "z1");
+    let ids = format!("{{\"{NAME}\":\"node-7\"}}");
+    assert_eq!(node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"], ids);
+
+    // A kubelet that ends takes nothing back.
+    bench.stop().await;
+    assert_eq!(bench.api.get(CSI_NODE).expect("an object")["spec"]["drivers"], expected);
+    bench.start();
+    bench.api.until("again", |_| driver.told().len() >= 3).await;
+    driver.leave();
+    bench
+        .api
+        .until("the driver leaves", |api| {
+            api.get(CSI_NODE).is_some_and(|one| one["spec"]["drivers"] == json!([]))
+        })
+        .await;
+    bench
+        .api
+        .until("its id leaves", |api| {
+            let node = api.get(NODE).unwrap_or_default();
+            node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"].is_null()
+        })
+        .await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_claims_volume_is_attached_staged_published_and_given_back() {
+    let mut bench = Bench::new();
+    let driver = Driver::new(&kubelet(&bench), &[STAGES]);
+    put_driver(&bench, json!({"attachRequired": true, "podInfoOnMount": true}));
+    let secret = |name: &str| json!({"metadata": {"name": name}, "data": {"key": "djE="}});
+    bench.api.put("/api/v1/namespaces/csi/secrets/one", secret("one"));
+    let reference = json!({"namespace": "csi", "name": "one"});
+    let spec =
+        put_claim(&bench, json!({"nodeStageSecretRef": reference, "volumeAttributes": {"a": "b"}}));
+    registered(&bench, &driver).await;
+    bench.api.put_pod("a", spec.clone());
+    bench
+        .api
+        .until("in use", |api| {
+            api.get(NODE).is_some_and(|node| node["status"]["volumesInUse"] == json!([UNIQUE]))
+        })
+        .await;
+    assert_eq!(driver.calls(), Vec::<String>::new(), "it is not attached yet");
+    let id = attachment_id();
+    let attachment = json!({"metadata": {"name": id}, "status": {"attached": true,
+        "attachmentMetadata": {"device": "/dev/x"}}});
+    bench.api.put(&format!("/apis/storage.k8s.io/v1/volumeattachments/{id}"), attachment);
+    let attached = json!({"status": {"volumesAttached": [{"name": UNIQUE, "devicePath": ""}]}});
+    bench.api.change(NODE, &attached);
+    bench.until_ready("a").await;
+    assert_eq!(driver.calls(), ["StageVolume", "PublishVolume"]);
+    let stage = driver.last_stage();
+    assert_eq!((stage.id.as_str(), stage.secrets["key"].as_str()), ("h1", "v1"));
+    assert_eq!(stage.publish_context["device"], "/dev/x");
+    let publish = driver.last_publish();
+    assert_eq!(publish.staged, stage.path);
+    assert_eq!(publish.context["a"], "b");
+    assert_eq!(publish.context["csi.storage.k8s.io/pod.name"], "a");
+    assert_eq!(publish.context["csi.storage.k8s.io/ephemeral"], "false");
+    let config = bench.runtime.container_config(&container_id(&bench.api.pod("a")));
+    let config = config.expect("a container");
+    assert!(config.mounts.iter().any(|mount| mount.host_path == publish.path), "{config:?}");
+
+    // Another pod shares what is staged. A restarted kubelet asks again, and is done.
+    bench.api.put_pod("b", spec);
+    bench.until_ready("b").await;
+    bench.stop().await;
+    bench.start();
+    bench.api.until("asked again", |_| driver.calls().len() >= 6).await;
+    let calls = driver.calls();
+    assert_eq!(calls.iter().filter(|call| *call == "StageVolume").count(), 2, "{calls:?}");
+
+    bench.api.mark_deleted("a", 1);
+    bench.api.until("gone", |api| api.pod("a").is_null()).await;
+    let calls = driver.calls();
+    assert!(!calls.contains(&"UnstageVolume".into()), "b has it still: {calls:?}");
+    // While it cannot be given back the pod stays.
+    driver.refuse("NodeUnpublishVolume", Some("14"));
+    bench.api.mark_deleted("b", 1);
+    bench.api.until("refused", |_| driver.calls().len() > calls.len() + 1).await;
+    assert!(!bench.api.pod("b").is_null());
+    driver.refuse("NodeUnpublishVolume", None);
+    bench.api.until("gone", |api| api.pod("b").is_null()).await;
+    assert_eq!(driver.calls().last().map(String::as_str), Some("UnstageVolume"));
+    bench
+        .api
+        .until("not in use", |api| {
+            api.get(NODE).is_some_and(|node| node["status"]["volumesInUse"].is_null())
+        })
+        .await;
+    let place = kubelet(&bench).join("plugins/kubernetes.io/csi").join(NAME);
+    assert_eq!(std::fs::read_dir(place).expect("a directory").count(), 0);
+    bench.stop().await;
+}
+
+/// As the attach-detach controller names the object.
+fn attachment_id() -> String {
+    use std::fmt::Write;
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(format!("h1{NAME}n1"));
+    digest.iter().fold("csi-".to_string(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+#[tokio::test]
+async fn a_volume_that_a_pod_brings_along() {
+    let mut bench = Bench::new();
+    let driver = Driver::new(&kubelet(&bench), &[STAGES]);
+    let volume = json!({"name": "data", "csi": {"driver": NAME, "readOnly": true,
+        "volumeAttributes": {"size": "1"}}});
+    bench.api.put_pod("a", with_volume(volume));
+    let told = |text: &'static str| {
+        move |api: &crate::api::Api| {
+            api.events().iter().any(|event| event.0 == "FailedMount" && event.1.contains(text))
+        }
+    };
+    bench
+        .api
+        .until(
+            "no object",
+            told("volume mode \"Ephemeral\" not supported by driver fake.csi.example.com (no CSIDriver object)"),
+        )
+        .await;
+    put_driver(
+        &bench,
+        json!({"attachRequired": false, "podInfoOnMount": true,
+            "volumeLifecycleModes": ["Ephemeral"], "tokenRequests": [{"audience": "aud"}]}),
+    );
+    bench
+        .api
+        .until(
+            "no driver",
+            told(
+                "driver name fake.csi.example.com not found in the list of registered CSI drivers",
+            ),
+        )
+        .await;
+    registered(&bench, &driver).await;
+    bench.until_ready("a").await;
+    let publish = driver.last_publish();
+    assert_eq!(driver.calls(), ["PublishVolume"], "nothing is staged");
+    assert!(publish.id.starts_with("csi-") && publish.read_only, "{publish:?}");
+    assert_eq!(publish.context["csi.storage.k8s.io/ephemeral"], "true");
+    assert_eq!(
+        publish.context["csi.storage.k8s.io/serviceAccount.tokens"],
+        r#"{"aud":{"expirationTimestamp":"2126-01-01T00:00:00Z","token":"a-token"}}"#
+    );
+    let node = bench.api.get(NODE).expect("a node");
+    assert!(node["status"]["volumesInUse"].is_null(), "nobody attaches it");
+
+    // A pod that goes while no kubelet looks: the next one gives its volume back.
+    bench.stop().await;
+    bench.runtime.exit(&container_id(&bench.api.pod("a")), 0);
+    bench.api.remove("/api/v1/namespaces/ns/pods/a").expect("a pod");
+    bench.start();
+    bench.api.until("given back", |_| driver.calls().len() == 2).await;
+    assert_eq!(driver.calls()[1], "UnpublishVolume");
+    bench
+        .api
+        .until("its files are gone", |_| {
+            std::fs::read_dir(kubelet(&bench).join("pods")).is_ok_and(|d| d.count() == 0)
+        })
+        .await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_volume_that_grew_is_made_bigger() {
+    let mut bench = Bench::new();
+    let driver = Driver::new(&kubelet(&bench), &[STAGES, EXPANDS]);
+    put_driver(&bench, json!({"attachRequired": false}));
+    let spec = put_claim(&bench, json!({}));
+    let grown = json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    bench.api.change("/api/v1/persistentvolumes/pv1", &grown);
+    registered(&bench, &driver).await;
+    bench.api.put_pod("a", spec);
+    bench.until_ready("a").await;
+    let claim = "/api/v1/namespaces/ns/persistentvolumeclaims/claim";
+    bench
+        .api
+        .until("the claim knows", |api| {
+            api.get(claim).is_some_and(|one| one["status"]["capacity"]["storage"] == "2Gi")
+        })
+        .await;
+    assert_eq!(driver.calls()[..3], ["StageVolume", "PublishVolume", "ExpandVolume"]);
+    bench
+        .api
+        .until("an event", |api| {
+            let text = "MountVolume.NodeExpandVolume succeeded for volume \"pv1\" n1";
+            api.events().iter().any(|event| event.1 == text)
+        })
+        .await;
+    bench.stop().await;
+}
