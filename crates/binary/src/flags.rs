@@ -60,6 +60,9 @@ pub struct Server {
     /// Addresses of pods
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
     pub cluster_cidr: Vec<IpNet>,
+    /// Bits of a node's share of the pods' addresses; 24 are enough for 253 pods
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
+    pub node_cidr_mask_size: u8,
     /// Addresses of Services
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<IpNet>,
@@ -213,6 +216,13 @@ pub struct Node {
     /// Percent of the disk in use down to which they are removed [default: 80]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_low_threshold: Option<u8>,
+    /// How many pods the node takes [default: 110]
+    #[arg(long)]
+    pub max_pods: Option<u32>,
+    /// The kubelet's directory, where storage drivers look for its sockets; drivers' manifests expect
+    /// /var/lib/kubelet [default: <data-dir>/kubelet]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub kubelet_dir: Option<PathBuf>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
 }

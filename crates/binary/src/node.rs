@@ -238,6 +238,10 @@ fn start_kubelet(
         config.image_gc_low <= config.image_gc_high,
         "--image-gc-low-threshold must not be above --image-gc-high-threshold"
     );
+    config.max_pods = flags.max_pods.map_or(config.max_pods, i64::from);
+    if let Some(directory) = &flags.kubelet_dir {
+        config.root_dir = std::path::absolute(directory)?;
+    }
     let ca = node.client_ca_pem.clone();
     config.server_auth = kubelet::ServerAuth {
         client_ca: Some(Arc::new(move || ca.clone())),

@@ -159,6 +159,7 @@ fn start_controllers(
     let options = controllers::Options {
         cluster_cidr: flags.cluster_cidr.first().map(ToString::to_string),
         allocate_node_cidrs: true,
+        node_cidr_mask_size: flags.node_cidr_mask_size,
         root_ca: Some(pki.cluster_ca.cert_pem().to_owned()),
         signing_cert: Some(pki.cluster_ca.cert_pem().to_owned()),
         signing_key: Some(pki.cluster_ca.key_pem().to_owned()),

@@ -171,14 +171,28 @@ fn until(client: &ApiClient, path: &str, wanted: impl Fn(&Value) -> bool) -> Res
     Ok(())
 }
 
-/// Resident memory of every process of the host but the kit's own and the workload's.
-fn memory(server: &Server, run: &mut Run) -> Result<()> {
+/// Memory in MiB of every process of a host but the kit's own and the workload's.
+#[derive(Default)]
+pub struct Footprint {
+    pub rss: f64,
+    pub pss: f64,
+    pub processes: f64,
+}
+
+pub fn footprint(server: &Server) -> Result<Footprint> {
+    let mut sum = Footprint::default();
     for id in processes(server)? {
         let Ok(text) = fs::read_to_string(format!("/proc/{id}/smaps_rollup")) else { continue };
-        run.rss += field(&text, "Rss:") / 1024.0;
-        run.pss += field(&text, "Pss:") / 1024.0;
-        run.processes += 1.0;
+        sum.rss += field(&text, "Rss:") / 1024.0;
+        sum.pss += field(&text, "Pss:") / 1024.0;
+        sum.processes += 1.0;
     }
+    Ok(sum)
+}
+
+fn memory(server: &Server, run: &mut Run) -> Result<()> {
+    let sum = footprint(server)?;
+    (run.rss, run.pss, run.processes) = (sum.rss, sum.pss, sum.processes);
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod apply;
 mod clients;
 mod commands;
 mod containerd;
+mod density;
 mod ending;
 mod healing;
 mod keeping;
@@ -67,6 +68,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
+    chapter("density: many pods on one node", density::many_pods),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
     chapter("nodes: a second one joins", nodes::joins),
     chapter("nodes: pods spread over both", nodes::spread),

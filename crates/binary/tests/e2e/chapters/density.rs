@@ -1,0 +1,139 @@
+//! Many pods on one node: a cluster of its own, `DECAPOD_PODS` pods (300 is what a node must bear), and
+//! the figures that docs/performance.md has. Long: left out unless that variable says how many.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use testkit::cluster::Server;
+use testkit::host::Host;
+use testkit::measure::footprint;
+use testkit::switch::Switch;
+use testkit::{images, wait};
+
+use crate::story::Story;
+
+const SWITCH: &str = "DECAPOD_PODS";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const CALL: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(60);
+/// A pod in a debug build on two cores that others use, too.
+const EACH: Duration = Duration::from_secs(4);
+const LOOK: Duration = Duration::from_millis(100);
+
+pub fn many_pods(told: &mut Story) -> Result<()> {
+    let Some(count) = std::env::var(SWITCH).ok().and_then(|text| text.parse::<u32>().ok()) else {
+        println!("skipped: {SWITCH} does not say how many");
+        return Ok(());
+    };
+    let mut switch = Switch::new()?;
+    let host = Host::new("node1")?;
+    let address = switch.connect(&host)?;
+    let most = (count + 10).to_string();
+    let arguments = [
+        "--node-name",
+        "node1",
+        "--node-ip",
+        &address,
+        "--max-pods",
+        &most,
+        "--node-cidr-mask-size",
+        "20",
+    ];
+    let mut server = Server::new(host, &told.binary, &arguments)?;
+    let image = images::all()?.remove(0);
+    server.decapod(&["images", "import", &image.display().to_string()])?;
+    server.start()?;
+    run(&server, count).with_context(|| server.report())
+}
+
+fn run(server: &Server, count: u32) -> Result<()> {
+    let limit = EACH * count + START;
+    // The first pod shows that all is there, and what a node takes that has little to do.
+    create(server, 0)?;
+    until_ready(server, 1, START)?;
+    let before = footprint(server)?;
+    let started = wait::now();
+    for number in 1..=count {
+        create(server, number)?;
+    }
+    let created = started.elapsed();
+    let addresses = until_ready(server, count as usize + 1, limit)?;
+    let ready = started.elapsed();
+    let after = footprint(server)?;
+    ensure!(addresses.len() == count as usize + 1, "{} addresses", addresses.len());
+    let gone = remove_all(server, limit)?;
+    let each = |seconds: Duration| f64::from(count) / seconds.as_secs_f64();
+    let share = |a: f64, b: f64| (a - b) * 1024.0 / f64::from(count);
+    println!(
+        "{count} pods: created in {:.1} s, Ready after {:.1} s ({:.1} pods/s), gone after {:.1} s \
+         ({:.1} pods/s)",
+        created.as_secs_f64(),
+        ready.as_secs_f64(),
+        each(ready),
+        gone.as_secs_f64(),
+        each(gone),
+    );
+    println!(
+        "memory per pod: {:.0} KiB PSS, {:.0} KiB RSS; all of Decapod: {:.1} MiB PSS in {} processes",
+        share(after.pss, before.pss),
+        share(after.rss, before.rss),
+        after.pss,
+        after.processes,
+    );
+    Ok(())
+}
+
+fn create(server: &Server, number: u32) -> Result<()> {
+    let container =
+        json!({"name": "shell", "image": images::BUSYBOX, "command": ["sleep", "36000"]});
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": format!("pod-{number}")},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
+    })
+    .to_string();
+    server.host().in_network(|| {
+        // The namespace's account comes a moment after the server.
+        wait::until_every(LOOK, START, "a pod is accepted", || {
+            let answer = server.api()?.post(PODS, &pod, CALL)?;
+            ensure!(answer.status == 201, "{}", answer.body);
+            Ok(())
+        })
+    })?
+}
+
+fn list(server: &Server) -> Result<Vec<Value>> {
+    let answer = server.host().in_network(|| server.api()?.get(PODS, CALL))??;
+    ensure!(answer.status == 200, "{}", answer.body);
+    let list: Value = serde_json::from_str(&answer.body)?;
+    Ok(list["items"].as_array().cloned().unwrap_or_default())
+}
+
+/// Waits until so many pods are Ready; returns their addresses.
+fn until_ready(server: &Server, count: usize, limit: Duration) -> Result<BTreeSet<String>> {
+    wait::until_every(LOOK, limit, "all pods are Ready", || {
+        let ready: Vec<Value> = list(server)?.into_iter().filter(is_ready).collect();
+        ensure!(ready.len() == count, "{} of {count} pods are Ready", ready.len());
+        let address = |pod: &Value| pod["status"]["podIP"].as_str().map(str::to_owned);
+        Ok(ready.iter().filter_map(address).collect())
+    })
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+}
+
+fn remove_all(server: &Server, limit: Duration) -> Result<Duration> {
+    let started: Instant = wait::now();
+    server.kubectl(&["delete", "pods", "--all", "--wait=false"])?;
+    wait::until_every(LOOK, limit, "no pod is left", || {
+        let left = list(server)?.len();
+        ensure!(left == 0, "{left} pods are left");
+        Ok(())
+    })?;
+    Ok(started.elapsed())
+}
