@@ -18,6 +18,7 @@ use crate::machine::Machine;
 use crate::names;
 use crate::objects::Objects;
 use crate::observed::Role;
+use crate::probe_counts::Counts;
 use crate::resources::ResourceList;
 
 pub struct Context {
@@ -39,6 +40,7 @@ pub struct Context {
     pub node: Mutex<Arc<Node>>,
     /// Empty when pods can have a network, else why not.
     pub network: watch::Receiver<String>,
+    pub probes: Arc<Counts>,
     pub tasks: Tasks,
 }
 

@@ -47,6 +47,7 @@ mod observed;
 mod plan;
 mod pods;
 mod probe;
+mod probe_counts;
 mod relist;
 mod resize;
 mod resources;
@@ -169,6 +170,7 @@ async fn start(
         node: Mutex::new(Arc::new(first)),
         runtime_name,
         machine,
+        probes: Arc::default(),
         services,
         pods,
         network,

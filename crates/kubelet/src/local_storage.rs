@@ -136,7 +136,7 @@ pub async fn measure(context: &Context, view: &View, pod: Arc<Pod>) -> Usage {
 }
 
 /// Bytes of blocks below `path`, each file once, without what is mounted there.
-fn disk_usage(path: &Path) -> i64 {
+pub fn disk_usage(path: &Path) -> i64 {
     let Ok(top) = std::fs::symlink_metadata(path) else { return 0 };
     let mut seen = std::collections::HashSet::new();
     let mut left = vec![path.to_path_buf()];

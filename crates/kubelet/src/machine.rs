@@ -64,6 +64,46 @@ pub fn available_memory() -> u64 {
     meminfo_bytes(&meminfo, "MemAvailable").max(0) as u64
 }
 
+/// Anonymous memory of all processes, in bytes.
+pub fn anonymous_memory() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    meminfo_bytes(&meminfo, "AnonPages").max(0) as u64
+}
+
+/// (all swap, what is free of it) in bytes.
+pub fn swap() -> (u64, u64) {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let bytes = |field| meminfo_bytes(&meminfo, field).max(0) as u64;
+    (bytes("SwapTotal"), bytes("SwapFree"))
+}
+
+/// (page faults, those that needed the disk) since the machine started.
+pub fn page_faults() -> (u64, u64) {
+    let table = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let field = |name: &str| {
+        let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+    };
+    (field("pgfault"), field("pgmajfault"))
+}
+
+/// When the machine started, in seconds since 1970.
+pub fn boot_time() -> i64 {
+    let table = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = table.lines().find_map(|line| line.strip_prefix("btime "));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
+/// CPU time of the whole machine since it started.
+pub fn cpu_nanoseconds() -> u64 {
+    let table = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = table.lines().next().unwrap_or_default();
+    let fields = line.split_whitespace().skip(1).filter_map(|field| field.parse::<u64>().ok());
+    // user nice system idle iowait irq softirq steal: all but idle and iowait, in hundredths.
+    let busy = fields.enumerate().filter(|(i, _)| !matches!(i, 3 | 4) && *i < 8);
+    busy.map(|(_, ticks)| ticks).sum::<u64>() * 10_000_000
+}
+
 fn os_image(os_release: &str) -> String {
     let pretty = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     pretty.map_or_else(|| "Unknown".into(), |name| name.trim_matches('"').to_string())

@@ -25,6 +25,7 @@ use tokio::task::AbortHandle;
 
 use crate::handler::{self, Outcome};
 use crate::plan::{Health, HealthMap};
+use crate::probe_counts::{Counts, Record, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -76,6 +77,7 @@ pub struct Probes {
     tasks: Tasks,
     events: EventRecorder,
     wake: Arc<Notify>,
+    counts: Arc<Counts>,
     running: HashMap<String, Running>,
     shared: Arc<Shared>,
 }
@@ -121,9 +123,10 @@ impl Probes {
         tasks: Tasks,
         events: EventRecorder,
         wake: Arc<Notify>,
+        counts: Arc<Counts>,
     ) -> Self {
         let shared = Arc::default();
-        Self { runtime, tasks, events, wake, running: HashMap::new(), shared }
+        Self { runtime, tasks, events, wake, counts, running: HashMap::new(), shared }
     }
 
     /// Makes exactly these containers probed. Those that are probed already go on.
@@ -177,6 +180,7 @@ impl Probes {
                 shared: self.shared.clone(),
                 wake: self.wake.clone(),
                 events: self.events.clone(),
+                record: self.counts.begin(kind.name(), &target.container.name, &target.about),
             };
             tasks.push(self.tasks.spawn("probe", one.run()));
         }
@@ -214,6 +218,7 @@ struct One {
     shared: Arc<Shared>,
     wake: Arc<Notify>,
     events: EventRecorder,
+    record: Arc<Record>,
 }
 
 impl One {
@@ -239,7 +244,14 @@ impl One {
         let mut streak = 0;
         loop {
             timer.tick().await;
+            let begun = tokio::time::Instant::now();
             let outcome = self.check(limit).await;
+            let result = match &outcome {
+                Outcome::Success => Result::Successful,
+                Outcome::Failure(_) => Result::Failed,
+                Outcome::Error(_) => Result::Unknown,
+            };
+            self.record.note(result, begun.elapsed());
             let good = match self.judge(outcome) {
                 Some(good) => good,
                 None => continue,

@@ -168,6 +168,7 @@ impl Worker {
                 own.clone(),
                 context.events.clone(),
                 wake.clone(),
+                context.probes.clone(),
             ),
             status: StatusWriter::new(context.clone(), &own, pod.clone()),
             published: pod.status.clone().unwrap_or_default(),

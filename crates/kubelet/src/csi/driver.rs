@@ -4,7 +4,7 @@
 //! Upstream: `pkg/volume/csi/csi_client.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::messages::{

@@ -21,6 +21,7 @@ mod node;
 mod record;
 mod registration;
 mod rpc;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -35,12 +36,15 @@ use driver::Driver;
 pub use mounting::{Failure, Order, Source, has_volumes};
 pub use node::keep as keep_node;
 pub use registration::watch as watch_registry;
+pub use usage::Usage;
 
 pub const PLUGIN: &str = "kubernetes.io/csi";
 
 /// A volume that a pod of this node uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Use {
+    /// The pod's own name for it; empty if an earlier kubelet mounted it.
+    name: String,
     /// `kubernetes.io/csi/<driver>^<handle>`, as the node's status names it.
     unique: String,
     /// Somebody attaches it: the node tells that it is in use.

@@ -223,7 +223,7 @@ impl Csi {
         let path = record::pod_volumes(&order.dir.0).join(&spec.name).join("mount");
         let again = republishes.then(|| base::clock::now() + REPUBLISH);
         let mounted = Mounted { path: path.clone(), read_only: spec.read_only, again };
-        let published = self.begin(&key, &spec.unique(), attaches);
+        let published = self.begin(&key, order.name, &spec.unique(), attaches);
         if published.is_some_and(|at| !republishes || at.elapsed() < REPUBLISH) {
             return Ok(mounted);
         }
@@ -258,6 +258,7 @@ impl Csi {
     fn begin(
         &self,
         key: &(String, String),
+        name: &str,
         unique: &str,
         is_attachable: bool,
     ) -> Option<tokio::time::Instant> {
@@ -265,7 +266,8 @@ impl Csi {
         let old = uses.get(key).filter(|known| known.unique == unique);
         let published = old.and_then(|known| known.published);
         let is_new = old.is_none_or(|known| known.is_attachable != is_attachable);
-        uses.insert(key.clone(), Use { unique: unique.into(), is_attachable, published });
+        let (name, unique) = (name.to_string(), unique.to_string());
+        uses.insert(key.clone(), Use { name, unique, is_attachable, published });
         if is_new && is_attachable {
             self.hurry.notify_one();
         }

@@ -106,7 +106,7 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-fn name(path: &Path) -> String {
+fn last(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -117,8 +117,9 @@ pub fn uses(root: &Path) -> BTreeMap<UseKey, Use> {
         for volume in entries(&pod_volumes(&pod)) {
             if let Ok(Some(data)) = VolumeData::read(&volume) {
                 let is_attachable = data.mode == PERSISTENT;
-                let one = Use { unique: data.unique(), is_attachable, published: None };
-                out.insert((name(&pod), name(&volume)), one);
+                let (name, unique) = (String::new(), data.unique());
+                let one = Use { name, unique, is_attachable, published: None };
+                out.insert((last(&pod), last(&volume)), one);
             }
         }
     }

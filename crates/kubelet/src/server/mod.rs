@@ -11,9 +11,12 @@
 //! Upstream: `pkg/kubelet/server/server.go`.
 
 mod auth;
+mod cadvisor;
 mod logs;
+mod readings;
 mod stats;
 mod streams;
+mod summary;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -48,6 +51,8 @@ struct Inner {
     context: Arc<Context>,
     pods: Arc<PodSet>,
     auth: Auth,
+    /// CPU rates since the last summary.
+    rates: readings::Rates,
     tasks: Tasks,
 }
 
@@ -57,7 +62,7 @@ impl Server {
     pub fn new(context: Arc<Context>, pods: Arc<PodSet>, tasks: Tasks) -> Self {
         let config = &context.config;
         let auth = Auth::new(context.client.clone(), config.server_auth.clone(), &config.node_name);
-        Self(Arc::new(Inner { context, pods, auth, tasks }))
+        Self(Arc::new(Inner { context, pods, auth, rates: Default::default(), tasks }))
     }
 
     /// Serves the whole API over TLS.
@@ -110,12 +115,15 @@ impl Server {
             ["pods"] => Ok(self.pods()),
             ["runningpods"] if debug => Ok(self.running_pods()),
             ["configz"] => Ok(self.configz()),
-            ["stats", "summary"] => Ok(stats::summary(&self.0.context, &self.0.pods).await),
+            ["stats", "summary"] => {
+                Ok(summary::summary(&self.0.context, &self.0.pods, &self.0.rates).await)
+            }
             ["metrics"] => Ok(stats::metrics(&self.0.pods)),
             ["metrics", "resource"] => {
                 Ok(stats::resource_metrics(&self.0.context, &self.0.pods).await)
             }
-            ["metrics", "cadvisor" | "probes"] => Ok(stats::no_metrics()),
+            ["metrics", "cadvisor"] => Ok(cadvisor::metrics(&self.0.context, &self.0.pods).await),
+            ["metrics", "probes"] => Ok(stats::probes(&self.0.context.probes)),
             ["containerLogs", namespace, pod, container] if debug => {
                 self.logs(namespace, pod, container, &query).await
             }
@@ -191,7 +199,10 @@ impl Server {
             "clusterDomain": config.cluster_domain,
             "clusterDNS": dns,
             "maxPods": config.max_pods,
-            "cgroupDriver": "cgroupfs",
+            "cgroupDriver": match config.cgroup_driver {
+                cri::CgroupDriver::Systemd => "systemd",
+                _ => "cgroupfs",
+            },
             "cgroupsPerQOS": config.cgroups_per_qos,
             "resolvConf": config.resolv_conf,
             "nodeStatusUpdateFrequency": format!("{}s", config.status_check.as_secs()),

@@ -1,0 +1,51 @@
+//! How full drivers' volumes are, for `/stats/summary`.
+
+use super::Csi;
+use super::record::{self, VolumeData};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    pub available: u64,
+    pub total: u64,
+    pub used: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub bytes: Option<Amount>,
+    pub inodes: Option<Amount>,
+}
+
+impl Csi {
+    /// What the driver says of a pod's volume, by the pod's name for it. `None`: not a driver's, or it
+    /// cannot tell.
+    pub async fn usage(&self, pod_uid: &str, name: &str) -> Option<Usage> {
+        let key = {
+            let uses = self.uses();
+            let mut own = uses.iter().filter(|((uid, _), one)| uid == pod_uid && one.name == name);
+            own.next().map(|(key, _)| key.clone())?
+        };
+        let dir = record::pod_volumes(&self.root.join("pods").join(pod_uid)).join(key.1);
+        let data = VolumeData::read(&dir).ok()??;
+        let driver = self.driver(&data.driver_name).ok()?;
+        if !driver.abilities().await.ok()?.counts() {
+            return None;
+        }
+        let stats = driver.stats(&data.volume_handle, &dir.join("mount")).await.ok()?;
+        let mut out = Usage::default();
+        for one in stats.usage {
+            let number = |value: i64| u64::try_from(value).unwrap_or(0);
+            let amount = Amount {
+                available: number(one.available),
+                total: number(one.total),
+                used: number(one.used),
+            };
+            match one.unit {
+                1 => out.bytes = Some(amount),
+                2 => out.inodes = Some(amount),
+                _ => {}
+            }
+        }
+        Some(out)
+    }
+}

@@ -1,0 +1,230 @@
+//! `/metrics/cadvisor`: containers and pods in the names that dashboards expect.
+//!
+//! In: the runtime's counters. Out: Prometheus text; a pod's own rows have an empty `container`.
+//! Upstream: cAdvisor's `metrics/prometheus.go`, as far as a runtime's figures go.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use cri::{CpuUsage, MemoryUsage, NetworkUsage, UInt64Value};
+use http::Response;
+use transport::Body;
+
+use super::readings::Readings;
+use super::stats::prometheus;
+use crate::context::Context;
+use crate::names;
+use crate::observed::State;
+use crate::pods::PodSet;
+use crate::worker::View;
+
+/// Name, type, help.
+const FAMILIES: [(&str, &str, &str); 16] = [
+    ("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed in seconds."),
+    ("container_fs_inodes_used", "gauge", "Number of inodes used by the writable layer."),
+    (
+        "container_fs_usage_bytes",
+        "gauge",
+        "Number of bytes that are consumed by the container on this filesystem.",
+    ),
+    (
+        "container_memory_failures_total",
+        "counter",
+        "Cumulative count of memory allocation failures.",
+    ),
+    ("container_memory_rss", "gauge", "Size of RSS in bytes."),
+    ("container_memory_swap", "gauge", "Container swap usage in bytes."),
+    (
+        "container_memory_usage_bytes",
+        "gauge",
+        "Current memory usage in bytes, including all memory regardless of when it was accessed",
+    ),
+    ("container_memory_working_set_bytes", "gauge", "Current working set in bytes."),
+    ("container_network_receive_bytes_total", "counter", "Cumulative count of bytes received"),
+    (
+        "container_network_receive_errors_total",
+        "counter",
+        "Cumulative count of errors encountered while receiving",
+    ),
+    ("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted"),
+    (
+        "container_network_transmit_errors_total",
+        "counter",
+        "Cumulative count of errors encountered while transmitting",
+    ),
+    ("container_processes", "gauge", "Number of processes running inside the container."),
+    (
+        "container_start_time_seconds",
+        "gauge",
+        "Start time of the container since unix epoch in seconds.",
+    ),
+    ("machine_cpu_cores", "gauge", "Number of logical CPU cores."),
+    ("machine_memory_bytes", "gauge", "Amount of memory installed on the machine."),
+];
+
+#[derive(Default)]
+struct Samples(BTreeMap<&'static str, String>);
+
+impl Samples {
+    /// `at` in nanoseconds since 1970; 0 for none.
+    fn add(&mut self, family: &'static str, labels: &str, value: Option<f64>, at: i64) {
+        let Some(value) = value else { return };
+        let lines = self.0.entry(family).or_default();
+        let at = if at == 0 { String::new() } else { format!(" {}", at / 1_000_000) };
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let _ = writeln!(lines, "{family}{labels} {value}{at}");
+    }
+
+    fn cpu(&mut self, labels: &Labels, used: &CpuUsage) {
+        let seconds = number(&used.usage_core_nano_seconds).map(|nanos| nanos / 1e9);
+        let labels = labels.with(&[("cpu", "total")]);
+        self.add("container_cpu_usage_seconds_total", &labels, seconds, used.timestamp);
+    }
+
+    fn memory(&mut self, labels: &Labels, used: &MemoryUsage) {
+        let at = used.timestamp;
+        for (family, value) in [
+            ("container_memory_rss", &used.rss_bytes),
+            ("container_memory_usage_bytes", &used.usage_bytes),
+            ("container_memory_working_set_bytes", &used.working_set_bytes),
+        ] {
+            self.add(family, &labels.with(&[]), number(value), at);
+        }
+        for (kind, value) in
+            [("pgfault", &used.page_faults), ("pgmajfault", &used.major_page_faults)]
+        {
+            let labels = labels.with(&[("failure_type", kind), ("scope", "container")]);
+            self.add("container_memory_failures_total", &labels, number(value), at);
+        }
+    }
+
+    fn network(&mut self, labels: &Labels, used: &NetworkUsage) {
+        for one in &used.interfaces {
+            let labels = labels.with(&[("interface", &one.name)]);
+            for (family, value) in [
+                ("container_network_receive_bytes_total", &one.rx_bytes),
+                ("container_network_receive_errors_total", &one.rx_errors),
+                ("container_network_transmit_bytes_total", &one.tx_bytes),
+                ("container_network_transmit_errors_total", &one.tx_errors),
+            ] {
+                self.add(family, &labels, number(value), used.timestamp);
+            }
+        }
+    }
+
+    fn pod(&mut self, view: &View, readings: &Readings) {
+        let Some(pod) = &view.pod else { return };
+        let mut labels = Labels {
+            container: String::new(),
+            id: names::uid(pod).to_string(),
+            image: String::new(),
+            name: String::new(),
+            namespace: names::namespace(pod).to_string(),
+            pod: names::name(pod).to_string(),
+        };
+        let linux = readings.pods.get(names::uid(pod)).and_then(|one| one.linux.as_ref());
+        if let Some(linux) = linux {
+            linux.cpu.iter().for_each(|used| self.cpu(&labels, used));
+            linux.memory.iter().for_each(|used| self.memory(&labels, used));
+            linux.network.iter().for_each(|used| self.network(&labels, used));
+            if let Some(used) = &linux.process {
+                let count = number(&used.process_count);
+                self.add("container_processes", &labels.with(&[]), count, used.timestamp);
+            }
+        }
+        for one in view.observed.containers.iter().filter(|one| one.state == State::Running) {
+            let Some(stats) = readings.containers.get(&one.id) else { continue };
+            labels.container.clone_from(&one.name);
+            labels.image.clone_from(&one.image);
+            labels.name.clone_from(&one.id);
+            stats.cpu.iter().for_each(|used| self.cpu(&labels, used));
+            stats.memory.iter().for_each(|used| self.memory(&labels, used));
+            let plain = labels.with(&[]);
+            if let Some(layer) = &stats.writable_layer {
+                let at = layer.timestamp;
+                self.add("container_fs_usage_bytes", &plain, number(&layer.used_bytes), at);
+                self.add("container_fs_inodes_used", &plain, number(&layer.inodes_used), at);
+            }
+            if let Some(swap) = &stats.swap {
+                let used = number(&swap.swap_usage_bytes);
+                self.add("container_memory_swap", &plain, used, swap.timestamp);
+            }
+            let start = one.started_at.map(|at| at.as_second() as f64);
+            self.add("container_start_time_seconds", &plain, start, 0);
+        }
+    }
+}
+
+fn number(value: &Option<UInt64Value>) -> Option<f64> {
+    value.as_ref().map(|value| value.value as f64)
+}
+
+struct Labels {
+    container: String,
+    id: String,
+    image: String,
+    name: String,
+    namespace: String,
+    pod: String,
+}
+
+impl Labels {
+    /// In the order of their names, as cAdvisor has them.
+    fn with(&self, more: &[(&str, &str)]) -> String {
+        let mut all = vec![
+            ("container", self.container.as_str()),
+            ("id", &self.id),
+            ("image", &self.image),
+            ("name", &self.name),
+            ("namespace", &self.namespace),
+            ("pod", &self.pod),
+        ];
+        all.extend(more);
+        all.sort_unstable();
+        let pairs: Vec<String> =
+            all.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
+        pairs.join(",")
+    }
+}
+
+pub async fn metrics(context: &Context, pods: &PodSet) -> Response<Body> {
+    let readings = Readings::take(&*context.runtime).await;
+    let mut samples = Samples::default();
+    for view in pods.views() {
+        samples.pod(&view, &readings);
+    }
+    samples.add("machine_cpu_cores", "", Some(context.machine.cpus as f64), 0);
+    samples.add("machine_memory_bytes", "", Some(context.machine.memory as f64), 0);
+    let mut out = String::new();
+    for (name, kind, help) in FAMILIES {
+        if let Some(lines) = samples.0.get(name) {
+            let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+        }
+    }
+    prometheus(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_in_order_and_quoted() {
+        let labels = Labels {
+            container: "c".into(),
+            id: "u".into(),
+            image: "i".into(),
+            name: "n".into(),
+            namespace: "ns".into(),
+            pod: "p\"q".into(),
+        };
+        let expected = "container=\"c\",cpu=\"total\",id=\"u\",image=\"i\",name=\"n\",\
+                        namespace=\"ns\",pod=\"p\\\"q\"";
+        assert_eq!(labels.with(&[("cpu", "total")]), expected);
+    }
+
+    #[test]
+    fn families_are_sorted_as_they_are_printed() {
+        assert!(FAMILIES.is_sorted_by_key(|family| family.0));
+    }
+}
