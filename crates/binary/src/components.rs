@@ -171,6 +171,12 @@ pub struct Kubelet {
     /// Percent of the disk in use down to which they are removed
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_low_threshold: Option<u8>,
+    /// How many pods the node takes [default: 110]
+    #[arg(long)]
+    max_pods: Option<u32>,
+    /// Where pods' files and drivers' sockets are [default: <data-dir>/kubelet]
+    #[arg(long, value_name = "DIRECTORY")]
+    root_dir: Option<PathBuf>,
     #[command(flatten)]
     runtime: crate::flags::ContainerRuntime,
 }
@@ -185,6 +191,8 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         pod_manifest_path: flags.pod_manifest_path,
         image_gc_high_threshold: flags.image_gc_high_threshold,
         image_gc_low_threshold: flags.image_gc_low_threshold,
+        max_pods: flags.max_pods,
+        kubelet_dir: flags.root_dir,
         runtime: flags.runtime,
     };
     let addresses = match node.node_ip.as_slice() {
