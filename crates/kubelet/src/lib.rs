@@ -148,22 +148,8 @@ async fn start(
         events: EventRecorder::new(client.clone(), tasks, "kubelet", host),
         images: images::Images::new(runtime.clone(), config.parallel_pulls),
         objects: objects::Objects::new(client.clone()),
-        csi: Arc::new(csi::Csi::new(
-            client.clone(),
-            csi::Setting {
-                node_name: config.node_name.clone(),
-                root: config.root_dir.clone(),
-                may_mount: config.may_mount,
-            },
-            drivers,
-            hurry.clone(),
-        )),
-        cgroups: cgroups::Cgroups::new(
-            cgroups::Layout::of_this_machine(),
-            &config.cgroup_root,
-            config.cgroups_per_qos,
-        )
-        .driven_by(config.cgroup_driver),
+        csi: Arc::new(new_csi(&client, &config, drivers, hurry.clone())),
+        cgroups: new_cgroups(&config),
         resolver: hosts::Resolver::parse(
             &std::fs::read_to_string(&config.resolv_conf).unwrap_or_default(),
         ),
@@ -194,6 +180,26 @@ async fn start(
         server.listen_health(listener);
     }
     Ok(())
+}
+
+fn new_cgroups(config: &Config) -> cgroups::Cgroups {
+    let layout = cgroups::Layout::of_this_machine();
+    cgroups::Cgroups::new(layout, &config.cgroup_root, config.cgroups_per_qos)
+        .driven_by(config.cgroup_driver)
+}
+
+fn new_csi(
+    client: &Client,
+    config: &Config,
+    drivers: Informer<CSIDriver>,
+    hurry: Arc<Notify>,
+) -> csi::Csi {
+    let setting = csi::Setting {
+        node_name: config.node_name.clone(),
+        root: config.root_dir.clone(),
+        may_mount: config.may_mount,
+    };
+    csi::Csi::new(client.clone(), setting, drivers, hurry)
 }
 
 /// Gives the runtime its pod network and learns whether it is ready.
