@@ -5,6 +5,7 @@
 //! name and raises the group's signal: a component that lost a part must not limp on.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,9 +68,7 @@ impl Tasks {
         work: impl Future<Output = ()> + Send + 'static,
     ) -> AbortHandle {
         let stop = self.stop_signal();
-        self.spawn_graceful(name, async move {
-            stop.or(work).await;
-        })
+        self.start(name, Box::pin(work), Some(stop))
     }
 
     /// Runs `work` as a task of this group that watches the stop signal by itself.
@@ -78,11 +77,19 @@ impl Tasks {
         name: &'static str,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> AbortHandle {
-        let watched = Watched { name, group: Arc::downgrade(&self.0), done: false };
+        self.start(name, Box::pin(work), None)
+    }
+
+    /// `work` is boxed, so that what runs a task is compiled once and each wrapping does not hold the
+    /// whole of the work anew.
+    fn start(&self, name: &'static str, work: Work, stop: Option<Stop>) -> AbortHandle {
+        let mut watched = Watched { name, group: Arc::downgrade(&self.0), done: false };
         #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
         let handle = tokio::spawn(async move {
-            let mut watched = watched;
-            work.await;
+            match stop {
+                Some(stop) => drop(stop.or(work).await),
+                None => work.await,
+            }
             watched.done = true;
         });
         let abort = handle.abort_handle();
@@ -118,6 +125,8 @@ impl Tasks {
         }
     }
 }
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Notices a task that ended by panic: its `done` was never set and the thread is unwinding.
 struct Watched {

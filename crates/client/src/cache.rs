@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::hash::Hash;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
@@ -250,6 +251,13 @@ impl Cache {
 /// A typed object, and the resourceVersion that it was decoded from.
 type Versioned = (String, Arc<dyn Any + Send + Sync>);
 
+/// A cache that grows up to its bound. `LruCache::new` takes all the memory at once.
+pub(crate) fn bounded<K: Hash + Eq, V>(most: NonZeroUsize) -> LruCache<K, V> {
+    let mut cache = LruCache::unbounded();
+    cache.resize(most);
+    cache
+}
+
 /// Recently decoded objects.
 pub(crate) struct Decoded(
     /// Guards the LRU order; held for a lookup or an insert, never while decoding.
@@ -258,7 +266,7 @@ pub(crate) struct Decoded(
 
 impl Decoded {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(LruCache::new(DECODED)))
+        Self(Mutex::new(bounded(DECODED)))
     }
 
     /// The typed object of an entry; `None` (logged) if it is not of that shape.

@@ -7,10 +7,12 @@ use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::task::Tasks;
 use futures::FutureExt;
+use futures::future::BoxFuture;
 
 use crate::client::ErrorExt;
 use crate::queue::WorkQueue;
@@ -30,19 +32,27 @@ pub enum Outcome {
 pub fn spawn_workers<K, R, F, E>(tasks: &Tasks, queue: &WorkQueue<K>, workers: usize, reconcile: R)
 where
     K: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static,
-    R: Fn(K) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<Outcome, E>> + Send,
+    R: Fn(K) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<Outcome, E>> + Send + 'static,
+    E: Trouble + 'static,
+{
+    let reconcile: Reconcile<K, E> = Arc::new(move |key| reconcile(key).boxed());
+    for _ in 0..workers {
+        tasks.spawn(queue.name(), work(queue.clone(), reconcile.clone()));
+    }
+}
+
+/// A worker that waits holds no reconcile's state: that is some 20 to 100 KiB, and most wait.
+type Reconcile<K, E> = Arc<dyn Fn(K) -> BoxFuture<'static, Result<Outcome, E>> + Send + Sync>;
+
+async fn work<K, E>(queue: WorkQueue<K>, reconcile: Reconcile<K, E>)
+where
+    K: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static,
     E: Trouble,
 {
-    for _ in 0..workers {
-        let (queue, reconcile) = (queue.clone(), reconcile.clone());
-        tasks.spawn(queue.name(), async move {
-            while let Some(key) = queue.next().await {
-                let result =
-                    AssertUnwindSafe(async { reconcile(key.clone()).await }).catch_unwind().await;
-                settle(&queue, key, result.ok());
-            }
-        });
+    while let Some(key) = queue.next().await {
+        let result = AssertUnwindSafe(async { reconcile(key.clone()).await }).catch_unwind().await;
+        settle(&queue, key, result.ok());
     }
 }
 

@@ -236,9 +236,9 @@ struct Correlator {
 impl Correlator {
     fn new() -> Self {
         Self {
-            similar: LruCache::new(REMEMBERED),
-            seen: LruCache::new(REMEMBERED),
-            buckets: LruCache::new(REMEMBERED),
+            similar: crate::cache::bounded(REMEMBERED),
+            seen: crate::cache::bounded(REMEMBERED),
+            buckets: crate::cache::bounded(REMEMBERED),
         }
     }
 

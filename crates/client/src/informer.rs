@@ -109,7 +109,7 @@ impl RawInformer {
         let reflector = Reflector::new(client, source);
         let (stop, applied) = (tasks.stop_signal(), core.clone());
         let task = tasks.spawn("reflector", async move {
-            reflector.run(stop, |change| applied.apply(change)).await;
+            reflector.run(stop, Box::new(move |change| applied.apply(change))).await;
         });
         *core.task.lock().expect("no panic while held") = Some(task);
         Self(core)

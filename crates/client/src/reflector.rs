@@ -106,7 +106,7 @@ impl Reflector {
     }
 
     /// Mirrors until told to stop.
-    pub(crate) async fn run(mut self, stop: Stop, mut apply: impl FnMut(Change)) {
+    pub(crate) async fn run(mut self, stop: Stop, apply: Box<dyn Fn(Change) + Send + Sync>) {
         let mut backoff =
             Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
         let mut prompt = true;
@@ -145,9 +145,10 @@ impl Reflector {
     /// One request or one event. Invariant: after an error the state is the one to continue from.
     async fn step(&mut self) -> Result<Change, Trouble> {
         match std::mem::take(&mut self.state) {
-            State::Empty => self.page(String::new(), vec![]).await,
-            State::Listing { token, seen } => self.page(token, seen).await,
-            State::Listed { revision } => self.open(revision).await,
+            // Boxed, because a watch waits for long and needs none of their state.
+            State::Empty => Box::pin(self.page(String::new(), vec![])).await,
+            State::Listing { token, seen } => Box::pin(self.page(token, seen)).await,
+            State::Listed { revision } => Box::pin(self.open(revision)).await,
             State::Watching { revision, lines, deadline } => {
                 self.next(revision, lines, deadline).await
             }

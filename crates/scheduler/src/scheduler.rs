@@ -541,18 +541,23 @@ impl Scheduler {
     async fn write(self: Arc<Self>, jobs: Arc<tokio::sync::Mutex<mpsc::Receiver<Job>>>) {
         loop {
             let job = jobs.lock().await.recv().await;
-            match job {
-                None => return,
-                Some(Job::Bind { pod, node, reserved }) => self.bind(&pod, &node, &reserved).await,
-                Some(Job::Report { pod, reason, message, nominated, victims, work }) => {
-                    if let Some(work) = work {
-                        work.await;
-                    }
-                    for victim in &victims {
-                        self.preempt(&pod, victim).await;
-                    }
-                    self.report(&pod, reason, &message, nominated.as_deref()).await;
+            let Some(job) = job else { return };
+            // Boxed: most writers wait, and need not hold what one at work needs.
+            Box::pin(self.carry_out(job)).await;
+        }
+    }
+
+    async fn carry_out(&self, job: Job) {
+        match job {
+            Job::Bind { pod, node, reserved } => self.bind(&pod, &node, &reserved).await,
+            Job::Report { pod, reason, message, nominated, victims, work } => {
+                if let Some(work) = work {
+                    work.await;
                 }
+                for victim in &victims {
+                    self.preempt(&pod, victim).await;
+                }
+                self.report(&pod, reason, &message, nominated.as_deref()).await;
             }
         }
     }
