@@ -83,9 +83,11 @@ impl Tasks {
     /// `work` is boxed, so that what runs a task is compiled once and each wrapping does not hold the
     /// whole of the work anew.
     fn start(&self, name: &'static str, work: Work, stop: Option<Stop>) -> AbortHandle {
-        let mut watched = Watched { name, group: Arc::downgrade(&self.0), done: false };
+        let watched = Watched { name, group: Arc::downgrade(&self.0), done: false };
         #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
         let handle = tokio::spawn(async move {
+            // Its own from here on: what is only captured is dropped after the unwinding.
+            let mut watched = watched;
             match stop {
                 Some(stop) => drop(stop.or(work).await),
                 None => work.await,
