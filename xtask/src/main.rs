@@ -11,6 +11,7 @@ mod facts;
 mod facts_internal;
 mod facts_protobuf;
 mod foreign;
+mod fuzz;
 mod measure;
 mod packages;
 mod sh;
@@ -31,13 +32,17 @@ usage: cargo xtask COMMAND
   tidy         check the house rules that the compiler does not know
   wire [--area A,B] [--case RE] [--accept]
                replay upstream's recorded interactions against a fresh server
+  fuzz [--seconds N] [--seed N]
+               send a fresh server whatever its schemas allow, and what they do not
   conformance [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N]
                run upstream's end-to-end suite against a cluster of our own
   kubectl      build the foreign kubectl that the tests use, once, and print its path
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
   facts-internal  rewrite the fields of internal types that errors show
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
-  measure      print the figures of docs/performance.md";
+  measure      print the figures of docs/performance.md
+  measure throughput [--small]
+               print those of a control plane under load";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
         "test" => test::run(),
         "tidy" => tidy::run(),
         "conformance" => conformance::run(&rest),
+        "fuzz" => fuzz::run(&rest),
         "wire" => wire::run(&rest),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "facts" => facts::run(&rest),

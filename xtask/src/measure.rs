@@ -7,14 +7,24 @@ use crate::packages;
 use crate::sh::{self, Outcome};
 
 pub fn run(arguments: &[String]) -> Outcome {
-    if !sh::is_root() {
-        return Err("measuring starts a node: it needs root".to_owned());
-    }
+    let (program, arguments) = match arguments.split_first() {
+        Some((first, rest)) if first == "throughput" => ("throughput", rest),
+        _ => ("measure", arguments),
+    };
     packages::ensure(&[packages::BUILD, packages::TEST])?;
-    packages::ensure_lists()?;
+    if program == "measure" {
+        if !sh::is_root() {
+            return Err("measuring starts a node: it needs root".to_owned());
+        }
+        packages::ensure_lists()?;
+    }
     sh::run(sh::cargo().args(["build", "--release", "--package", "decapod"]))?;
     let binary = sh::target_directory().join("release/decapod");
     let mut command = sh::cargo();
-    command.args(["run", "--quiet", "--package", "decapod-testkit", "--", "measure"]);
-    sh::run(command.arg(binary).args(arguments))
+    command.args(["run", "--quiet", "--package", "decapod-testkit"]);
+    if program == "throughput" {
+        // The client must not be slower than the server.
+        command.arg("--release");
+    }
+    sh::run(command.args(["--", program]).arg(binary).args(arguments))
 }

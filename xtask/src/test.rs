@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::sh::{self, Outcome, step};
-use crate::{conformance, foreign, packages, tidy, wire};
+use crate::{conformance, foreign, fuzz, packages, tidy, wire};
 
 pub fn run() -> Outcome {
     timed("packages", packages)?;
@@ -25,6 +25,7 @@ pub fn run() -> Outcome {
     let built = timed("kubectl", || finish(build));
     tested.and(built)?;
     timed("wire", || wire::run(&[]))?;
+    timed("fuzz", || fuzz::run(&[]))?;
     timed("smoke", smoke)?;
     timed("end-to-end story", story)
 }

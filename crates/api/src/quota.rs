@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
-    Container, PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuota,
+    Container, PersistentVolumeClaim, Pod, PodAffinityTerm, PodSpec, ResourceQuota,
     ScopedResourceSelectorRequirement, Service,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -127,10 +127,19 @@ fn limits_of(container: &Container) -> Option<&Amounts> {
     container.resources.as_ref()?.limits.as_ref()
 }
 
-/// What a pod needs at its peak: all containers and sidecars together, or an init container beside
-/// the sidecars that were started before it; overhead on top.
-fn pod_total(pod: &Pod, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
-    let Some(spec) = &pod.spec else { return Amounts::new() };
+/// What the containers of a pod request at its peak.
+pub fn container_requests(spec: &PodSpec) -> Amounts {
+    at_peak(spec, requests_of)
+}
+
+/// The same of their limits.
+pub fn container_limits(spec: &PodSpec) -> Amounts {
+    at_peak(spec, limits_of)
+}
+
+/// All containers and sidecars together, or an init container beside the sidecars that were started
+/// before it.
+fn at_peak(spec: &PodSpec, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
     let mut total = Amounts::new();
     for container in &spec.containers {
         add(&mut total, of(container).into_iter().flatten());
@@ -146,6 +155,13 @@ fn pod_total(pod: &Pod, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
         raise(&mut peak, &need);
     }
     raise(&mut total, &peak);
+    total
+}
+
+/// What a pod needs at its peak, with what is stated for the pod as a whole, overhead on top.
+fn pod_total(pod: &Pod, of: fn(&Container) -> Option<&Amounts>) -> Amounts {
+    let Some(spec) = &pod.spec else { return Amounts::new() };
+    let mut total = at_peak(spec, of);
     if let Some(whole) = &spec.resources {
         let is_limits = std::ptr::fn_addr_eq(of, limits_of as fn(&Container) -> Option<&Amounts>);
         let stated = if is_limits { &whole.limits } else { &whole.requests };

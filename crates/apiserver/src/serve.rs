@@ -233,6 +233,7 @@ impl Server {
         let (objects, version) = (registry.clone(), options.version.clone());
         metrics.register(Box::new(move |out| {
             encode_objects(&objects, out);
+            objects.encode_storage(out);
             version.encode(out);
         }));
         Self(Arc::new(Shared {

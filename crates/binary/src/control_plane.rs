@@ -49,7 +49,9 @@ impl ControlPlane {
     pub fn client_of(&self, user: &str, groups: &[&str]) -> Client {
         let mut user_info = UserInfo::new(user, groups);
         user_info.groups.push(auth::ALL_AUTHENTICATED.into());
-        Client::new(self.server.local(user_info), agent_of(user))
+        // Its requests count as those that go to the server's address.
+        let host = self.url().trim_start_matches("https://").to_owned();
+        Client::to(self.server.local(user_info), agent_of(user), &host)
     }
 
     pub fn url(&self) -> String {
@@ -198,6 +200,7 @@ fn show_figures(
     flags.encryption.add_health(server.health(), &encryption);
     server.metrics().register(Box::new(client::encode_queues));
     server.metrics().register(Box::new(scheduler::encode_metrics));
+    server.metrics().register(Box::new(client::encode_requests));
     server.metrics().register(Box::new(move |out| encryption.metrics(out)));
     if let Some(audit) = audit {
         server.metrics().register(Box::new(move |out| audit.metrics(out)));

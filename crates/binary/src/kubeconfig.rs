@@ -26,5 +26,5 @@ pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
         source: plugin.map(|plugin| Arc::new(plugin) as Arc<dyn CredentialSource>),
     })
     .with_context(|| path.display().to_string())?;
-    Ok(Client::new(http, agent))
+    Ok(Client::over(http, agent))
 }

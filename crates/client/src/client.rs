@@ -13,6 +13,7 @@ use kube::core::Status;
 use serde::de::DeserializeOwned;
 use tower::{BoxError, Service, ServiceExt};
 
+use crate::request_metrics::Counting;
 use crate::resource::Kind;
 
 pub type Error = kube::Error;
@@ -35,12 +36,25 @@ impl Client {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        Self::to(service, agent, "localhost")
+    }
+
+    /// The same; `host` is the server's address and port, by which requests are counted.
+    pub fn to<S, B>(service: S, agent: &str, host: &str) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<BoxError>,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let agent = HeaderValue::from_str(&format!("{agent}/v1.36.0 (linux) decapod"))
             .unwrap_or_else(|_| HeaderValue::from_static("decapod"));
-        let service = service.map_request(move |mut request: Request<Body>| {
-            request.headers_mut().entry(header::USER_AGENT).or_insert_with(|| agent.clone());
-            request
-        });
+        let service =
+            Counting::new(service, host).map_request(move |mut request: Request<Body>| {
+                request.headers_mut().entry(header::USER_AGENT).or_insert_with(|| agent.clone());
+                request
+            });
         Self { kube: kube::Client::new(service, "default") }
     }
 
@@ -49,7 +63,13 @@ impl Client {
         options: &transport::ClientOptions,
         agent: &str,
     ) -> std::result::Result<Self, transport::ClientError> {
-        Ok(Self::new(transport::HttpClient::new(options)?, agent))
+        Ok(Self::over(transport::HttpClient::new(options)?, agent))
+    }
+
+    /// Over connections that somebody else keeps too.
+    pub fn over(http: transport::HttpClient, agent: &str) -> Self {
+        let host = http.authority().unwrap_or_default().to_owned();
+        Self::to(http, agent, &host)
     }
 
     /// Around a client made elsewhere.

@@ -16,10 +16,12 @@ pub mod discovery;
 pub mod election;
 pub mod events;
 pub mod exec;
+mod histogram;
 mod informer;
 mod queue;
 mod queue_metrics;
 mod reflector;
+mod request_metrics;
 mod resource;
 
 pub use cache::{Entry, Header, ObjectKey};
@@ -33,6 +35,7 @@ pub use kube::api::{
 };
 pub use queue::WorkQueue;
 pub use queue_metrics::encode as encode_queues;
+pub use request_metrics::encode as encode_requests;
 pub use resource::{Gvr, Kind};
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
     pub fn done(&self, key: &K) {
         let mut state = self.state();
         if let Some(since) = state.running.remove(key) {
-            state.counts.worked.observe(since.elapsed());
+            state.counts.worked.observe(since.elapsed().as_secs_f64());
         }
         if state.waiting.contains(key) {
             state.order.push_back(key.clone());
@@ -227,7 +227,7 @@ impl<K: Clone + Eq + Hash> State<K> {
         let key = self.order.pop_front()?;
         self.waiting.remove(&key);
         if let Some(since) = self.added.remove(&key) {
-            self.counts.waited.observe(since.elapsed());
+            self.counts.waited.observe(since.elapsed().as_secs_f64());
         }
         let before = self.running.insert(key.clone(), Instant::now());
         assert!(before.is_none(), "a key never runs twice at once");

@@ -3,30 +3,20 @@
 
 use std::fmt::Write;
 use std::sync::{Mutex, Weak};
-use std::time::Duration;
 
+use crate::histogram::Histogram;
 use crate::queue::Counts;
 
-/// How long things took, by powers of ten.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Timing {
-    buckets: [u64; LIMITS.len()],
-    sum: f64,
-    count: u64,
-}
+/// How long things took, in seconds, by powers of ten.
+pub type Timing = Histogram<12>;
 
-/// In seconds. Upstream: `ExponentialBuckets(10e-9, 10, 12)`.
+/// Upstream: `ExponentialBuckets(10e-9, 10, 12)`.
 const LIMITS: [f64; 12] =
     [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0];
 
-impl Timing {
-    pub fn observe(&mut self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        if let Some(index) = LIMITS.iter().position(|limit| seconds <= *limit) {
-            self.buckets[index] += 1;
-        }
-        self.sum += seconds;
-        self.count += 1;
+impl Default for Timing {
+    fn default() -> Self {
+        Self::new(&LIMITS)
     }
 }
 
@@ -119,14 +109,7 @@ fn timings<'a>(
 ) {
     let _ = writeln!(out, "# HELP {family} {help}\n# TYPE {family} histogram");
     for (name, timing) in all {
-        let mut below = 0;
-        for (limit, count) in LIMITS.iter().zip(timing.buckets) {
-            below += count;
-            let _ = writeln!(out, "{family}_bucket{{name=\"{name}\",le=\"{limit}\"}} {below}");
-        }
-        let _ = writeln!(out, "{family}_bucket{{name=\"{name}\",le=\"+Inf\"}} {}", timing.count);
-        let _ = writeln!(out, "{family}_sum{{name=\"{name}\"}} {}", timing.sum);
-        let _ = writeln!(out, "{family}_count{{name=\"{name}\"}} {}", timing.count);
+        timing.write(out, family, &format!("name=\"{name}\""));
     }
 }
 
@@ -138,14 +121,8 @@ impl Counts {
         self.unfinished += other.unfinished;
         self.unfinished_time += other.unfinished_time;
         self.longest = self.longest.max(other.longest);
-        for (mine, theirs) in [(&mut self.waited, &other.waited), (&mut self.worked, &other.worked)]
-        {
-            mine.sum += theirs.sum;
-            mine.count += theirs.count;
-            for (bucket, more) in mine.buckets.iter_mut().zip(theirs.buckets) {
-                *bucket += more;
-            }
-        }
+        self.waited.add(&other.waited);
+        self.worked.add(&other.worked);
     }
 }
 

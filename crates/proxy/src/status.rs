@@ -99,7 +99,7 @@ impl Status {
     fn metrics(&self) -> String {
         let state = self.state();
         let name = "kubeproxy_sync_proxy_rules";
-        format!(
+        let mut page = format!(
             "# TYPE {name}_duration_seconds summary\n\
              {name}_duration_seconds_sum {}\n\
              {name}_duration_seconds_count {}\n\
@@ -111,7 +111,9 @@ impl Status {
             state.syncs,
             state.failures,
             state.updated.as_second(),
-        )
+        );
+        client::encode_requests(&mut page);
+        page
     }
 }
 

@@ -190,6 +190,8 @@ type Selectable<T> = fn(&T) -> Vec<(&'static str, String)>;
 pub(crate) struct Simple<T: 'static> {
     pub(crate) default: fn(&mut T),
     pub(crate) cells: fn(&T) -> Vec<Value>,
+    /// Takes out fields behind closed gates: after ownership is noted, as upstream does.
+    closed: fn(&mut T),
     /// What counts as a new generation, where objects have one.
     differs: Option<fn(&T, &T) -> bool>,
     selectable_names: &'static [&'static str],
@@ -201,6 +203,7 @@ impl<T: Object> Simple<T> {
         Self {
             default: |_| {},
             cells,
+            closed: |_| {},
             differs: None,
             selectable_names: &[],
             selectable: |_| vec![],
@@ -209,6 +212,11 @@ impl<T: Object> Simple<T> {
 
     pub(crate) fn default(mut self, default: fn(&mut T)) -> Self {
         self.default = default;
+        self
+    }
+
+    pub(crate) fn closed(mut self, closed: fn(&mut T)) -> Self {
+        self.closed = closed;
         self
     }
 
@@ -234,6 +242,14 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
 
     fn default(&self, object: &mut dyn Object) {
         (self.default)(object.expect_mut());
+    }
+
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        (self.closed)(object.expect_mut());
+    }
+
+    fn prepare_update(&self, _ctx: &RequestContext, object: &mut dyn Object, _old: &dyn Object) {
+        (self.closed)(object.expect_mut());
     }
 
     fn has_generation(&self) -> bool {

@@ -207,12 +207,12 @@ fn lease() -> Row {
         vec![lease.name().into(), holder.unwrap_or_default().into(), age(lease)]
     }
     // Upstream's gate `CoordinatedLeaderElection` is closed.
-    fn default(lease: &mut coordination::Lease) {
+    fn closed(lease: &mut coordination::Lease) {
         if let Some(spec) = &mut lease.spec {
             (spec.strategy, spec.preferred_holder) = (None, None);
         }
     }
-    Row::new::<coordination::Lease>(Simple::new(cells).default(default))
+    Row::new::<coordination::Lease>(Simple::new(cells).closed(closed))
 }
 
 fn endpoint_slice() -> Row {

@@ -86,33 +86,39 @@ fn request(
 }
 
 fn response(reader: &mut impl BufRead) -> Result<Response> {
-    let head = Head::read(reader)?;
-    let mut body = Vec::new();
-    if head.chunked {
-        while let Some(chunk) = chunk(reader)? {
-            body.extend(chunk);
-        }
-    } else if let Some(length) = head.length {
-        body.resize(length, 0);
-        reader.read_exact(&mut body).context("body")?;
-    } else {
-        reader.read_to_end(&mut body)?;
-    }
-    Ok(Response {
-        status: head.status,
-        body: String::from_utf8_lossy(&body).into_owned(),
-        location: head.location,
-    })
+    Head::read(reader)?.body(reader)
 }
 
 struct Head {
     status: u16,
     length: Option<usize>,
     chunked: bool,
+    /// The server says that the connection ends after this answer.
+    closes: bool,
     location: Option<String>,
 }
 
 impl Head {
+    fn body(self, reader: &mut impl BufRead) -> Result<Response> {
+        let mut body = Vec::new();
+        if self.chunked {
+            while let Some(chunk) = chunk(reader)? {
+                body.extend(chunk);
+            }
+        } else if let Some(length) = self.length {
+            body.resize(length, 0);
+            reader.read_exact(&mut body).context("body")?;
+        } else {
+            reader.read_to_end(&mut body)?;
+        }
+        Ok(self.answer(body))
+    }
+
+    fn answer(self, body: Vec<u8>) -> Response {
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Response { status: self.status, body, location: self.location }
+    }
+
     fn read(reader: &mut impl BufRead) -> Result<Self> {
         let first = line(reader)?;
         let status = first.split(' ').nth(1).and_then(|word| word.parse().ok());
@@ -120,6 +126,7 @@ impl Head {
             status: status.with_context(|| first.clone())?,
             length: None,
             chunked: false,
+            closes: false,
             location: None,
         };
         loop {
@@ -129,6 +136,7 @@ impl Head {
             match name.to_ascii_lowercase().as_str() {
                 "content-length" => head.length = value.parse().ok(),
                 "transfer-encoding" => head.chunked = value == "chunked",
+                "connection" => head.closes = value.eq_ignore_ascii_case("close"),
                 "location" => head.location = Some(value.to_owned()),
                 _ => {}
             }
@@ -213,6 +221,11 @@ impl ApiClient {
         Ok(Self { config: Arc::new(config), ..self.clone() })
     }
 
+    /// Where the server is, and how a client of another sort speaks with it.
+    pub fn tls(&self) -> (&str, ClientConfig) {
+        (&self.address, ClientConfig::clone(&self.config))
+    }
+
     pub fn get(&self, path: &str, limit: Duration) -> Result<Response> {
         response(&mut self.send("GET", path, "", limit)?)
     }
@@ -246,19 +259,78 @@ impl ApiClient {
         Ok(())
     }
 
-    fn send(
-        &self,
-        verb: &str,
-        path: &str,
-        body: &str,
-        limit: Duration,
-    ) -> Result<BufReader<StreamOwned<ClientConnection, TcpStream>>> {
+    fn send(&self, verb: &str, path: &str, body: &str, limit: Duration) -> Result<TlsReader> {
+        let mut reader = self.connect(limit)?;
+        request(reader.get_mut(), verb, path, &self.address, JSON, body.as_bytes())?;
+        Ok(reader)
+    }
+
+    fn connect(&self, limit: Duration) -> Result<TlsReader> {
         let socket = connect(&self.address, limit)?;
         let name = ServerName::IpAddress(socket.peer_addr()?.ip().into());
         let connection = ClientConnection::new(Arc::clone(&self.config), name)?;
-        let mut stream = StreamOwned::new(connection, socket);
-        request(&mut stream, verb, path, &self.address, JSON, body.as_bytes())?;
-        Ok(BufReader::new(stream))
+        Ok(BufReader::new(StreamOwned::new(connection, socket)))
+    }
+}
+
+type TlsReader = BufReader<StreamOwned<ClientConnection, TcpStream>>;
+
+/// A connection that is kept for many requests, of whatever headers and bytes.
+pub struct Connection {
+    client: ApiClient,
+    limit: Duration,
+    stream: Option<TlsReader>,
+}
+
+impl Connection {
+    pub fn new(client: ApiClient, limit: Duration) -> Self {
+        Self { client, limit, stream: None }
+    }
+
+    pub fn send(
+        &mut self,
+        verb: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<Response> {
+        let is_old = self.stream.is_some();
+        match self.try_send(verb, path, headers, body) {
+            // The server may have closed a connection that waited.
+            Err(error) if is_old && error.to_string().contains("ended early") => {
+                self.try_send(verb, path, headers, body)
+            }
+            answer => answer,
+        }
+    }
+
+    fn try_send(
+        &mut self,
+        verb: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<Response> {
+        let mut reader = match self.stream.take() {
+            Some(reader) => reader,
+            None => self.client.connect(self.limit)?,
+        };
+        let mut text = format!("{verb} {path} HTTP/1.1\r\nHost: {}\r\n", self.client.address);
+        for (name, value) in headers {
+            text.push_str(&format!("{name}: {value}\r\n"));
+        }
+        text.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
+        let mut bytes = text.into_bytes();
+        bytes.extend_from_slice(body);
+        // Who refuses a body need not read it: the answer counts, not the write.
+        let stream = reader.get_mut();
+        let _ = stream.write_all(&bytes).and_then(|()| stream.flush());
+        let head = Head::read(&mut reader)?;
+        let has_body = verb != "HEAD" && !matches!(head.status, 204 | 304);
+        let is_kept = !head.closes && (head.chunked || head.length.is_some() || !has_body);
+        let answer = if has_body { head.body(&mut reader)? } else { head.answer(Vec::new()) };
+        self.stream = is_kept.then_some(reader);
+        Ok(answer)
     }
 }
 

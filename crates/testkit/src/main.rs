@@ -3,19 +3,22 @@
 //! In: `images`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names on standard
 //! input, makes them, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]` (runs
 //! a program on a host of its own, with an address on a switch, until it ends), `cluster BINARY PROGRAM
-//! [ARGS…]` (runs one on the first node of a cluster of two, KUBECONFIG set), or `measure BINARY [RUNS]
-//! [--starts-only]`. Out: paths of archives, the
-//! program's output, or markdown.
+//! [ARGS…]` (runs one on the first node of a cluster of two, KUBECONFIG set), `fuzz BINARY SECONDS [SEED]`
+//! (sends a control plane whatever its schemas allow, and what they do not), `throughput BINARY [--small]`
+//! (loads one and prints figures), or `measure BINARY [RUNS]
+//! [--starts-only]`. Out: paths of archives, the program's output, findings, or markdown.
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use decapod_testkit::host::Host;
 use decapod_testkit::switch::Switch;
-use decapod_testkit::{images, measure, nodes, suite};
+use decapod_testkit::throughput::{self, Scale};
+use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
 const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
-     | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | measure BINARY [RUNS] [--starts-only]";
+     | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
+     | throughput BINARY [--small] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -36,6 +39,15 @@ fn main() -> Result<()> {
         }
         ["host", program, rest @ ..] => run_on_host(program, rest),
         ["cluster", binary, program, rest @ ..] => run_in_cluster(binary, program, rest),
+        ["fuzz", binary, seconds, rest @ ..] => {
+            let seed = rest.first().map_or(Ok(1), |seed| seed.parse())?;
+            fuzz::run(&std::path::absolute(binary)?, seconds.parse()?, seed)
+        }
+        ["throughput", binary, rest @ ..] => {
+            let scale = if rest.contains(&"--small") { Scale::SMALL } else { Scale::FULL };
+            print!("{}", throughput::report(&std::path::absolute(binary)?, scale)?);
+            Ok(())
+        }
         ["measure", binary, rest @ ..] => {
             let idle = !rest.contains(&"--starts-only");
             let runs = rest.iter().find(|word| !word.starts_with("--")).copied().unwrap_or("5");

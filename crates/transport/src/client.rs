@@ -199,6 +199,11 @@ impl HttpClient {
         Ok(Self(Arc::new(shared)))
     }
 
+    /// Host and port of the server that requests without one go to.
+    pub fn authority(&self) -> Option<&str> {
+        self.0.base.as_ref().map(|base| base.authority.as_str())
+    }
+
     /// New authorities or a new certificate (`options.server` and the token are not looked at).
     pub fn replace_tls(&self, options: &ClientOptions) -> Result<(), ClientError> {
         self.0.pool.store(Arc::new(pool(tls_of(options)?, &self.0.target)));

@@ -7,6 +7,7 @@
 //! so that nobody can make the families grow.
 
 pub mod process;
+pub(crate) mod storage;
 mod text;
 
 use std::collections::BTreeMap;

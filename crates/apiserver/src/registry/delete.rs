@@ -116,7 +116,8 @@ impl Registry {
             success: vec![Op::DeleteRange { range: KeyRange::one(path) }],
             failure: vec![],
         };
-        let answer = self.0.store.txn(txn).await.map_err(store_error)?;
+        let asked = self.0.store.txn(txn);
+        let answer = self.0.numbers.timed("delete", row, asked).await.map_err(store_error)?;
         if !answer.succeeded {
             return Ok(Attempt::Raced);
         }

@@ -32,6 +32,7 @@ pub use stored::Stored;
 use crate::StatusError;
 use crate::admission::{Attributes, Chain, Operation};
 use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
+use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
 use crate::resource::{CreateHandler, Created, Resource, ResourceTable};
 
@@ -52,6 +53,7 @@ struct Inner {
     cachers: Mutex<HashMap<String, Arc<Cacher>>>,
     /// Leases of expiring objects, shared by those that expire about the same time.
     leases: write::Leases,
+    numbers: StorageNumbers,
     tasks: Tasks,
 }
 
@@ -65,6 +67,7 @@ impl Registry {
             generation: watch::Sender::new(1),
             cachers: Mutex::default(),
             leases: write::Leases::default(),
+            numbers: StorageNumbers::default(),
             tasks,
         }))
     }
@@ -322,9 +325,15 @@ impl Registry {
         key: &Key,
     ) -> Result<Option<Stored>, StatusError> {
         let range = store::KeyRange::one(store_key(row, key));
-        let found = self.0.store.range(RangeRequest::new(range)).await.map_err(store_error)?;
+        let asked = self.0.store.range(RangeRequest::new(range));
+        let found = self.0.numbers.timed("get", row, asked).await.map_err(store_error)?;
         let kv = found.kvs.into_iter().next();
         Ok(kv.map(|kv| Stored::new(row.clone(), kv.value, kv.mod_revision)))
+    }
+
+    /// What the store's answers took, for `/metrics`.
+    pub(crate) fn encode_storage(&self, out: &mut String) {
+        self.0.numbers.encode(out);
     }
 
     /// The store's newest revision.

@@ -199,7 +199,8 @@ impl Registry {
             let range = KeyRange { start: start.clone(), end: end.clone() };
             let request =
                 RangeRequest { range, limit: PAGE, revision: Some(at), count_only: false };
-            let page = self.0.store.range(request).await.map_err(store_error)?;
+            let asked = self.0.store.range(request);
+            let page = self.0.numbers.timed("list", row, asked).await.map_err(store_error)?;
             let mut left = page.count;
             for kv in &page.kvs {
                 left -= 1;

@@ -509,7 +509,9 @@ impl Registry {
             success: vec![Op::Put { key: path, value, lease }],
             failure: vec![],
         };
-        let answer = self.0.store.txn(txn).await.map_err(store_error)?;
+        let operation = if expected == Revision(0) { "create" } else { "update" };
+        let asked = self.0.store.txn(txn);
+        let answer = self.0.numbers.timed(operation, row, asked).await.map_err(store_error)?;
         if answer.succeeded {
             self.note_written(row, answer.revision);
         }

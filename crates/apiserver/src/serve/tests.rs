@@ -618,9 +618,12 @@ async fn paths_beside_resources_answer() {
     assert_eq!(bench.ask("GET /version", Value::Null).await.json()["minor"], "36");
     assert_eq!(&bench.ask("GET /readyz", Value::Null).await.body[..], b"ok");
     let metrics = bench.ask("GET /metrics", Value::Null).await;
-    assert!(
-        String::from_utf8_lossy(&metrics.body).contains("apiserver_request_total{code=\"200\"")
-    );
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    for wanted in
+        ["apiserver_request_total{code=\"200\"", "# TYPE etcd_request_duration_seconds histogram"]
+    {
+        assert!(metrics.contains(wanted), "{metrics}");
+    }
     assert_eq!(bench.ask("GET /nope", Value::Null).await.code, 404);
     let index = bench.ask("GET /openapi/v3", Value::Null).await;
     assert_eq!(index.header("content-type"), "text/plain; charset=utf-8");

@@ -142,7 +142,7 @@ pub async fn join(flags: &flags::Agent, home: &Home, machine: &Machine) -> anyho
             Some(issued) => issued,
             None => bootstrap(server, &ca_pem, home, &order, token.as_ref()).await?,
         };
-        let client = Client::new(connect(server, &ca_pem, &issued)?, "decapod-agent");
+        let client = Client::over(connect(server, &ca_pem, &issued)?, "decapod-agent");
         match settings(server, home, &client).await {
             Ok(settings) => break (issued, settings),
             // The cluster no longer knows the certificate: join anew.
@@ -154,7 +154,7 @@ pub async fn join(flags: &flags::Agent, home: &Home, machine: &Machine) -> anyho
         }
     };
     let kubelet = Member { http: connect(server, &ca_pem, &issued)?, order, issued };
-    let of_node = Client::new(kubelet.http.clone(), "decapod-agent");
+    let of_node = Client::over(kubelet.http.clone(), "decapod-agent");
     let component = async |component: Component| {
         let order = Order::component(component);
         let issued = match home.stored(&order, &ca_pem) {
@@ -279,7 +279,7 @@ async fn bootstrap(
         token: Some(Token::fixed(token.bootstrap().to_string())),
         ..ClientOptions::default()
     })?;
-    let client = Client::new(http, "decapod-agent");
+    let client = Client::over(http, "decapod-agent");
     let asked = async || match certificates::obtain(&client, order).await {
         Err(Trouble::Unauthorized) => {
             Err(Trouble::Final(anyhow::anyhow!("it does not accept the token")))

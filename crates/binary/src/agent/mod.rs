@@ -96,8 +96,8 @@ async fn start(
     let order = Order::kubelet_server(&machine.name, &machine.addresses);
     let stored = home.stored(&order, &ca_pem);
     let serving = serving_tls(stored.as_ref(), &order.profile)?;
-    let of_kubelet = Client::new(kubelet.http.clone(), "kubelet");
-    let of_proxy = Client::new(proxy.http.clone(), "kube-proxy");
+    let of_kubelet = Client::over(kubelet.http.clone(), "kubelet");
+    let of_proxy = Client::over(proxy.http.clone(), "kube-proxy");
     let renewed = Arc::new(Notify::new());
     let dns_kubeconfig = match &dns {
         Some(dns) => Some(write_dns_kubeconfig(&flags.server, data_dir, &ca_pem, &dns.issued)?),

@@ -26,6 +26,8 @@ struct Workload<T: 'static> {
     parts: Parts<T>,
     default: fn(&mut T),
     cells: fn(&T) -> Vec<Value>,
+    /// Takes out fields behind closed gates: after ownership is noted, as upstream does.
+    closed: fn(&mut T),
     /// Upstream keeps the labels on status updates of Deployments, not of the others.
     status_keeps_labels: bool,
 }
@@ -40,10 +42,12 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Workload<T> {
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         self.parts.prepare_create(object);
         (self.default)(object.expect_mut());
+        (self.closed)(object.expect_mut());
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         self.parts.prepare_update(ctx, object, old);
+        (self.closed)(object.expect_mut());
         if ctx.subresource == "status" && self.status_keeps_labels {
             object.meta_mut().labels = old.meta().labels.clone();
         }
@@ -145,6 +149,7 @@ pub(super) fn deployment() -> Row {
         parts: parts!(Deployment),
         default: default_deployment,
         cells,
+        closed: |_| {},
         status_keeps_labels: true,
     };
     Row::new::<Deployment>(strategy).short(&["deploy"]).categories(&["all"]).status().sub(
@@ -192,6 +197,7 @@ pub(super) fn replica_set() -> Row {
         parts: parts!(ReplicaSet),
         default: default_replica_set,
         cells,
+        closed: |_| {},
         status_keeps_labels: false,
     };
     Row::new::<ReplicaSet>(strategy).short(&["rs"]).categories(&["all"]).status().sub(
@@ -248,6 +254,7 @@ pub(super) fn daemon_set() -> Row {
         parts: parts!(DaemonSet),
         default: default_daemon_set,
         cells,
+        closed: |_| {},
         status_keeps_labels: false,
     };
     Row::new::<DaemonSet>(strategy).short(&["ds"]).categories(&["all"]).status()
@@ -264,8 +271,6 @@ fn default_stateful_set(set: &mut StatefulSet) {
         strategy.rolling_update.get_or_insert_default();
     }
     if let Some(rolling) = &mut strategy.rolling_update {
-        // Upstream's gate `MaxUnavailableStatefulSet` is closed.
-        rolling.max_unavailable = None;
         if strategy.type_.as_deref() == Some("RollingUpdate") {
             rolling.partition.get_or_insert(0);
         }
@@ -287,6 +292,14 @@ fn default_stateful_set(set: &mut StatefulSet) {
     status.available_replicas.get_or_insert(0);
 }
 
+/// Upstream's gate `MaxUnavailableStatefulSet` is closed.
+fn without_max_unavailable(set: &mut StatefulSet) {
+    let strategy = set.spec.as_mut().and_then(|spec| spec.update_strategy.as_mut());
+    if let Some(rolling) = strategy.and_then(|strategy| strategy.rolling_update.as_mut()) {
+        rolling.max_unavailable = None;
+    }
+}
+
 pub(super) fn stateful_set() -> Row {
     fn cells(set: &StatefulSet) -> Vec<Value> {
         let (spec, status) =
@@ -304,6 +317,7 @@ pub(super) fn stateful_set() -> Row {
         parts: parts!(StatefulSet),
         default: default_stateful_set,
         cells,
+        closed: without_max_unavailable,
         status_keeps_labels: false,
     };
     Row::new::<StatefulSet>(strategy).short(&["sts"]).categories(&["all"]).status().sub(

@@ -77,6 +77,41 @@ pub(crate) fn default_pod(spec: &mut PodSpec) {
             port.host_port.get_or_insert(port.container_port);
         }
     }
+    default_whole(spec);
+}
+
+/// The resources of a pod as a whole, where they are stated in part: huge pages are limited to what the
+/// containers are limited to together, and requests are the containers', or else the limits.
+/// Upstream: `defaultHugePagePodLimits`, `defaultPodRequests`.
+fn default_whole(spec: &mut PodSpec) {
+    let is_huge = |name: &str| name.starts_with("hugepages-");
+    let is_shared = |name: &str| matches!(name, "cpu" | "memory");
+    let stated =
+        |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|it| !it.is_empty());
+    let Some(mut whole) = spec.resources.take() else { return };
+    if stated(&whole.limits) || stated(&whole.requests) {
+        for (name, limit) in api::quota::container_limits(spec) {
+            let is_requested = whole.requests.as_ref().is_some_and(|it| it.contains_key(&name));
+            if is_huge(&name) && !is_requested {
+                whole.limits.get_or_insert_default().entry(name).or_insert(limit);
+            }
+        }
+    }
+    if let Some(limits) = whole.limits.as_ref().filter(|limits| !limits.is_empty()) {
+        let requests = whole.requests.get_or_insert_default();
+        for (name, request) in api::quota::container_requests(spec) {
+            if is_shared(&name) {
+                requests.entry(name).or_insert(request);
+            }
+        }
+        for (name, limit) in limits {
+            if is_shared(name) || is_huge(name) {
+                requests.entry(name.clone()).or_insert_with(|| limit.clone());
+            }
+        }
+        whole.requests.take_if(|requests| requests.is_empty());
+    }
+    spec.resources = Some(whole);
 }
 
 fn default_container(container: &mut Container) {
@@ -270,6 +305,34 @@ mod tests {
         ] {
             assert_eq!(pull_policy(Some(image)), expected, "{image}");
         }
+    }
+
+    #[test]
+    fn a_pod_as_a_whole_requests_what_its_containers_do() {
+        let check = |whole: serde_json::Value,
+                     container: serde_json::Value,
+                     expected: serde_json::Value| {
+            let mut spec: PodSpec = serde_json::from_value(serde_json::json!({
+                "resources": whole, "containers": [{"name": "c", "resources": container}],
+            }))
+            .expect("a pod spec");
+            default_pod(&mut spec);
+            assert_eq!(serde_json::to_value(&spec.resources).expect("JSON"), expected);
+        };
+        use serde_json::json;
+        check(
+            json!({"limits": {"cpu": "1", "memory": "1Gi"}}),
+            json!({"requests": {"cpu": "2", "example.com/gpu": "1"}}),
+            json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "2", "memory": "1Gi"}}),
+        );
+        check(
+            json!({"requests": {"cpu": "1"}}),
+            json!({"limits": {"hugepages-2Mi": "4Mi"}}),
+            json!({
+                "limits": {"hugepages-2Mi": "4Mi"}, "requests": {"cpu": "1", "hugepages-2Mi": "4Mi"},
+            }),
+        );
+        check(json!({}), json!({"requests": {"cpu": "1"}}), json!({}));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Pod specs, in pods and in templates.
 //! Upstream: `ValidatePodSpec`, `ValidatePodTemplateSpec`, `ValidatePodCreate`.
 
+use k8s_openapi::api::core::v1::PodSpec;
 use machinery::names;
+use machinery::quantity::Amount;
 use serde_json::Value;
 
 use super::at::At;
@@ -276,6 +278,7 @@ fn pod_resources(spec: &At<'_>) {
         at.get("claims").forbidden("claims may not be set for Resources at pod-level");
     }
     quantity::pod_requirements(&at);
+    containers_within(spec, &at);
     for (index, container) in spec.get("containers").items().enumerate() {
         for (name, limit) in container.get("resources.limits").entries() {
             let of_pod = at.get("limits").key(name);
@@ -284,6 +287,27 @@ fn pod_resources(spec: &At<'_>) {
                 let detail =
                     format!("must be less than or equal to pod limits of {}", of_pod.str());
                 limit.called(path).invalid(&detail);
+            }
+        }
+    }
+}
+
+/// What the containers need together fits into what the pod as a whole asks for.
+fn containers_within(spec: &At<'_>, whole: &At<'_>) {
+    // It was one before it became a tree.
+    let Ok(typed) = serde_json::from_value::<PodSpec>(spec.value.clone()) else { return };
+    let requests = ("requests", api::quota::container_requests(&typed));
+    let mut limits = api::quota::container_limits(&typed);
+    limits.retain(|name, _| quantity::is_huge_pages(name));
+    for (list, needs) in [requests, ("limits", limits)] {
+        for (name, need) in needs {
+            let stated = whole.get(list).key(&name);
+            let amount = Amount::parse(&need.0).unwrap_or_default();
+            if stated.is_set() && amount > quantity::amount(&stated) {
+                stated.invalid(&format!(
+                    "must be greater than or equal to aggregate container {list} of {}",
+                    need.0
+                ));
             }
         }
     }

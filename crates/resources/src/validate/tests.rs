@@ -128,3 +128,18 @@ fn what_must_stay_is_held() {
         assert_eq!(fields(&errors), expected, "{kind}: {}", errors.summary());
     }
 }
+
+#[test]
+fn containers_fit_into_the_pod_as_a_whole() {
+    let check = |container: Value, whole: Value, expected: &[&str]| {
+        let mut pod = pod("/containers/0/resources", container);
+        pod["spec"]["resources"] = whole;
+        let errors = judge(&pod, rule("Pod").create);
+        assert_eq!(fields(&errors), expected, "{}", errors.summary());
+    };
+    let one = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "3"}});
+    check(json!({"requests": {"cpu": "1"}}), one.clone(), &[]);
+    check(json!({"requests": {"cpu": "2"}}), one.clone(), &["spec.resources.requests[cpu]"]);
+    let both = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "4"}});
+    check(both, one, &["spec.resources.containers[0][cpu].limits"]);
+}

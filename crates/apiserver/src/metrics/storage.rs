@@ -1,0 +1,65 @@
+//! What the registry's requests of the store take, under the names that upstream's have: dashboards ask for
+//! etcd's latency by them, whatever the store is.
+//! Upstream: `apiserver/pkg/storage/etcd3/metrics`.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Mutex;
+
+use super::DURATIONS;
+use super::text::{Histogram, Labels, family, histograms, labels, samples};
+use crate::resource::Resource;
+
+#[derive(Default)]
+pub(crate) struct StorageNumbers {
+    /// Guards a few additions.
+    families: Mutex<Families>,
+}
+
+#[derive(Default)]
+struct Families {
+    seconds: BTreeMap<Labels, Histogram>,
+    errors: BTreeMap<Labels, u64>,
+}
+
+impl StorageNumbers {
+    /// Waits for a request of the store and counts it.
+    pub async fn timed<T>(
+        &self,
+        operation: &'static str,
+        row: &Resource,
+        request: impl Future<Output = store::Result<T>>,
+    ) -> store::Result<T> {
+        let started = tokio::time::Instant::now();
+        let answer = request.await;
+        let seconds = started.elapsed().as_secs_f64();
+        let labels =
+            labels([("group", &row.group), ("operation", operation), ("resource", &row.plural)]);
+        let mut families = self.families.lock().expect("no panic under the lock");
+        if answer.is_err() {
+            *families.errors.entry(labels.clone()).or_default() += 1;
+        }
+        families
+            .seconds
+            .entry(labels)
+            .or_insert_with(|| Histogram::new(DURATIONS))
+            .observe(seconds);
+        answer
+    }
+
+    pub fn encode(&self, out: &mut String) {
+        let families = self.families.lock().expect("no panic under the lock");
+        let name = "etcd_request_duration_seconds";
+        let help = "[ALPHA] Etcd request latency in seconds for each operation and object type.";
+        family(out, name, "histogram", help);
+        histograms(out, name, &families.seconds);
+        let name = "etcd_request_errors_total";
+        let help = "[ALPHA] Etcd failed request counts for each operation and object type.";
+        family(out, name, "counter", help);
+        samples(out, name, &families.errors);
+        let name = "etcd_requests_total";
+        let help = "[ALPHA] Etcd request counts for each operation and object type.";
+        family(out, name, "counter", help);
+        samples(out, name, families.seconds.iter().map(|(labels, it)| (labels, it.count())));
+    }
+}

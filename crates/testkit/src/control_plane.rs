@@ -1,0 +1,91 @@
+//! A control plane alone: `decapod server --disable-agent` in a directory of its own, on this machine.
+//!
+//! In: the binary. Out: a process that is ready, its client, its log, what it has cost so far. It takes no
+//! namespaces, for nothing of it touches the machine but a port of 127.0.0.1; it ends with its owner.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::http::ApiClient;
+use crate::wait;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Of the kernel's clock in `/proc/PID/stat`, which programs always see as 100 a second.
+const TICKS: f64 = 100.0;
+
+pub struct ControlPlane {
+    process: Child,
+    directory: tempfile::TempDir,
+    log: PathBuf,
+}
+
+impl ControlPlane {
+    pub fn start(binary: &Path) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("decapod-alone-").tempdir()?;
+        let log = directory.path().join("server.log");
+        let output = File::create(&log)?;
+        let mut command = Command::new(binary);
+        command.args(["server", "--disable-agent", "--https-listen-port", "0", "--data-dir"]);
+        command.arg(directory.path().join("data"));
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let process = command.spawn().with_context(|| binary.display().to_string())?;
+        let mut server = Self { process, directory, log };
+        let ended = wait::until(START_LIMIT, "the server is ready", || {
+            if let Some(status) = server.exit_status()? {
+                return Ok(Some(status));
+            }
+            let answer = server.client()?.get("/readyz", START_LIMIT)?;
+            ensure!(answer.status == 200, "{}", answer.body);
+            Ok(None)
+        })?;
+        match ended {
+            Some(status) => bail!("the server ended: {status}\n{}", server.log()),
+            None => Ok(server),
+        }
+    }
+
+    /// With the administrator's certificate.
+    pub fn client(&self) -> Result<ApiClient> {
+        let path = self.directory.path().join("data/kubeconfig");
+        ApiClient::from_kubeconfig(&fs::read_to_string(path)?)
+    }
+
+    /// `None` while it runs.
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.process.try_wait()?)
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Seconds of CPU that it has used.
+    pub fn cpu(&self) -> Result<f64> {
+        let text = fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
+        // The second field is a name in parentheses, which may hold anything.
+        let rest = text.rsplit(')').next().unwrap_or_default();
+        let ticks = |index| -> Option<f64> { rest.split_whitespace().nth(index)?.parse().ok() };
+        let (user, system) = (ticks(11).context("utime")?, ticks(12).context("stime")?);
+        Ok((user + system) / TICKS)
+    }
+
+    /// Bytes of memory that are its own: not of files.
+    pub fn memory(&self) -> Result<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
+        let kib = line.split_whitespace().next().context("a number")?;
+        Ok(kib.parse::<u64>()? << 10)
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
