@@ -313,6 +313,9 @@ fn go_type(value: &Value) -> &'static str {
     }
 }
 
+/// Enough for the deepest document that the parser takes, in a build without optimisation.
+const YAML_STACK: usize = 16 << 20;
+
 /// YAML 1.1, as clients write it: octal file modes, `yes` and `no`. The note tells of a duplicate
 /// key; the last one wins.
 pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
@@ -324,7 +327,10 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
             with_snippet: false,
         };
         // Of several documents the first counts.
-        let all: Vec<Value> = serde_saphyr::from_slice_multiple_with_options(body, options)?;
+        let parse = || serde_saphyr::from_slice_multiple_with_options::<Value>(body, options);
+        // It goes down a level with each level of the document, by large steps: what it allows would
+        // not fit on a worker's stack.
+        let all: Vec<Value> = stacker::maybe_grow(YAML_STACK, YAML_STACK, parse)?;
         Ok(all.into_iter().next().unwrap_or_default())
     };
     if body.trim_ascii().is_empty() {
@@ -473,6 +479,14 @@ mod tests {
         ] {
             let got = attempt(body, BodyFormat::Json, FieldValidation::Strict);
             assert_eq!(got.err().as_deref(), Some(expected), "{body}");
+        }
+    }
+
+    #[test]
+    fn deep_yaml_fits_on_the_stack() {
+        for (depth, is_read) in [(60, true), (5_000, false)] {
+            let text = format!("a: {}{}", "[".repeat(depth), "]".repeat(depth));
+            assert_eq!(yaml(text.as_bytes()).is_ok(), is_read, "{depth}");
         }
     }
 

@@ -31,7 +31,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 const UPSTREAMS: &[(u16, &str)] = &[
     (500, "failed to create typed patch object"),
     (500, "resourceVersion: Invalid value"),
+    (500, "resourceVersion should not be set on objects to be created"),
     (500, "strconv.ParseUint: parsing"),
+    (500, "unknown patch type: "),
     (504, "Too large resource version"),
 ];
 /// Of a request that is told.
@@ -143,7 +145,8 @@ impl Fuzz {
             findings.insert("readyz".to_owned(), "the server is not ready afterwards".to_owned());
         }
         let log = server.log();
-        let panics = log.lines().filter(|line| line.contains("panicked"));
+        let panics =
+            log.lines().filter(|line| line.contains("panicked") || line.contains("overflowed"));
         findings.extend(panics.map(|line| (line.to_owned(), line.to_owned())));
         let statuses = self.statuses.into_inner().expect("no panic under the lock");
         println!("{} requests; answers by status: {statuses:?}", self.sent.into_inner());
