@@ -69,6 +69,8 @@ pub struct ApiServer {
     #[arg(long, value_name = "FILE")]
     etcd_keyfile: Option<PathBuf>,
     #[command(flatten)]
+    use_of_etcd: crate::datastore::UseOfEtcd,
+    #[command(flatten)]
     serving: flags::Serving,
     #[command(flatten)]
     access: crate::access::Access,
@@ -163,6 +165,7 @@ impl ApiServer {
         self.serving.check()?;
         server.serving = self.serving.clone();
         server.encryption.clone_from(&self.encryption);
+        server.datastore.use_of_etcd.clone_from(&self.use_of_etcd);
         server.audit.clone_from(&self.audit);
         // The DNS Service is the installer's business where components run alone.
         server.cluster_dns.clear();
@@ -248,6 +251,8 @@ mod tests {
             "--allow-privileged=true",
             "--enable-bootstrap-token-auth=true",
             "--etcd-servers=https://127.0.0.1:2379",
+            "--etcd-compaction-interval=1m0s",
+            "--storage-media-type=application/json",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
         ];
         let flags = Line::try_parse_from(words).expect("kubeadm's flags").flags;
@@ -255,6 +260,7 @@ mod tests {
         assert_eq!((server.https_listen_port, server.cluster_dns.len()), (7443, 0));
         assert_eq!(server.service_cidr[0].to_string(), "10.96.0.0/12");
         assert_eq!(server.datastore.endpoints, ["https://127.0.0.1:2379"]);
+        assert_eq!(server.datastore.use_of_etcd.etcd_compaction_interval.as_secs(), 60);
         let directory = std::env::temp_dir().join(format!("decapod-api-{}", std::process::id()));
         let pki = Pki::open_or_create(&directory).expect("certificates");
         let credentials = flags.credentials(&pki).expect("they fit");

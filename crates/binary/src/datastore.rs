@@ -33,11 +33,21 @@ pub struct Datastore {
     /// Key of the client certificate for etcd
     #[arg(long = "datastore-keyfile", value_name = "FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub use_of_etcd: UseOfEtcd,
+    #[command(flatten)]
+    pub history: History,
+}
+
+/// What upstream's API server has flags for.
+#[derive(Args, Clone, Debug, Default)]
+pub struct UseOfEtcd {
     /// How built-in kinds are written to etcd; both are read
     #[arg(long, value_enum, default_value = "application/vnd.kubernetes.protobuf")]
     pub storage_media_type: StorageMediaType,
-    #[command(flatten)]
-    pub history: History,
+    /// How often etcd forgets what is older than that, whichever server sees to it; 0 for never
+    #[arg(long, value_parser = cli::duration::parse, default_value = "5m", value_name = "DURATION")]
+    pub etcd_compaction_interval: Duration,
 }
 
 /// Of the embedded store.
@@ -221,12 +231,11 @@ pub async fn open(
         return Ok(Transformed::over(opened, seal));
     }
     let remote = connect(flags).await?;
-    let compacted = remote.clone();
-    tasks.spawn(
-        "etcd compactor",
-        etcd::compactor::run(compacted, etcd::compactor::DEFAULT_INTERVAL),
-    );
-    let writes = match flags.storage_media_type {
+    let interval = flags.use_of_etcd.etcd_compaction_interval;
+    if !interval.is_zero() {
+        tasks.spawn("etcd compactor", etcd::compactor::run(remote.clone(), interval));
+    }
+    let writes = match flags.use_of_etcd.storage_media_type {
         StorageMediaType::Json => MediaType::Json,
         StorageMediaType::Protobuf => MediaType::Protobuf,
     };
@@ -253,6 +262,7 @@ async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
         endpoints: flags.endpoints.clone(),
         ca_pem: read(&flags.ca_file)?,
         identity_pem: read(&flags.cert_file)?.zip(read(&flags.key_file)?),
+        ..Default::default()
     };
     let remote = etcd::Etcd::open(&options)?;
     let named = || format!("--datastore-endpoint {}", flags.endpoints.join(","));

@@ -12,10 +12,7 @@ use store::{Compare, Error, KeyRange, Op, OpResult, Result, Revision, Store, Txn
 
 const KEY: &[u8] = b"compact_rev_key";
 
-/// Upstream: `--etcd-compaction-interval`.
-pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(5 * 60);
-
-/// Never ends.
+/// Never ends. Upstream: `--etcd-compaction-interval`.
 pub async fn run(store: Arc<dyn Store>, interval: Duration) {
     let mut round = Round::default();
     loop {

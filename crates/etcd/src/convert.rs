@@ -130,6 +130,11 @@ pub fn result(op: wire::ResponseOp) -> Result<OpResult> {
     })
 }
 
+/// That a revision is no longer kept.
+pub fn says_compacted(status: &tonic::Status) -> bool {
+    status.message().ends_with("required revision has been compacted")
+}
+
 pub fn event(event: wire::Event) -> Event {
     let kind = match event.r#type() {
         wire::EventType::Put => EventKind::Put,

@@ -6,32 +6,37 @@
 //!
 //! Invariants: nothing is cached here, reads are linearizable; a call that fails without etcd's word
 //! is `Unavailable`, and if it was a write, its fate is unknown, as with etcd's own client. Watches
-//! reconnect by themselves and go on where they were.
+//! reconnect by themselves and go on where they were; those of the registry share one stream.
 
 pub mod compactor;
 mod convert;
+mod hub;
 mod messages;
 mod rpc;
 pub mod server;
 mod watch;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use base::task::Tasks;
 use futures::StreamExt;
 use store::{
-    Error, Lease, LeaseId, RangeResponse, Result, Revision, Store, Txn, TxnResponse, Watch,
-    WatchRequest,
+    Error, KeyRange, Lease, LeaseId, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
+    Watch, WatchRequest,
 };
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
+use hub::Hub;
 use rpc::{Rpc, unavailable};
 
 /// Items that may wait in a watch; its task waits for the reader, and etcd for the task.
 const WATCH_QUEUE: usize = 64;
+
+/// Where Kubernetes keeps its objects.
+const REGISTRY: &[u8] = b"/registry/";
 
 /// What etcd said, before it is put in the store's words.
 type Answer<T> = std::result::Result<T, Status>;
@@ -45,17 +50,63 @@ pub struct Options {
     pub ca_pem: Option<Vec<u8>>,
     /// The client's certificate chain and key, PEM.
     pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
+    /// Watches below this prefix share a stream [default: `/registry/`]
+    pub shared_prefix: Option<bytes::Bytes>,
 }
 
 pub struct Etcd {
     rpc: Rpc,
+    /// A connection of its own for what may be read slowly.
+    slow: Rpc,
+    shared_prefix: bytes::Bytes,
+    /// The stream of the watches below that prefix, from the first of them on.
+    shared: OnceLock<Arc<Hub>>,
     tasks: Tasks,
 }
 
 impl Etcd {
     /// Connects at the first call, and again whenever a connection is lost.
     pub fn open(options: &Options) -> Result<Arc<dyn Store>> {
-        Ok(Arc::new(Self { rpc: Rpc::new(options)?, tasks: Tasks::new("etcd watches") }))
+        let registry = || bytes::Bytes::from_static(REGISTRY);
+        Ok(Arc::new(Self {
+            rpc: Rpc::new(options)?,
+            slow: Rpc::new(options)?,
+            shared_prefix: options.shared_prefix.clone().unwrap_or_else(registry),
+            shared: OnceLock::new(),
+            tasks: Tasks::new("etcd watches"),
+        }))
+    }
+
+    /// The stream that a watch of this range reads along.
+    fn hub(&self, range: &KeyRange) -> Arc<Hub> {
+        let start = |range: KeyRange| Hub::start(self.rpc.clone(), range, &self.tasks);
+        let together = KeyRange::prefix(self.shared_prefix.clone());
+        if !hub::within(range, &together) {
+            return start(range.clone());
+        }
+        self.shared.get_or_init(|| start(together)).clone()
+    }
+
+    /// The reader of a new watch, and where it begins.
+    async fn reader(
+        &self,
+        request: WatchRequest,
+        items: mpsc::Sender<store::WatchItem>,
+        asked: mpsc::Receiver<()>,
+    ) -> Answer<watch::Reader> {
+        let hub = self.hub(&request.range);
+        hub.begun().await?;
+        let after = |revision: Revision| Revision(revision.0 + 1);
+        let (next, owes) = match request.start {
+            None | Some(Revision(0)) => (after(self.rpc.present().await?), None),
+            Some(start) => {
+                let is_known = start <= after(self.rpc.heard());
+                let present = if is_known { self.rpc.heard() } else { self.rpc.present().await? };
+                (start, (start <= after(present)).then_some(present))
+            }
+        };
+        let (history, range) = (self.slow.clone(), request.range);
+        Ok(watch::Reader { hub, history, range, next, owes, items, asked })
     }
 
     async fn call<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
@@ -71,12 +122,10 @@ impl Etcd {
     /// present.
     async fn revision_error(&self, status: Status, requested: Revision) -> Error {
         match () {
-            () if status.message().ends_with("required revision has been compacted") => {
-                match watch::floor(&self.rpc).await {
-                    Ok(floor) => Error::Compacted { requested, floor },
-                    Err(status) => unavailable(&status),
-                }
-            }
+            () if convert::says_compacted(&status) => match watch::floor(&self.rpc).await {
+                Ok(floor) => Error::Compacted { requested, floor },
+                Err(status) => unavailable(&status),
+            },
             () if status.message().ends_with("required revision is a future revision") => {
                 match self.revision().await {
                     Ok(current) => Error::Future { requested, current },
@@ -112,7 +161,7 @@ impl Store for Etcd {
             kvs: answer.kvs.into_iter().map(convert::key_value).collect(),
             count: answer.count.try_into().unwrap_or_default(),
             more: answer.more,
-            revision: convert::at(answer.header.as_ref()),
+            revision: self.rpc.hear(convert::at(answer.header.as_ref())),
         })
     }
 
@@ -124,7 +173,7 @@ impl Store for Etcd {
         match answer {
             Ok(answer) => Ok(TxnResponse {
                 succeeded: answer.succeeded,
-                revision: convert::at(answer.header.as_ref()),
+                revision: self.rpc.hear(convert::at(answer.header.as_ref())),
                 results: answer
                     .responses
                     .into_iter()
@@ -138,25 +187,17 @@ impl Store for Etcd {
     async fn watch(&self, request: WatchRequest) -> Result<Watch> {
         let (sender, items) = mpsc::channel(WATCH_QUEUE);
         let (progress, asked) = mpsc::channel(1);
-        let starting = watch::Running::start(self.rpc.clone(), request, sender, asked);
         let closed = || Error::Unavailable("etcd: the connection is closed".into());
-        let started = self.tasks.stop_signal().or(starting).await.ok_or_else(closed)?;
-        let running = started.map_err(|status| unavailable(&status))?;
-        self.tasks.spawn("etcd watch", running.run());
+        let starting = self.reader(request, sender, asked);
+        let reader = self.tasks.stop_signal().or(starting).await.ok_or_else(closed)?;
+        self.tasks.spawn("etcd watch", reader.map_err(|status| unavailable(&status))?.run());
         Ok(Watch { items, progress })
     }
 
     async fn revision(&self) -> Result<Revision> {
-        let wire = messages::RangeRequest {
-            key: bytes::Bytes::from_static(b"\0"),
-            count_only: true,
-            ..Default::default()
-        };
-        let answer: messages::RangeResponse = self
-            .call("/etcdserverpb.KV/Range", wire)
-            .await
-            .map_err(|status| unavailable(&status))?;
-        Ok(convert::at(answer.header.as_ref()))
+        let closed = || Error::Unavailable("etcd: the connection is closed".into());
+        let asked = self.tasks.stop_signal().or(self.rpc.present()).await;
+        asked.ok_or_else(closed)?.map_err(|status| unavailable(&status))
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
@@ -267,7 +308,7 @@ impl Store for Etcd {
 
     async fn snapshot(&self) -> Result<store::Snapshot> {
         let path = "/etcdserverpb.Maintenance/Snapshot";
-        let opening = self.rpc.download(path, messages::Empty {});
+        let opening = self.slow.download(path, messages::Empty {});
         let closed = || Error::Unavailable("etcd: the connection is closed".into());
         let mut answers: tonic::Streaming<messages::SnapshotResponse> = self
             .tasks

@@ -1,16 +1,18 @@
 //! The connection and the unary calls, by name.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::backoff::Backoff;
 use prost::Message;
-use store::Error;
+use store::{Error, Revision};
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::Options;
+use crate::{Options, convert, messages as wire};
 
 /// As upstream's API server dials etcd.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -33,7 +35,11 @@ const ANSWER_LIMIT: usize = i32::MAX as usize;
 
 /// One connection to each endpoint; calls go to those that answer. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Rpc(Grpc<Channel>);
+pub(crate) struct Rpc {
+    grpc: Grpc<Channel>,
+    /// The newest revision that etcd has named.
+    heard: Arc<AtomicU64>,
+}
 
 impl Rpc {
     pub fn new(options: &Options) -> Result<Self, Error> {
@@ -62,7 +68,33 @@ impl Rpc {
             [only] => only.connect_lazy(),
             _ => Channel::balance_list(endpoints.into_iter()),
         };
-        Ok(Self(Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT)))
+        let grpc = Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT);
+        Ok(Self { grpc, heard: Arc::default() })
+    }
+
+    /// Notes the revision of an answer.
+    pub fn hear(&self, revision: Revision) -> Revision {
+        self.heard.fetch_max(revision.0, Ordering::AcqRel);
+        revision
+    }
+
+    pub fn heard(&self) -> Revision {
+        Revision(self.heard.load(Ordering::Acquire))
+    }
+
+    /// The newest revision, linearizably.
+    pub async fn present(&self) -> Result<Revision, Status> {
+        let key = bytes::Bytes::from_static(b"\0");
+        let nothing = wire::RangeRequest { key, count_only: true, ..Default::default() };
+        let answer: wire::RangeResponse = self.call("/etcdserverpb.KV/Range", nothing).await?;
+        Ok(self.hear(convert::at(answer.header.as_ref())))
+    }
+
+    /// Whether this etcd may say how far a watch is before the events that it speaks of.
+    pub async fn answers_overtake_events(&self) -> Result<bool, Status> {
+        let path = "/etcdserverpb.Maintenance/Status";
+        let status: wire::StatusResponse = self.call(path, wire::Empty {}).await?;
+        Ok(overtakes(&status.version))
     }
 
     /// A call of one request and one answer, as `/etcdserverpb.KV/Range`. It is made again where
@@ -93,7 +125,7 @@ impl Rpc {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = self.0.clone();
+        let mut grpc = self.grpc.clone();
         ready(&mut grpc).await?;
         let path = http::uri::PathAndQuery::from_static(path);
         let answer = grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
@@ -110,7 +142,7 @@ impl Rpc {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = self.0.clone();
+        let mut grpc = self.grpc.clone();
         ready(&mut grpc).await?;
         let path = http::uri::PathAndQuery::from_static(path);
         let answer =
@@ -128,7 +160,7 @@ impl Rpc {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = self.0.clone();
+        let mut grpc = self.grpc.clone();
         ready(&mut grpc).await?;
         let path = http::uri::PathAndQuery::from_static(path);
         let mut request = Request::new(requests);
@@ -187,4 +219,34 @@ fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
         error = source;
     }
     error.to_string()
+}
+
+/// Upstream: its servers ask only etcds from these versions on.
+fn overtakes(version: &str) -> bool {
+    let numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
+    match numbers.take(3).collect::<Option<Vec<_>>>().as_deref() {
+        Some([3, 4, patch]) => *patch < 31,
+        Some([3, 5, patch]) => *patch < 13,
+        Some([major, minor, _]) => (*major, *minor) < (3, 4),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_etcds_are_known_by_their_versions() {
+        let check = |version, expected| assert_eq!(overtakes(version), expected, "{version}");
+        check("3.3.27", true);
+        check("3.4.23", true);
+        check("3.4.31", false);
+        check("3.5.0-rc.1", true);
+        check("3.5.12", true);
+        check("3.5.13", false);
+        check("3.6.0", false);
+        check("4.0.0-alpha", false);
+        check("a fork", false);
+    }
 }

@@ -1,130 +1,125 @@
-//! One watch: a gRPC stream that is opened again, from the next revision, whenever it breaks.
+//! One watch: a reader of a [`Hub`](crate::hub::Hub), or, while it lacks more than that has, of a
+//! stream of its own.
+//!
+//! ```text
+//! joined ──too slow, or the hub lost its place──► behind
+//!    ▲                                              │ own stream from the next revision on
+//!    └─────────the hub has what is lacking──────────┘ (compacted: the watch is over)
+//! ```
 //!
 //! Invariants: items come in revision order, all events of one revision in one item (etcd never
 //! splits a revision unless asked to); `Progress(r)` is said only after etcd said that everything up
-//! to `r` was sent.
+//! to `r` was sent. A stream that breaks is opened again where it was.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::backoff::Backoff;
 use futures::StreamExt;
-use store::{KeyRange, Revision, WatchItem, WatchRequest};
+use store::{Event, KeyRange, Revision, WatchItem};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use crate::convert;
+use crate::hub::{Hub, Joined, seen_range};
 use crate::messages as wire;
 use crate::rpc::Rpc;
 
 /// etcd keeps silent when it is asked for progress while the watch is behind: ask again after this
 /// long. Upstream: 100 ms.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_CEILING: Duration = Duration::from_secs(2);
+pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(100);
+pub(crate) const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+pub(crate) const RECONNECT_CEILING: Duration = Duration::from_secs(2);
 
 /// An open stream.
-struct Link {
+pub(crate) struct Link {
     /// Holds the create request and at most one progress request.
     requests: mpsc::Sender<wire::WatchRequest>,
-    answers: Streaming<wire::WatchResponse>,
+    pub answers: Streaming<wire::WatchResponse>,
 }
 
 impl Link {
     /// Asks how far the stream is.
-    fn ask(&self) {
+    pub fn ask(&self) {
         let call = wire::WatchCall::Progress(wire::WatchProgressRequest {});
         // Full: a request is on its way already. Closed: the stream is about to say so.
         let _ = self.requests.try_send(wire::WatchRequest { call: Some(call) });
     }
 }
 
-enum Opened {
-    /// With etcd's revision when the watch began.
-    Yes(Box<Link>, Revision),
+pub(crate) enum Opened {
+    Yes(Box<Link>),
     /// The start is below this floor.
     Compacted(Revision),
 }
 
-/// Why a stream came to its end.
+/// What a stream brings.
+pub(crate) enum Said {
+    /// By revision.
+    Events(Vec<(Revision, Vec<Event>)>),
+    /// Everything up to here was sent.
+    Reached(Revision),
+    Compacted(Revision),
+}
+
+impl Said {
+    pub fn of(answer: Option<Result<wire::WatchResponse, Status>>) -> Result<Self, Status> {
+        let ended = || Err(Status::unavailable("the watch stream ended"));
+        let answer = answer.unwrap_or_else(ended)?;
+        if answer.compact_revision > 0 {
+            return Ok(Self::Compacted(convert::revision(answer.compact_revision)));
+        }
+        if answer.canceled {
+            return Err(Status::unavailable(answer.cancel_reason));
+        }
+        if answer.events.is_empty() && !answer.created {
+            return Ok(Self::Reached(convert::at(answer.header.as_ref())));
+        }
+        let mut changes: Vec<(Revision, Vec<Event>)> = vec![];
+        for event in answer.events.into_iter().map(convert::event) {
+            match changes.last_mut() {
+                Some((revision, events)) if *revision == event.kv.mod_revision => {
+                    events.push(event);
+                }
+                _ => changes.push((event.kv.mod_revision, vec![event])),
+            }
+        }
+        Ok(Self::Events(changes))
+    }
+}
+
+/// Why a reader stops doing what it does.
 enum End {
-    /// Nobody listens any more, or the reader was told that it is over.
+    /// Nobody listens any more, or the listener was told that it is over.
     Over,
     Broken(Status),
 }
 
-pub(crate) struct Running {
-    rpc: Rpc,
-    range: KeyRange,
+pub(crate) struct Reader {
+    pub hub: Arc<Hub>,
+    /// For streams of its own. Another connection than the hub's: one that is read slowly holds
+    /// others of its connection up.
+    pub history: Rpc,
+    pub range: KeyRange,
     /// Everything below has been delivered.
-    next: Revision,
-    link: Option<Box<Link>>,
-    /// The floor, when the watch was over before it began.
-    floor: Option<Revision>,
-    items: mpsc::Sender<WatchItem>,
-    asked: mpsc::Receiver<()>,
-    /// Owes a `Progress` once caught up.
-    owes: bool,
-    /// A `Progress` that is due at once: there was nothing to catch up with.
-    due: Option<Revision>,
+    pub next: Revision,
+    /// Owes a `Progress` of at least this.
+    pub owes: Option<Revision>,
+    pub items: mpsc::Sender<WatchItem>,
+    pub asked: mpsc::Receiver<()>,
 }
 
-impl Running {
-    /// Opens the stream: what is written after this returns is seen.
-    pub async fn start(
-        rpc: Rpc,
-        request: WatchRequest,
-        items: mpsc::Sender<WatchItem>,
-        asked: mpsc::Receiver<()>,
-    ) -> Result<Self, Status> {
-        let start = request.start.unwrap_or_default();
-        let mut running = Self {
-            rpc,
-            range: request.range,
-            next: start,
-            link: None,
-            floor: None,
-            items,
-            asked,
-            owes: false,
-            due: None,
-        };
-        match open(&running.rpc, &running.range, start).await? {
-            Opened::Yes(link, present) => {
-                let after = Revision(present.0 + 1);
-                // etcd does not speak of progress to a watch that starts after its present.
-                running.owes = start.0 != 0 && start < after;
-                running.due = (start == after).then_some(present);
-                running.next = if start.0 == 0 { after } else { start };
-                running.link = Some(link);
-            }
-            Opened::Compacted(floor) => running.floor = Some(floor),
-        }
-        Ok(running)
-    }
-
+impl Reader {
     pub async fn run(mut self) {
-        if let Some(floor) = self.floor {
-            // An error: nobody listens.
-            let _ = self.items.send(WatchItem::Compacted(floor)).await;
-            return;
-        }
-        if let Some(revision) = self.due
-            && self.say(WatchItem::Progress(revision)).await.is_err()
-        {
-            return;
-        }
         let mut backoff = Backoff::new(RECONNECT_FIRST, RECONNECT_CEILING).with_jitter(0.5);
         loop {
-            let ended = match self.link.take() {
-                Some(link) => {
-                    backoff.reset();
-                    self.follow(link).await
-                }
-                None => self.reopen().await,
+            let ended = match self.hub.join(&self.range, self.next, self.owes) {
+                Some(joined) => self.follow(joined).await,
+                None => self.catch_up().await,
             };
             match ended {
-                Ok(()) => {}
+                Ok(()) => backoff.reset(),
                 Err(End::Over) => return,
                 Err(End::Broken(status)) => {
                     let delay = backoff.step();
@@ -138,67 +133,100 @@ impl Running {
         }
     }
 
-    async fn reopen(&mut self) -> Result<(), End> {
-        match open(&self.rpc, &self.range, self.next).await.map_err(End::Broken)? {
-            Opened::Yes(link, _) => {
-                self.link = Some(link);
-                Ok(())
+    /// Delivers what the hub brings, until it lets this reader go.
+    async fn follow(&mut self, joined: Joined) -> Result<(), End> {
+        let Joined { missed, mut feed } = joined;
+        for (revision, events) in missed {
+            self.events(revision, events).await?;
+        }
+        let mut asks = true;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.items.closed() => return Err(End::Over),
+                item = feed.items.recv() => match item {
+                    Some(WatchItem::Events(revision, events)) => {
+                        self.events(revision, events).await?;
+                    }
+                    Some(WatchItem::Progress(revision)) => self.progress(revision).await?,
+                    Some(WatchItem::Compacted(_)) | None => {
+                        // A watch that has caught up again says so.
+                        self.owes = Some(self.hub.heard());
+                        return Ok(());
+                    }
+                },
+                asked = self.asked.recv(), if asks => match asked {
+                    Some(()) => {
+                        let target = self.hub.heard();
+                        self.owes = Some(target);
+                        feed.want(target);
+                    }
+                    None => asks = false,
+                },
             }
-            Opened::Compacted(floor) => self.say(WatchItem::Compacted(floor)).await,
         }
     }
 
-    /// Delivers what the stream brings until it ends.
-    async fn follow(&mut self, mut link: Box<Link>) -> Result<(), End> {
+    /// Reads history from a stream of its own, until the hub has what is lacking.
+    async fn catch_up(&mut self) -> Result<(), End> {
+        let is_old = self.hub.is_old();
+        let range = seen_range(&self.range, is_old);
+        let mut link = match open(&self.history, &range, self.next).await {
+            Ok(Opened::Yes(link)) => link,
+            Ok(Opened::Compacted(floor)) => return self.say(WatchItem::Compacted(floor)).await,
+            Err(status) => return Err(End::Broken(status)),
+        };
         let mut asks = true;
-        loop {
-            if self.owes {
+        while !self.hub.covers(self.next) {
+            if !is_old {
                 link.ask();
             }
             tokio::select! {
                 biased;
                 () = self.items.closed() => return Err(End::Over),
-                answer = link.answers.next() => {
-                    let broken = || Err(Status::unavailable("the watch stream ended"));
-                    let answer = answer.unwrap_or_else(broken).map_err(End::Broken)?;
-                    self.deliver(answer).await?;
-                }
+                answer = link.answers.next() => match Said::of(answer).map_err(End::Broken)? {
+                    Said::Events(changes) => self.changes(changes).await?,
+                    Said::Reached(revision) if !is_old => self.progress(revision).await?,
+                    Said::Reached(_) => {}
+                    Said::Compacted(floor) => return self.say(WatchItem::Compacted(floor)).await,
+                },
                 asked = self.asked.recv(), if asks => match asked {
-                    Some(()) => self.owes = true,
+                    Some(()) => self.owes = Some(self.hub.heard()),
                     None => asks = false,
                 },
-                () = tokio::time::sleep(ASK_AGAIN), if self.owes => {}
-            }
-        }
-    }
-
-    async fn deliver(&mut self, answer: wire::WatchResponse) -> Result<(), End> {
-        if answer.compact_revision > 0 {
-            self.say(WatchItem::Compacted(convert::revision(answer.compact_revision))).await?;
-            return Err(End::Over);
-        }
-        if answer.canceled {
-            return Err(End::Broken(Status::unavailable(answer.cancel_reason)));
-        }
-        if answer.events.is_empty() && !answer.created {
-            return self.progress(convert::at(answer.header.as_ref())).await;
-        }
-        let events = answer.events.into_iter().map(convert::event).collect::<Vec<_>>();
-        for events in events.chunk_by(|a, b| a.kv.mod_revision == b.kv.mod_revision) {
-            let revision = events[0].kv.mod_revision;
-            if revision >= self.next {
-                self.next = Revision(revision.0 + 1);
-                self.say(WatchItem::Events(revision, events.into())).await?;
+                () = tokio::time::sleep(ASK_AGAIN) => {}
             }
         }
         Ok(())
     }
 
-    async fn progress(&mut self, revision: Revision) -> Result<(), End> {
-        self.next = self.next.max(Revision(revision.0 + 1));
-        if !std::mem::take(&mut self.owes) {
+    /// Of a stream that may bring more than this watch is about.
+    async fn changes(&mut self, changes: Vec<(Revision, Vec<Event>)>) -> Result<(), End> {
+        for (revision, mut events) in changes {
+            events.retain(|event| self.range.contains(&event.kv.key));
+            if events.is_empty() {
+                self.next = self.next.max(Revision(revision.0 + 1));
+            } else {
+                self.events(revision, events.into()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn events(&mut self, revision: Revision, events: Arc<[Event]>) -> Result<(), End> {
+        if revision < self.next {
             return Ok(());
         }
+        self.next = Revision(revision.0 + 1);
+        self.say(WatchItem::Events(revision, events)).await
+    }
+
+    async fn progress(&mut self, revision: Revision) -> Result<(), End> {
+        self.next = self.next.max(Revision(revision.0 + 1));
+        if self.owes.is_none_or(|target| target > revision) {
+            return Ok(());
+        }
+        self.owes = None;
         self.say(WatchItem::Progress(revision)).await
     }
 
@@ -211,7 +239,7 @@ impl Running {
     }
 }
 
-async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result<Opened, Status> {
+pub(crate) async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result<Opened, Status> {
     let create = wire::WatchCreateRequest {
         key: convert::start(range),
         range_end: convert::end(range),
@@ -233,28 +261,28 @@ async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result<Opened, St
     if first.canceled || !first.created {
         return Err(Status::unavailable(first.cancel_reason));
     }
-    let present = convert::at(first.header.as_ref());
-    Ok(Opened::Yes(Box::new(Link { requests, answers }), present))
+    Ok(Opened::Yes(Box::new(Link { requests, answers })))
 }
 
-/// The oldest revision that etcd keeps. It tells watches only, so one of the first revision is begun,
-/// and asked how far it is, for the case that nothing was compacted yet.
+/// The oldest revision that etcd keeps. It tells watches only, so one of the first revision is begun
+/// where that cannot be read.
 pub(crate) async fn floor(rpc: &Rpc) -> Result<Revision, Status> {
     const FIRST: Revision = Revision(1);
-    let range = KeyRange::one(bytes::Bytes::from_static(b"\0"));
-    let mut link = match open(rpc, &range, FIRST).await? {
+    let key = bytes::Bytes::from_static(b"\0");
+    let first = wire::RangeRequest { key: key.clone(), revision: 1, ..Default::default() };
+    let found: Result<wire::RangeResponse, _> = rpc.call("/etcdserverpb.KV/Range", first).await;
+    match found {
+        Ok(_) => return Ok(FIRST),
+        Err(status) if !convert::says_compacted(&status) => return Err(status),
+        Err(_) => {}
+    }
+    let mut link = match open(rpc, &KeyRange::one(key), FIRST).await? {
         Opened::Compacted(floor) => return Ok(floor),
-        Opened::Yes(link, _) => link,
+        Opened::Yes(link) => link,
     };
     loop {
-        link.ask();
-        tokio::select! {
-            answer = link.answers.next() => {
-                let ended = || Err(Status::unavailable("the watch stream ended"));
-                let floor = answer.unwrap_or_else(ended)?.compact_revision;
-                return Ok(convert::revision(floor).max(FIRST));
-            }
-            () = tokio::time::sleep(ASK_AGAIN) => {}
+        if let Said::Compacted(floor) = Said::of(link.answers.next().await)? {
+            return Ok(floor);
         }
     }
 }

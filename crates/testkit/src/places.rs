@@ -31,6 +31,12 @@ pub fn kubectl() -> Result<PathBuf> {
     }
 }
 
+/// The program that a variable names, or the one of that place in the cache, as `etcd-3.6/etcd`.
+pub fn cached(variable: &str, place: &str) -> Option<PathBuf> {
+    let named = std::env::var_os(variable).map(PathBuf::from);
+    named.or_else(|| cache().ok().map(|cache| cache.join(place)).filter(|path| path.is_file()))
+}
+
 /// A program on the search path.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

@@ -1,4 +1,5 @@
-//! The store's contract on a real etcd, one process a case; skipped where no etcd is installed.
+//! The store's contract on a real etcd, one process a case, and on an old one; skipped where there is
+//! none.
 
 extern crate decapod_etcd as etcd;
 
@@ -9,9 +10,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use store::backend::Backend;
 use store::{Error, Store};
-use testkit::wait;
+use testkit::{places, wait};
 
 #[path = "../../../store/tests/it/contract.rs"]
 mod contract;
@@ -20,8 +22,13 @@ mod lab;
 #[path = "../../../store/tests/it/linear.rs"]
 mod linear;
 mod members;
+mod sharing;
 
-const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir), durable: true };
+const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir, program), durable: true };
+
+/// As Debian 12 has it.
+const OLD_ETCD: Backend =
+    Backend { name: "etcd 3.4", open: |dir, _| open(dir, old_program), durable: true };
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// What etcd does not do: it takes each key once a transaction, and forgets what was before its floor.
@@ -31,21 +38,32 @@ const EXCEPT: &[&str] = &[
     "a_watch_from_the_floor_shows_what_was_there_before",
 ];
 
-/// The program: `ETCD`, or what is found on the path.
+/// The program: `ETCD`, what is found on the path, or in the cache.
 fn program() -> Option<PathBuf> {
     let named = std::env::var_os("ETCD").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found =
-        || std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file());
-    named.or_else(found)
+    named.or_else(|| places::program("etcd")).or_else(|| places::cached("ETCD", "etcd-3.6/etcd"))
+}
+
+/// An etcd 3.4: its answers about progress may overtake the events that they speak of.
+fn old_program() -> Option<PathBuf> {
+    places::cached("ETCD_OLD", "etcd-3.4/etcd")
 }
 
 /// Our own server in front of an embedded store, asked by our own client.
-const SERVED: Backend = Backend { name: "served", open: |dir, _| served(dir), durable: true };
+const SERVED: Backend = Backend { name: "served", open: |dir, _| served(dir, None), durable: true };
+
+/// The same, all of its watches on one stream.
+const SHARED: Backend =
+    Backend { name: "shared", open: |dir, _| served(dir, Some(Bytes::new())), durable: true };
 
 #[test]
 fn a_served_store_keeps_the_contract() {
     contract::run(&SERVED, usize::MAX, EXCEPT_SERVED, |_| {});
+}
+
+#[test]
+fn watches_on_one_stream_keep_the_contract() {
+    contract::run(&SHARED, usize::MAX, EXCEPT_SERVED, |_| {});
 }
 
 /// A transaction writes a key once there, as with etcd.
@@ -53,7 +71,7 @@ const EXCEPT_SERVED: &[&str] =
     &["ops_see_the_ops_before_them", "a_transaction_arrives_as_one_item"];
 
 /// It lives as long as the runtime of its case, and is found again.
-fn served(dir: &Path) -> store::Result<Arc<dyn Store>> {
+fn served(dir: &Path, shared_prefix: Option<Bytes>) -> store::Result<Arc<dyn Store>> {
     let socket = dir.join("socket");
     if !socket.exists() {
         let options = store::Options { sync: false, ..store::Options::default() };
@@ -66,25 +84,34 @@ fn served(dir: &Path) -> store::Result<Arc<dyn Store>> {
         tasks.spawn("server", transport::serve(listener, None, server, limits, stop));
     }
     let endpoints = vec![format!("unix://{}", socket.display())];
-    etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })
+    etcd::Etcd::open(&etcd::Options { endpoints, shared_prefix, ..Default::default() })
 }
 
 #[test]
 fn etcd_keeps_the_contract() {
     if program().is_none() {
-        println!("skipped: no etcd on the path, and ETCD does not name one");
+        println!("skipped: no etcd on the path or in the cache, and ETCD does not name one");
         return;
     }
     contract::run(&ETCD, 4, EXCEPT, |_| {});
 }
 
+#[test]
+fn an_old_etcd_keeps_the_contract() {
+    if old_program().is_none() {
+        println!("skipped: no etcd 3.4 in the cache, and ETCD_OLD does not name one");
+        return;
+    }
+    contract::run(&OLD_ETCD, 4, EXCEPT, |_| {});
+}
+
 /// Starts an etcd with its data in `dir`, or finds the one that a case started there before.
-fn open(dir: &Path) -> store::Result<Arc<dyn Store>> {
+fn open(dir: &Path, program: fn() -> Option<PathBuf>) -> store::Result<Arc<dyn Store>> {
     let file = dir.join("port");
     let port = match std::fs::read_to_string(&file) {
         Ok(port) => port.parse().expect("written below"),
         Err(_) => {
-            let port = start(dir);
+            let port = start(dir, &program().expect("asked before"));
             std::fs::write(&file, port.to_string()).expect("the directory is ours");
             port
         }
@@ -99,11 +126,11 @@ fn free_port() -> u16 {
 }
 
 /// Runs until the thread of its case ends. Leases may be as short as the contract's.
-fn start(dir: &Path) -> u16 {
+fn start(dir: &Path, program: &Path) -> u16 {
     let (client, peer) = (free_port(), free_port());
     let (client_url, peer_url) =
         (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
-    let mut command = Command::new(program().expect("asked before"));
+    let mut command = Command::new(program);
     command
         .arg("--data-dir")
         .arg(dir.join("etcd"))
