@@ -13,10 +13,33 @@ use crate::sh::{self, Outcome};
 
 /// The upstream release that we are measured against.
 pub const KUBERNETES: &str = "1.36.2";
+/// The etcd that API servers of several machines share.
+const ETCD: &str = "3.6.5";
 
 /// The real kubectl; builds it when the cache has none (about three minutes on two cores).
 pub fn kubectl() -> Outcome<PathBuf> {
     program("kubectl", "k8s.io/kubernetes/cmd/kubectl")
+}
+
+/// The real API server, which runs on our etcd in the end-to-end story.
+pub fn api_server() -> Outcome<PathBuf> {
+    program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver")
+}
+
+/// A real etcd, with `etcdctl` and `etcdutl` beside it; where the store's tests look for it.
+pub fn etcd() -> Outcome<PathBuf> {
+    let directory = sh::cache_directory()?.join("etcd-3.6");
+    for (name, module) in [("etcd", "server"), ("etcdctl", "etcdctl"), ("etcdutl", "etcdutl")] {
+        let package = format!("go.etcd.io/etcd/{module}/v3");
+        build(&directory, name, &package, "-s -w", |directory| {
+            let text = format!(
+                "module decapod.invalid/foreign\n\ngo 1.24.0\n\nrequire {package} v{ETCD}\n"
+            );
+            let path = directory.join("go.mod");
+            fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+        })?;
+    }
+    Ok(directory.join("etcd"))
 }
 
 /// The conformance suite: a test binary, and a big one (10 to 20 minutes on two cores).
@@ -57,7 +80,17 @@ fn directory() -> Outcome<PathBuf> {
 }
 
 fn program(name: &str, package: &str) -> Outcome<PathBuf> {
-    let directory = directory()?;
+    build(&directory()?, name, package, &linker_flags(), write_module)
+}
+
+/// Builds a package of what `module` says into a directory, unless it is there.
+fn build(
+    directory: &Path,
+    name: &str,
+    package: &str,
+    linker_flags: &str,
+    module: impl Fn(&Path) -> Outcome,
+) -> Outcome<PathBuf> {
     let binary = directory.join(name);
     if binary.is_file() {
         return Ok(binary);
@@ -65,21 +98,18 @@ fn program(name: &str, package: &str) -> Outcome<PathBuf> {
     if !has_go() {
         return Err(format!("no Go toolchain: cannot build {name}"));
     }
-    eprintln!(
-        "building {name} v{KUBERNETES} from its Go module, once, into {}",
-        directory.display()
-    );
-    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-    write_module(&directory)?;
+    eprintln!("building {package} from its Go module, once, into {}", directory.display());
+    fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    module(directory)?;
     // Two runs at once may both build: each writes a file of its own, the last rename wins.
     let partial = directory.join(format!("{name}.{}", std::process::id()));
-    let mut command = go(&directory);
+    let mut command = go(directory);
     // The go command prints each package that it compiles: a long build shows where it is.
     match name.strip_suffix(".test") {
         Some(_) => command.args(["test", "-c", "-vet=off"]),
         None => command.args(["build"]),
     };
-    command.args(["-v", "-trimpath", "-ldflags", &linker_flags(), "-o"]);
+    command.args(["-v", "-trimpath", "-ldflags", linker_flags, "-o"]);
     sh::run(command.arg(&partial).arg(package))?;
     fs::rename(&partial, &binary).map_err(|error| format!("{}: {error}", binary.display()))?;
     Ok(binary)

@@ -37,6 +37,8 @@ usage: cargo xtask COMMAND
   conformance [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N]
                run upstream's end-to-end suite against a cluster of our own
   kubectl      build the foreign kubectl that the tests use, once, and print its path
+  kube-apiserver, etcd  build upstream's API server, and an etcd 3.6 with its tools, for the
+               tests that use them where they are in the cache
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
   facts-internal  rewrite the fields of internal types that errors show
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
@@ -56,6 +58,8 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::run(&rest),
         "wire" => wire::run(&rest),
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
+        "kube-apiserver" => foreign::api_server().map(|path| println!("{}", path.display())),
+        "etcd" => foreign::etcd().map(|path| println!("{}", path.display())),
         "facts" => facts::run(&rest),
         "facts-internal" => facts_internal::run(&rest),
         "facts-protobuf" => facts_protobuf::run(&rest),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use apiserver::codec::at_rest::{self, MediaType};
+use apiserver::codec::at_rest::{self, Formats, MediaType};
 use apiserver::codec::protobuf::Protobuf;
 use base::task::Tasks;
 use bytes::Bytes;
@@ -18,6 +18,12 @@ use store::{Store, Transform, Transformed};
 
 /// How long an etcd may take to answer at the start.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// What upstream keeps in an etcd.
+const FORMATS: Formats = Formats {
+    protobuf: Protobuf(api::protobuf::descriptors),
+    modern: extensions::definition::older::modern,
+    native: resources::native,
+};
 
 #[derive(Args, Clone, Debug, Default)]
 pub struct Datastore {
@@ -121,7 +127,7 @@ async fn close(store: Option<Arc<dyn Store>>) {
 
 /// A value as the registry writes it, whatever it looks like at rest.
 fn plain(key: &[u8], value: Bytes) -> store::Result<Bytes> {
-    at_rest::plain(Protobuf(api::protobuf::descriptors), key, value)
+    at_rest::plain(FORMATS, key, value)
 }
 
 impl Which {
@@ -240,7 +246,7 @@ pub async fn open(
         StorageMediaType::Protobuf => MediaType::Protobuf,
     };
     let sealed = Transformed::over(remote, seal);
-    Ok(at_rest::like_upstream(sealed, Protobuf(api::protobuf::descriptors), writes))
+    Ok(at_rest::like_upstream(sealed, FORMATS, writes))
 }
 
 /// To an etcd that answers.

@@ -106,7 +106,7 @@ impl Etcd {
             }
         };
         let (history, range) = (self.slow.clone(), request.range);
-        Ok(watch::Reader { hub, history, range, next, owes, items, asked })
+        Ok(watch::Reader { hub, history, range, next, delivered: Revision(0), owes, items, asked })
     }
 
     async fn call<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>

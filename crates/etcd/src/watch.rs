@@ -102,8 +102,10 @@ pub(crate) struct Reader {
     /// others of its connection up.
     pub history: Rpc,
     pub range: KeyRange,
-    /// Everything below has been delivered.
+    /// The first revision that is still to be delivered, or the future one that it begins with.
     pub next: Revision,
+    /// Everything up to here has been delivered: more than the hub has, maybe.
+    pub delivered: Revision,
     /// Owes a `Progress` of at least this.
     pub owes: Option<Revision>,
     pub items: mpsc::Sender<WatchItem>,
@@ -205,7 +207,7 @@ impl Reader {
         for (revision, mut events) in changes {
             events.retain(|event| self.range.contains(&event.kv.key));
             if events.is_empty() {
-                self.next = self.next.max(Revision(revision.0 + 1));
+                self.pass(revision);
             } else {
                 self.events(revision, events.into()).await?;
             }
@@ -217,17 +219,22 @@ impl Reader {
         if revision < self.next {
             return Ok(());
         }
-        self.next = Revision(revision.0 + 1);
+        self.pass(revision);
         self.say(WatchItem::Events(revision, events)).await
     }
 
-    async fn progress(&mut self, revision: Revision) -> Result<(), End> {
+    fn pass(&mut self, revision: Revision) {
+        self.delivered = self.delivered.max(revision);
         self.next = self.next.max(Revision(revision.0 + 1));
-        if self.owes.is_none_or(|target| target > revision) {
+    }
+
+    async fn progress(&mut self, revision: Revision) -> Result<(), End> {
+        self.pass(revision);
+        if self.owes.is_none_or(|target| target > self.delivered) {
             return Ok(());
         }
         self.owes = None;
-        self.say(WatchItem::Progress(revision)).await
+        self.say(WatchItem::Progress(self.delivered)).await
     }
 
     async fn say(&self, item: WatchItem) -> Result<(), End> {

@@ -20,7 +20,10 @@ const PARTS: Parts<APIService> = parts!(APIService);
 const HTTPS: i32 = 443;
 
 pub(crate) fn row() -> Row {
-    Row::new::<APIService>(ApiServices).categories(&["api-extensions"]).status()
+    Row::new::<APIService>(ApiServices)
+        .storage("apiregistration.k8s.io/apiservices")
+        .categories(&["api-extensions"])
+        .status()
 }
 
 /// What every group that this server itself serves says of itself.

@@ -18,6 +18,7 @@ mod job;
 mod kubelets;
 mod log_stream;
 mod metrics;
+mod native;
 mod parts;
 mod print;
 mod printers;
@@ -36,6 +37,7 @@ use apiserver::resource::{CreateHandler, ResourceTable};
 use machinery::patch::Schema;
 
 pub use kubelets::Kubelets;
+pub use native::native;
 pub use row::Row;
 
 /// Rows that need nothing but their type, by group.

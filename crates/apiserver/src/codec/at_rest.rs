@@ -1,13 +1,13 @@
 //! Values as upstream's API server keeps them in etcd.
 //!
 //! In: the JSON that the registry writes, or what upstream wrote. Out: protobuf for kinds that have a
-//! message, JSON for the others; and the registry's JSON again. So one etcd serves both, in turn.
+//! message, JSON for the others; and the registry's JSON again. So one etcd serves both, in turn or
+//! at once. Where upstream keeps a version that is not served here, a [`Modern`] makes the served one.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use machinery::Object;
-use machinery::object::Unstructured;
+use machinery::object::DecodeError;
 use machinery::protobuf::{Error, MAGIC};
 use serde_json::Value;
 use store::{Transform, Transformed};
@@ -21,23 +21,36 @@ pub enum MediaType {
     Protobuf,
 }
 
+/// Makes the served version of an object that is kept in an older one; `None`: it is none.
+pub type Modern = fn(&[u8], &[u8]) -> Option<Result<Bytes, serde_json::Error>>;
+
+/// How values may look at rest.
+#[derive(Clone, Copy)]
+pub struct Formats {
+    pub protobuf: Protobuf,
+    pub modern: Modern,
+    /// An object's JSON as this server would have written it: protobuf has no empty lists or nulls,
+    /// and upstream applies defaults when it reads.
+    pub native: fn(Vec<u8>) -> Result<Vec<u8>, DecodeError>,
+}
+
 struct AtRest {
-    protobuf: Protobuf,
+    formats: Formats,
     writes: MediaType,
 }
 
 /// The store as the registry wants it: it writes `writes` and reads both.
 pub fn like_upstream(
     store: Arc<dyn store::Store>,
-    protobuf: Protobuf,
+    formats: Formats,
     writes: MediaType,
 ) -> Arc<dyn store::Store> {
-    Transformed::over(store, Arc::new(AtRest { protobuf, writes }))
+    Transformed::over(store, Arc::new(AtRest { formats, writes }))
 }
 
 /// A value in the registry's JSON, whoever wrote it.
-pub fn plain(protobuf: Protobuf, key: &[u8], value: Bytes) -> store::Result<Bytes> {
-    AtRest { protobuf, writes: MediaType::Json }.open(key, value)
+pub fn plain(formats: Formats, key: &[u8], value: Bytes) -> store::Result<Bytes> {
+    AtRest { formats, writes: MediaType::Json }.open(key, value)
 }
 
 impl Transform for AtRest {
@@ -46,7 +59,7 @@ impl Transform for AtRest {
             return Ok(value);
         }
         let Ok(tree) = serde_json::from_slice::<Value>(&value) else { return Ok(value) };
-        match (self.protobuf.0)().seal(&tree) {
+        match (self.formats.protobuf.0)().seal(&tree) {
             Ok(message) => Ok(message.into()),
             Err(Error::NoMessage(_)) => Ok(value),
             Err(error) => Err(unreadable(key, error)),
@@ -55,12 +68,13 @@ impl Transform for AtRest {
 
     fn open(&self, key: &[u8], value: Bytes) -> store::Result<Bytes> {
         if !value.starts_with(MAGIC) {
-            return Ok(value);
+            let modern = (self.formats.modern)(key, &value);
+            return modern.unwrap_or(Ok(value)).map_err(|error| unreadable(key, error));
         }
-        let json = (self.protobuf.0)().to_json(&value).map_err(|error| unreadable(key, error))?;
-        let tree: Value = serde_json::from_slice(&json).map_err(|error| unreadable(key, error))?;
-        let object = Unstructured::from_value(tree).map_err(|error| unreadable(key, error))?;
-        Ok(object.encode().into())
+        let descriptors = (self.formats.protobuf.0)();
+        let json = descriptors.to_json(&value).map_err(|error| unreadable(key, error))?;
+        let native = (self.formats.native)(json).map_err(|error| unreadable(key, error))?;
+        Ok(native.into())
     }
 }
 

@@ -8,6 +8,7 @@ mod columns;
 pub mod conditions;
 mod defaults;
 mod hoisted;
+pub mod older;
 mod rules;
 mod schemas;
 mod selectable;

@@ -16,6 +16,7 @@ mod rolling;
 mod service;
 mod start;
 mod statics;
+mod stores;
 mod workloads;
 
 use anyhow::Result;
@@ -67,6 +68,9 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("workloads: kubectl top, and an autoscaler under load", workloads::autoscaling),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
+    chapter("stores: the past, a snapshot, a server made of it", stores::past_and_snapshots),
+    chapter("stores: three API servers share an etcd", stores::several_api_servers),
+    chapter("stores: upstream's API server runs on ours", stores::upstreams_api_server),
     chapter("containerd: another runtime runs a node", containerd::runs_a_node),
     chapter("density: many pods on one node", density::many_pods),
     chapter("nodes: a wrong token or server is refused", nodes::wrong_tokens),
