@@ -1,8 +1,13 @@
 //! The embedded store and a real etcd, side by side on one disk: what docs/performance.md shows.
 //!
 //! `ETCD=/path/to/etcd cargo run --release -p decapod-etcd --example versus [DIR]`. Without `ETCD`
-//! only our own are measured: the store in this process, and the same served as an etcd by a socket,
-//! which is what is fair to compare with etcd's client.
+//! only our own are measured: the store in this process, the same behind a transformation that
+//! changes nothing (as a server has it for its secrets), and the same served as an etcd by a socket,
+//! which is what is fair to compare with etcd's client. `UPDATES`, `KEYS`, `WATCHERS` and `SECONDS`
+//! make it smaller, to try it.
+//!
+//! Each writes to a directory of its own below the same one, with its own way of syncing, as it comes
+//! except for etcd's quota. The disk's own limit is measured first.
 
 extern crate decapod_etcd as etcd;
 
@@ -17,11 +22,32 @@ use tokio::time::Instant;
 
 const VALUE: usize = 1024;
 const WRITERS: [usize; 4] = [1, 16, 64, 256];
-const PUTS_FOR: Duration = Duration::from_secs(4);
-const KEYS: usize = 100_000;
-const WATCHERS: usize = 1000;
 const EVENTS: usize = 100;
 const CHURN_KEYS: usize = 10_000;
+
+/// How much of it.
+#[derive(Clone, Copy)]
+struct Extent {
+    puts_for: Duration,
+    keys: usize,
+    watchers: usize,
+    updates: usize,
+}
+
+impl Extent {
+    fn asked() -> Self {
+        let number = |name: &str, usual: usize| {
+            let asked = std::env::var(name).ok();
+            asked.map_or(usual, |text| text.parse().expect("a number"))
+        };
+        Self {
+            puts_for: Duration::from_secs(number("SECONDS", 4) as u64),
+            keys: number("KEYS", 100_000),
+            watchers: number("WATCHERS", 1000),
+            updates: number("UPDATES", 1_000_000),
+        }
+    }
+}
 
 /// A store to measure, and the process to look at if it is not this one.
 struct Subject {
@@ -49,10 +75,15 @@ async fn write(store: &dyn Store, ops: Vec<Op>) {
     store.txn(Txn { success: ops, ..Txn::default() }).await.expect("the write succeeds");
 }
 
-fn resident(process: Option<u32>) -> u64 {
-    let path = process.map_or("/proc/self/statm".into(), |pid| format!("/proc/{pid}/statm"));
-    let pages = std::fs::read_to_string(path).expect("Linux");
-    pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).expect("a number") * 4096
+/// Memory that a process has, and how much of that is not a mapped file.
+fn memory(process: Option<u32>) -> (u64, u64) {
+    let path = process.map_or("/proc/self/status".into(), |pid| format!("/proc/{pid}/status"));
+    let status = std::fs::read_to_string(path).expect("Linux");
+    let kilobytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("Linux has it");
+        line.trim_end_matches("kB").trim().parse::<u64>().expect("a number")
+    };
+    (kilobytes("VmRSS:") * 1024, kilobytes("RssAnon:") * 1024)
 }
 
 fn size_of(dir: &Path) -> u64 {
@@ -70,14 +101,33 @@ fn row(subject: &Subject, what: &str, value: String) {
     println!("| {} | {what} | {value} |", subject.name);
 }
 
-async fn puts(subject: &Subject, writers: usize) {
+/// What one writer can do at most: a record appended and synced, again and again.
+fn disk(dir: &Path) {
+    use std::io::Write;
+    const TIMES: usize = 200;
+    let mut file = std::fs::File::create(dir.join("disk")).expect("a file");
+    let mut took = vec![];
+    for _ in 0..TIMES {
+        let begun = Instant::now();
+        file.write_all(&[b'x'; VALUE]).and_then(|()| file.sync_data()).expect("synced");
+        took.push(begun.elapsed());
+    }
+    took.sort_unstable();
+    let (p50, p99) = (took[TIMES / 2], took[TIMES * 99 / 100]);
+    let rate = TIMES as f64 / took.iter().sum::<Duration>().as_secs_f64();
+    println!(
+        "| the disk | 1 KiB appended and synced | {rate:.0}/s, p50 {p50:.1?}, p99 {p99:.1?} |"
+    );
+}
+
+async fn puts(subject: &Subject, writers: usize, puts_for: Duration) {
     let begun = Instant::now();
     let mut set = JoinSet::new();
     for writer in 0..writers {
         let store = subject.store.clone();
         set.spawn(async move {
             let mut took = vec![];
-            while begun.elapsed() < PUTS_FOR {
+            while begun.elapsed() < puts_for {
                 let at = Instant::now();
                 write(&*store, vec![put(format!("/puts/{writer}/{}", took.len() % 100), VALUE)])
                     .await;
@@ -95,34 +145,41 @@ async fn puts(subject: &Subject, writers: usize) {
 }
 
 /// Fills in the keys of the range, and says what a key costs in memory.
-async fn fill(subject: &Subject) {
+async fn fill(subject: &Subject, keys: usize) {
     let pid = subject.process.as_ref().map(Child::id);
-    let before = resident(pid);
-    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(100) {
+    let before = memory(pid);
+    for chunk in (0..keys).collect::<Vec<_>>().chunks(100) {
         let key = |i: &usize| put(format!("/registry/pods/namespace-{}/{i:06}", i % 50), VALUE);
         write(&*subject.store, chunk.iter().map(key).collect()).await;
     }
-    let each = resident(pid).saturating_sub(before) / KEYS as u64;
-    row(subject, "memory per key of 1 KiB, 100,000 keys", format!("{each} bytes"));
+    let after = memory(pid);
+    let each = |now: u64, then: u64| now.saturating_sub(then) / keys as u64;
+    let value =
+        format!("{} bytes, {} of them anonymous", each(after.0, before.0), each(after.1, before.1));
+    row(subject, &format!("memory per key of 1 KiB, {keys} keys"), value);
 }
 
-async fn range(subject: &Subject) {
+async fn range(subject: &Subject, keys: usize) {
     let mut took = vec![];
     for _ in 0..5 {
         let all = RangeRequest::new(KeyRange::prefix(&b"/registry/pods/"[..]));
         let begun = Instant::now();
         let answer = subject.store.range(all).await.expect("readable");
         took.push(begun.elapsed());
-        assert_eq!(answer.kvs.len(), KEYS);
+        assert_eq!(answer.kvs.len(), keys);
     }
     took.sort_unstable();
-    row(subject, "range of 100,000 keys of 1 KiB, median of 5", format!("{:.1?}", took[2]));
+    row(
+        subject,
+        &format!("range of {keys} keys of 1 KiB, median of 5"),
+        format!("{:.1?}", took[2]),
+    );
 }
 
 /// From the first write until each watcher has all events.
-async fn fan_out(subject: &Subject) {
+async fn fan_out(subject: &Subject, count: usize) {
     let mut watchers = JoinSet::new();
-    for _ in 0..WATCHERS {
+    for _ in 0..count {
         let range = KeyRange::prefix(&b"/fan/"[..]);
         let request = WatchRequest { range, start: None };
         let mut watch = subject.store.watch(request).await.expect("it starts");
@@ -142,8 +199,8 @@ async fn fan_out(subject: &Subject) {
         write(&*subject.store, vec![put(format!("/fan/{i}"), VALUE)]).await;
     }
     watchers.join_all().await;
-    let rate = (WATCHERS * EVENTS) as f64 / begun.elapsed().as_secs_f64();
-    row(subject, "events to 1,000 watchers", format!("{rate:.0}/s"));
+    let rate = (count * EVENTS) as f64 / begun.elapsed().as_secs_f64();
+    row(subject, &format!("events to {count} watchers"), format!("{rate:.0}/s"));
 }
 
 /// Updates of few keys, then what the files take.
@@ -152,8 +209,22 @@ async fn churn(subject: &Subject, updates: usize) {
         let key = |i: &usize| put(format!("/churn/{}", i % CHURN_KEYS), VALUE);
         write(&*subject.store, chunk.iter().map(key).collect()).await;
     }
+    let megabytes = || format!("{:.0} MB", size_of(&subject.dir) as f64 / 1e6);
     let what = format!("bytes on disk after {updates} updates of {CHURN_KEYS} keys");
-    row(subject, &what, format!("{:.0} MB", size_of(&subject.dir) as f64 / 1e6));
+    row(subject, &what, megabytes());
+    let present = subject.store.revision().await.expect("it answers");
+    subject.store.compact(present).await.expect("it is there");
+    // Both give space back in their own time: until nothing more happens.
+    let mut size = size_of(&subject.dir);
+    loop {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let now = size_of(&subject.dir);
+        if now == size {
+            break;
+        }
+        size = now;
+    }
+    row(subject, "the same, all history compacted", megabytes());
 }
 
 fn embedded(dir: &Path) -> Arc<dyn Store> {
@@ -174,20 +245,23 @@ fn served(store: Arc<dyn Store>, dir: &Path) -> Arc<dyn Store> {
 }
 
 async fn real(program: &Path, dir: &Path) -> Subject {
-    const CLIENT: &str = "http://127.0.0.1:23790";
-    const PEER: &str = "http://127.0.0.1:23800";
+    let free = || {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        format!("http://{}", listener.local_addr().expect("it is bound"))
+    };
+    let (client, peer) = (&*free(), &*free());
     let process = Command::new(program)
         .arg("--data-dir")
         .arg(dir)
-        .args(["--listen-client-urls", CLIENT, "--advertise-client-urls", CLIENT])
-        .args(["--listen-peer-urls", PEER, "--initial-advertise-peer-urls", PEER])
-        .args(["--name", "one", "--initial-cluster", &format!("one={PEER}")])
+        .args(["--listen-client-urls", client, "--advertise-client-urls", client])
+        .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
+        .args(["--name", "one", "--initial-cluster", &format!("one={peer}")])
         .args(["--quota-backend-bytes", "8000000000"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .expect("etcd starts");
-    let endpoints = vec![CLIENT.to_owned()];
+    let endpoints = vec![client.to_owned()];
     let store = etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() });
     let store = store.expect("a URL");
     while store.revision().await.is_err() {
@@ -196,45 +270,65 @@ async fn real(program: &Path, dir: &Path) -> Subject {
     Subject { name: "etcd", store, process: Some(process), dir: dir.to_owned() }
 }
 
-async fn measure(subject: &Subject, updates: usize) {
+async fn measure(subject: &Subject, extent: Extent) {
     for writers in WRITERS {
-        puts(subject, writers).await;
+        puts(subject, writers, extent.puts_for).await;
     }
-    fill(subject).await;
-    range(subject).await;
-    fan_out(subject).await;
-    churn(subject, updates).await;
+    fill(subject, extent.keys).await;
+    range(subject, extent.keys).await;
+    fan_out(subject, extent.watchers).await;
+    churn(subject, extent.updates).await;
+}
+
+/// What stands between the embedded store and its user, on the data that are there.
+async fn in_between(subject: &Subject, extent: Extent) {
+    for writers in WRITERS {
+        puts(subject, writers, extent.puts_for).await;
+    }
+    range(subject, extent.keys).await;
+    fan_out(subject, extent.watchers).await;
+}
+
+/// Leaves everything as it is.
+struct Nothing;
+
+impl store::Transform for Nothing {
+    fn seal(&self, _key: &[u8], value: bytes::Bytes) -> store::Result<bytes::Bytes> {
+        Ok(value)
+    }
+
+    fn open(&self, _key: &[u8], value: bytes::Bytes) -> store::Result<bytes::Bytes> {
+        Ok(value)
+    }
 }
 
 #[tokio::main]
 async fn main() {
     let place = std::env::args().nth(1).map_or(std::env::temp_dir(), PathBuf::from);
-    let updates = std::env::var("UPDATES").ok().and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
+    let extent = Extent::asked();
     let dir = tempfile::tempdir_in(place).expect("a directory");
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("load of the machine at the beginning: {load}");
     println!("| store | what | value |\n|---|---|---|");
+    disk(dir.path());
     let own = dir.path().join("embedded");
     let store = embedded(&own);
-    let subject =
-        Subject { name: "embedded", store: store.clone(), process: None, dir: own.clone() };
-    measure(&subject, updates).await;
+    let of = |name, store| Subject { name, store, process: None, dir: own.clone() };
+    let subject = of("embedded", store.clone());
+    measure(&subject, extent).await;
+    let transformed = store::Transformed::over(store.clone(), Arc::new(Nothing));
+    in_between(&of("embedded, transformed", transformed), extent).await;
     let socket = tempfile::tempdir().expect("a directory");
     let behind = served(store.clone(), socket.path());
-    let through =
-        Subject { name: "embedded, served", store: behind, process: None, dir: own.clone() };
-    for writers in WRITERS {
-        puts(&through, writers).await;
-    }
-    range(&through).await;
-    fan_out(&through).await;
+    in_between(&of("embedded, served", behind), extent).await;
     store.close().await;
     let begun = Instant::now();
     let again = embedded(&own);
-    row(&subject, "open, 100,000 keys and all history", format!("{:.0?}", begun.elapsed()));
+    let what = format!("open, {} keys", extent.keys);
+    row(&subject, &what, format!("{:.0?}", begun.elapsed()));
     again.close().await;
     if let Some(program) = std::env::var_os("ETCD").map(PathBuf::from) {
         let subject = real(&program, &dir.path().join("etcd")).await;
-        measure(&subject, updates).await;
+        measure(&subject, extent).await;
     }
 }

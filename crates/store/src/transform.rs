@@ -89,7 +89,10 @@ async fn open(transform: &dyn Transform, mut kv: KeyValue) -> Result<KeyValue> {
 
 async fn open_all(transform: &dyn Transform, mut kvs: Vec<KeyValue>) -> Result<Vec<KeyValue>> {
     for kv in &mut kvs {
-        *kv = open(transform, kv.clone()).await?;
+        if transform.must_fetch(&kv.key, &kv.value) {
+            transform.fetch(&kv.key, &kv.value).await?;
+        }
+        kv.value = transform.open(&kv.key, std::mem::take(&mut kv.value))?;
     }
     Ok(kvs)
 }
@@ -114,12 +117,26 @@ async fn open_event(transform: &dyn Transform, event: &Event) -> Result<Event> {
     Ok(Event { kind: event.kind.clone(), kv, previous })
 }
 
-async fn open_events(transform: &dyn Transform, events: &[Event]) -> Result<Arc<[Event]>> {
-    let mut opened = Vec::with_capacity(events.len());
-    for event in events {
-        opened.push(open_event(transform, event).await?);
+/// The same events where no value looks different, as most do: all readers share them then.
+async fn open_events(transform: &dyn Transform, events: Arc<[Event]>) -> Result<Arc<[Event]>> {
+    let mut opened: Option<Vec<Event>> = None;
+    for (at, event) in events.iter().enumerate() {
+        let plain = open_event(transform, event).await?;
+        if opened.is_none() && !is_same(&plain, event) {
+            opened = Some(events[..at].to_vec());
+        }
+        if let Some(opened) = &mut opened {
+            opened.push(plain);
+        }
     }
-    Ok(opened.into())
+    Ok(opened.map_or(events, Into::into))
+}
+
+/// Whether the values are the same bytes in memory: they are not compared.
+fn is_same(one: &Event, other: &Event) -> bool {
+    let value = |kv: &KeyValue| (kv.value.as_ptr(), kv.value.len());
+    value(&one.kv) == value(&other.kv)
+        && one.previous.as_ref().map(value) == other.previous.as_ref().map(value)
 }
 
 /// Passes a watch on. A value that cannot be read ends it: the reader starts again by a range, which
@@ -137,7 +154,7 @@ async fn pass(
         let item = match item {
             None => return,
             Some(WatchItem::Events(revision, events)) => {
-                match open_events(&*transform, &events).await {
+                match open_events(&*transform, events).await {
                     Ok(events) => WatchItem::Events(revision, events),
                     Err(error) => {
                         tracing::error!(%error, %revision, "a stored value cannot be read");
