@@ -249,6 +249,11 @@ pub async fn open(
     Ok(at_rest::like_upstream(sealed, FORMATS, writes))
 }
 
+/// Often enough that a watch that breaks goes on above what was compacted meanwhile.
+fn asks_every(compaction: Duration) -> Duration {
+    (compaction / 5).clamp(Duration::from_millis(200), Duration::from_secs(60))
+}
+
 /// To an etcd that answers.
 async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
     for endpoint in &flags.endpoints {
@@ -268,6 +273,7 @@ async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
         endpoints: flags.endpoints.clone(),
         ca_pem: read(&flags.ca_file)?,
         identity_pem: read(&flags.cert_file)?.zip(read(&flags.key_file)?),
+        ask_every: Some(asks_every(flags.use_of_etcd.etcd_compaction_interval)),
         ..Default::default()
     };
     let remote = etcd::Etcd::open(&options)?;

@@ -14,11 +14,13 @@
 //! its feed ends: a slow reader is let go, never waited for, and joins again where it is, or reads
 //! history by itself until the ring has what it lacks. A reader is told of progress only when etcd
 //! said that everything up to there was sent, and never of less than it had heard of when it asked:
-//! a member that lags behind the leader answers too early.
+//! a member that lags behind the leader answers too early. A quiet stream asks now and then all the
+//! same, so that compaction does not pass by where it would go on after a break.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::Tasks;
@@ -53,6 +55,8 @@ struct Inner {
     state: Mutex<State>,
     /// Wakes the stream: somebody wants to know how far it is.
     asked: Notify,
+    /// How long it may be quiet.
+    quiet: Duration,
     begun: watch::Sender<Begun>,
     /// This etcd's answers about progress may overtake events. All keys are watched instead, and each
     /// revision is known by its events.
@@ -94,12 +98,13 @@ impl Drop for Feed {
 }
 
 impl Hub {
-    pub fn start(rpc: Rpc, range: KeyRange, tasks: &Tasks) -> Arc<Self> {
+    pub fn start(rpc: Rpc, range: KeyRange, quiet: Duration, tasks: &Tasks) -> Arc<Self> {
         let inner = Arc::new(Inner {
             rpc,
             range,
             state: Mutex::default(),
             asked: Notify::new(),
+            quiet,
             begun: watch::Sender::new(Begun::NotYet),
             is_old: AtomicBool::new(false),
         });
@@ -192,7 +197,15 @@ impl Inner {
             Some(at) => at,
             None => self.rpc.present().await?,
         };
-        match open(&self.rpc, &seen_range(&self.range, is_old), at).await? {
+        let range = seen_range(&self.range, is_old);
+        let mut opened = open(&self.rpc, &range, at).await?;
+        if let Opened::Compacted(floor) = opened
+            && floor.0 <= at.0 + 1
+        {
+            // What was seen is gone, and all that was not is there.
+            opened = open(&self.rpc, &range, Revision(at.0 + 1)).await?;
+        }
+        match opened {
             Opened::Yes(link) => {
                 self.state().begin(at);
                 Ok(link)
@@ -208,13 +221,14 @@ impl Inner {
     /// Passes on what the stream brings, until it breaks.
     async fn follow(&self, mut link: Link) -> Status {
         let is_old = self.is_old.load(Ordering::Relaxed);
-        let mut is_due = true;
+        let mut is_due = self.state().wants();
         loop {
             let wants = !is_old && self.state().wants();
-            if wants && is_due {
+            if is_due && !is_old {
                 link.ask();
-                is_due = false;
             }
+            is_due = false;
+            let pause = if wants { ASK_AGAIN } else { self.quiet };
             tokio::select! {
                 biased;
                 answer = link.answers.next() => match Said::of(answer) {
@@ -227,8 +241,8 @@ impl Inner {
                     }
                     Err(status) => return status,
                 },
-                () = self.asked.notified() => is_due = true,
-                () = tokio::time::sleep(ASK_AGAIN), if wants => is_due = true,
+                () = self.asked.notified() => is_due = self.state().wants(),
+                () = tokio::time::sleep(pause) => is_due = true,
             }
         }
     }

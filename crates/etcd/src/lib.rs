@@ -35,6 +35,9 @@ use rpc::{Rpc, unavailable};
 /// Items that may wait in a watch; its task waits for the reader, and etcd for the task.
 const WATCH_QUEUE: usize = 64;
 
+/// Servers compact what is five minutes old.
+const ASK_EVERY: Duration = Duration::from_secs(60);
+
 /// Where Kubernetes keeps its objects.
 const REGISTRY: &[u8] = b"/registry/";
 
@@ -52,6 +55,8 @@ pub struct Options {
     pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
     /// Watches below this prefix share a stream [default: `/registry/`]
     pub shared_prefix: Option<bytes::Bytes>,
+    /// A quiet watch asks so often how far it is: several times for each compaction [default: 1m]
+    pub ask_every: Option<Duration>,
 }
 
 pub struct Etcd {
@@ -59,6 +64,7 @@ pub struct Etcd {
     /// A connection of its own for what may be read slowly.
     slow: Rpc,
     shared_prefix: bytes::Bytes,
+    ask_every: Duration,
     /// The stream of the watches below that prefix, from the first of them on.
     shared: OnceLock<Arc<Hub>>,
     tasks: Tasks,
@@ -72,6 +78,7 @@ impl Etcd {
             rpc: Rpc::new(options)?,
             slow: Rpc::new(options)?,
             shared_prefix: options.shared_prefix.clone().unwrap_or_else(registry),
+            ask_every: options.ask_every.unwrap_or(ASK_EVERY),
             shared: OnceLock::new(),
             tasks: Tasks::new("etcd watches"),
         }))
@@ -79,7 +86,7 @@ impl Etcd {
 
     /// The stream that a watch of this range reads along.
     fn hub(&self, range: &KeyRange) -> Arc<Hub> {
-        let start = |range: KeyRange| Hub::start(self.rpc.clone(), range, &self.tasks);
+        let start = |range| Hub::start(self.rpc.clone(), range, self.ask_every, &self.tasks);
         let together = KeyRange::prefix(self.shared_prefix.clone());
         if !hub::within(range, &together) {
             return start(range.clone());
