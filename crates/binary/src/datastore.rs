@@ -250,8 +250,9 @@ pub async fn open(
 }
 
 /// Often enough that a watch that breaks goes on above what was compacted meanwhile.
-fn asks_every(compaction: Duration) -> Duration {
-    (compaction / 5).clamp(Duration::from_millis(200), Duration::from_secs(60))
+fn asks_every(compaction: Duration) -> Option<Duration> {
+    let several_times = (compaction / 5).max(Duration::from_millis(200));
+    (!compaction.is_zero() && compaction < Duration::from_secs(300)).then_some(several_times)
 }
 
 /// To an etcd that answers.
@@ -273,7 +274,7 @@ async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
         endpoints: flags.endpoints.clone(),
         ca_pem: read(&flags.ca_file)?,
         identity_pem: read(&flags.cert_file)?.zip(read(&flags.key_file)?),
-        ask_every: Some(asks_every(flags.use_of_etcd.etcd_compaction_interval)),
+        ask_every: asks_every(flags.use_of_etcd.etcd_compaction_interval),
         ..Default::default()
     };
     let remote = etcd::Etcd::open(&options)?;
