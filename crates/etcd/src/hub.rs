@@ -309,10 +309,6 @@ impl State {
         !self.owing.is_empty()
     }
 
-    #[expect(
-        clippy::type_complexity,
-        reason = "the parts of a `Joined`, which needs the lock's owner"
-    )]
     fn join(
         &mut self,
         range: &KeyRange,
@@ -529,11 +525,6 @@ mod tests {
 
     #[test]
     fn who_joins_late_finds_what_it_lacks() {
-        let mut state = begun(5);
-        write(&mut state, 5, &["/registry/pods/seen"]);
-        for revision in 6..9 {
-            write(&mut state, revision, &["/registry/pods/x", "/registry/nodes/x"]);
-        }
         let check = |next: u64, expected: Option<&[&str]>| {
             let mut state = begun(5);
             for revision in 5..9 {
