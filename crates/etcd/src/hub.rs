@@ -235,8 +235,8 @@ impl Inner {
                     Ok(Said::Events(changes)) => self.state().events(&self.range, changes),
                     Ok(Said::Reached(revision)) if !is_old => self.state().reached(revision),
                     Ok(Said::Reached(_)) => {}
+                    // Before it was sent; whether that is a loss is seen when it is opened again.
                     Ok(Said::Compacted(floor)) => {
-                        self.state().lose();
                         return Status::out_of_range(format!("compacted at {floor}"));
                     }
                     Err(status) => return status,
@@ -295,9 +295,15 @@ impl State {
         }
     }
 
-    /// There is a gap: nobody can go on from here.
+    /// There is a gap: nobody can go on from here. Readers learn how far they were.
     fn lose(&mut self) {
         let next_id = self.next_id;
+        if let Some(at) = self.at {
+            for reader in self.readers.values() {
+                // An error: it is slow, and knows where it is by its events.
+                let _ = reader.feed.try_send(WatchItem::Progress(at));
+            }
+        }
         *self = Self { next_id, ..Self::default() };
     }
 
@@ -591,7 +597,9 @@ mod tests {
         write(&mut state, 4, &["/registry/nodes/x"]);
         assert_eq!(received(&mut items), ["at 4"], "another's event says it too");
         assert!(!state.wants());
+        state.reached(Revision(9));
         state.lose();
+        assert_eq!(received(&mut items), ["at 9"], "it goes on from there by itself");
         assert!(items.is_closed() && !state.covers(Revision(5)));
     }
 

@@ -229,7 +229,9 @@ pub fn upstreams_api_server(story: &mut Story) -> Result<()> {
     let words = [&["etcd", "--data-dir", &data], &urls[..]].concat();
     let etcd = lab.daemon("decapod-etcd", &lab.binary, &words)?;
     let servers = format!("--etcd-servers={ETCD}");
-    let mut ours = lab.api_server("ours", 6444, &[&servers])?;
+    // Pods come without the controllers that make service accounts.
+    let without = "--disable-admission-plugins=ServiceAccount";
+    let mut ours = lab.api_server("ours", 6444, &[&servers, without])?;
     lab.ready("ours", &mut ours).with_context(|| ours.log() + &etcd.log())?;
     let mut theirs = lab.upstreams(&upstream, &servers)?;
     lab.ready("theirs", &mut theirs).with_context(|| theirs.log() + &etcd.log())?;
@@ -367,7 +369,6 @@ impl Lab {
             format!("--advertise-address={}", self.address),
             "--service-cluster-ip-range=10.43.0.0/16".into(),
             "--authorization-mode=Node,RBAC".into(),
-            // Pods come without the controllers that make service accounts.
             "--disable-admission-plugins=ServiceAccount".into(),
             format!("--client-ca-file={}", file("ca.crt")),
             format!("--tls-cert-file={}", file("apiserver.crt")),
