@@ -9,7 +9,6 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use auth::service_account::TokenKeys;
@@ -20,9 +19,6 @@ use pki::{Issued, Pki};
 use crate::control_plane::{self, Brought, Credentials};
 use crate::flags;
 use crate::server::{advertised, prepare_data_dir, say, wait_for_signal, write_kubeconfig};
-
-/// Requests, watches and commits get this long at the end.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ApiServer {
@@ -115,11 +111,9 @@ pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> 
         let kubeconfig = write_kubeconfig(&server, &data_dir, &pki, &control)?;
         say(&format!("kubeconfig: {}", kubeconfig.display()));
     }
-    wait_for_signal(&tasks).await?;
+    wait_for_signal(&[&tasks, &control.last]).await?;
     say("stopping");
-    control.server.begin_shutdown();
-    tasks.shutdown(SHUTDOWN_LIMIT).await;
-    control.server.registry().store().close().await;
+    control.stop(&tasks).await;
     Ok(())
 }
 

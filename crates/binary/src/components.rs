@@ -52,9 +52,8 @@ pub async fn controller_manager(flags: ControllerManager) -> anyhow::Result<()> 
     let client = crate::kubeconfig::client(&flags.kubeconfig, "kube-controller-manager")?;
     let own = client.clone();
     until_signal("kube-controller-manager", async move |stop: Stop| {
-        let work =
-            || controllers::run(|_| client.clone(), &flags.controllers, options, stop.clone());
-        lead(own, "kube-controller-manager", flags.leader_elect, stop.clone(), work).await
+        let work = |stop| controllers::run(|_| client.clone(), &flags.controllers, options, stop);
+        lead(own, "kube-controller-manager", flags.leader_elect, stop, work).await
     })
     .await
 }
@@ -75,8 +74,8 @@ pub async fn scheduler(flags: Scheduler) -> anyhow::Result<()> {
     let config = scheduler_config(flags.config.as_deref(), &client)?;
     let own = client.clone();
     until_signal("kube-scheduler", async move |stop: Stop| {
-        let work = || scheduler::run(client, config, stop.clone());
-        lead(own, "kube-scheduler", flags.leader_elect, stop.clone(), work).await
+        let work = |stop| scheduler::run(client, config, stop);
+        lead(own, "kube-scheduler", flags.leader_elect, stop, work).await
     })
     .await
 }
@@ -228,7 +227,7 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
     };
     let tasks = Tasks::new("kubelet");
     crate::node::start(described, &node, &tasks).await?;
-    crate::server::wait_for_signal(&tasks).await?;
+    crate::server::wait_for_signal(&[&tasks]).await?;
     tasks.shutdown(SHUTDOWN_LIMIT).await;
     Ok(())
 }
@@ -245,10 +244,10 @@ async fn lead<F: Future<Output = ()>>(
     name: &str,
     elects: bool,
     stop: Stop,
-    work: impl FnOnce() -> F,
+    work: impl FnOnce(Stop) -> F,
 ) -> anyhow::Result<()> {
     if !elects {
-        work().await;
+        work(stop).await;
         return Ok(());
     }
     let host = nix::unistd::gethostname().context("cannot read the host's name")?;

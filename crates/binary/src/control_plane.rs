@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use apiserver::authz::Authorizer;
@@ -36,9 +37,24 @@ pub struct ControlPlane {
     pub rotation: Rotation,
     pub port: u16,
     pub address: IpAddr,
+    /// What ends after everything else, as it writes down what the others did last.
+    pub last: Tasks,
 }
 
+/// Requests, watches and commits get this long at the end.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+/// And after them the audit log.
+const LAST_LIMIT: Duration = Duration::from_secs(5);
+
 impl ControlPlane {
+    /// Ends the API server: those who are answered by it, `tasks`, then the store.
+    pub async fn stop(&self, tasks: &Tasks) {
+        self.server.begin_shutdown();
+        tasks.shutdown(SHUTDOWN_LIMIT).await;
+        self.last.shutdown(LAST_LIMIT).await;
+        self.server.registry().store().close().await;
+    }
+
     /// A client of this process with a component's identity: it enters the server's own filters.
     pub fn client(&self, component: Component) -> Client {
         let identity = component.identity();
@@ -150,7 +166,8 @@ pub async fn start_with(
     extensions.start(&registry, tasks).await;
     let aggregation = aggregation(pki, &rotation)?;
     hide_versions(&flags.serving, &registry)?;
-    let audit = flags.audit.open(tasks)?;
+    let last = Tasks::new("last");
+    let audit = flags.audit.open(tasks, &last)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
         anonymous: who.anonymous,
@@ -187,7 +204,7 @@ pub async fn start_with(
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(apiserver::health::Hook::done);
     rotation.start(tasks);
-    Ok(ControlPlane { server, rotation, port, address })
+    Ok(ControlPlane { server, rotation, port, address, last })
 }
 
 /// Checks and figures: encryption at rest, the audit log, the controllers' queues.
@@ -484,7 +501,8 @@ fn cluster_facts(
     Ok(resources::bootstrap::Cluster {
         service_cidrs: flags.service_cidr.clone(),
         node_settings: crate::agent::Settings::of_server(flags),
-        addresses: vec![address],
+        // Others cannot use a loopback address, and the API takes none.
+        addresses: Some(address).into_iter().filter(|address| !address.is_loopback()).collect(),
         port,
         cluster_dns: flags.cluster_dns.clone(),
         ca_pem: credentials.client_ca_pem.clone(),

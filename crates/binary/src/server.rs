@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use base::task::Tasks;
+use base::task::{Stop, Tasks};
+use client::election::Ended;
 use client::{Client, Election};
 use pki::{Component, Issued, Pki, Profile, San};
 use tokio::sync::Notify;
@@ -21,8 +22,8 @@ const COMPONENTS: [&str; 5] =
     ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns", "pod-routes"];
 /// After this long a start is over.
 const SETTLED: Duration = Duration::from_secs(20);
-/// Requests, watches and commits get this long at the end.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+/// Components get this long at the end, before the API server does.
+const COMPONENTS_LIMIT: Duration = Duration::from_secs(10);
 
 pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let begun = Instant::now();
@@ -31,26 +32,26 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let pki =
         Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
     let address = advertised(&flags).await?;
-    let tasks = Tasks::new("server");
+    let (tasks, components) = (Tasks::new("server"), Tasks::new("components"));
     let control = control_plane::start(&flags, &data_dir, &pki, address, &tasks).await?;
     let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
-    start_controllers(&flags, &data_dir, &control, &pki, &tasks)?;
-    start_scheduler(&flags, &control, &tasks)?;
+    start_controllers(&flags, &data_dir, &control, &pki, &components)?;
+    start_scheduler(&flags, &control, &components)?;
     say(&format!("kubeconfig: {}", kubeconfig.display()));
     if !flags.disable_agent {
-        start_node(&flags, &data_dir, &pki, &control, &tasks).await?;
+        start_node(&flags, &data_dir, &pki, &control, &components).await?;
     }
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
     let (url, token) = (control.url(), data_dir.join("token"));
     say(&format!("more nodes: decapod agent --server {url} --token-file {}", token.display()));
     say("Ctrl-C stops the control plane; pods keep running");
     give_back_what_the_start_needed(&tasks);
-    wait_for_signal(&tasks).await?;
+    wait_for_signal(&[&components, &tasks, &control.last]).await?;
     say("stopping");
-    control.server.begin_shutdown();
-    tasks.shutdown(SHUTDOWN_LIMIT).await;
-    control.server.registry().store().close().await;
+    // Components first: their last words reach the API server, and none finds it gone.
+    components.shutdown(COMPONENTS_LIMIT).await;
+    control.stop(&tasks).await;
     Ok(())
 }
 
@@ -177,12 +178,12 @@ fn start_controllers(
             &["system:serviceaccounts", "system:serviceaccounts:kube-system"],
         ),
     };
-    let (stop, all) = (tasks.stop_signal(), ["*".to_owned()]);
     let election =
         candidate(flags, client_for("kube-controller-manager"), "kube-controller-manager");
+    let (stop, group, all) = (tasks.stop_signal(), tasks.clone(), ["*".to_owned()]);
     tasks.spawn_graceful("kube-controller-manager", async move {
-        let work = || controllers::run(client_for, &all, options, stop.clone());
-        election.run(stop.clone(), work).await;
+        let ended = election.run(stop, |stop| controllers::run(client_for, &all, options, stop));
+        end_with(ended.await, &group);
     });
     Ok(())
 }
@@ -193,13 +194,21 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) -> any
     }
     let client = control.client(Component::Scheduler);
     let config = crate::components::scheduler_config(flags.scheduler_config.as_deref(), &client)?;
-    let stop = tasks.stop_signal();
     let election = candidate(flags, client.clone(), "kube-scheduler");
+    let (stop, group) = (tasks.stop_signal(), tasks.clone());
     tasks.spawn_graceful("kube-scheduler", async move {
-        let work = || scheduler::run(client, config, stop.clone());
-        election.run(stop.clone(), work).await;
+        let ended = election.run(stop, |stop| scheduler::run(client, config, stop));
+        end_with(ended.await, &group);
     });
     Ok(())
+}
+
+/// A server that no longer leads, or cannot work, ends, as upstream's components do: it must not look
+/// well without its controllers.
+fn end_with(ended: Ended, group: &Tasks) {
+    if ended != Ended::Stopped {
+        group.stop();
+    }
 }
 
 /// The component as a candidate for its Lease. The one server of an embedded store takes it, as
@@ -216,12 +225,13 @@ fn candidate(flags: &Server, client: Client, name: &str) -> Election {
     Election { renews: false, identity, ..election }
 }
 
-/// Until Ctrl-C, SIGTERM, or the end of a task that must not end.
-pub async fn wait_for_signal(tasks: &Tasks) -> anyhow::Result<()> {
-    let broken = tasks.stop_signal();
+/// Until Ctrl-C, SIGTERM, or the end of a task that must not end, in any of the groups.
+pub async fn wait_for_signal(groups: &[&Tasks]) -> anyhow::Result<()> {
+    let signals: Vec<Stop> = groups.iter().map(|group| group.stop_signal()).collect();
+    let broken = futures::future::select_all(signals.iter().map(|one| Box::pin(one.wait())));
     tokio::select! {
         signal = termination() => Ok(signal?),
-        () = broken.wait() => bail!("a part of the server broke; see the log above"),
+        _ = broken => bail!("a part of the server broke; see the log above"),
     }
 }
 

@@ -4,13 +4,14 @@
 //! observed renewal is timed by the local clock, so clocks may differ; `leaseTransitions` counts
 //! changes of holder.
 //!
-//! Invariant: the work of a leader is dropped before anybody else may hold the lease.
+//! Invariant: the work of a leader has ended before anybody else may hold the lease. It is told to
+//! end, and not only dropped: tasks that it started would otherwise go on without it.
 
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use base::task::Stop;
+use base::task::{Stop, Tasks};
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::api::{WatchEvent, WatchParams};
@@ -95,19 +96,33 @@ impl Election {
         }
     }
 
-    /// Waits for the lease, runs `work` while it is held, and gives the lease back at the end.
-    pub async fn run<F: Future<Output = ()>>(&self, stop: Stop, work: impl FnOnce() -> F) -> Ended {
+    /// Waits for the lease, runs `work` while it is held, and gives the lease back at the end. The
+    /// work's signal is raised when it is to end, and what it ends with reaches the API server.
+    pub async fn run<F: Future<Output = ()>>(
+        &self,
+        stop: Stop,
+        work: impl FnOnce(Stop) -> F,
+    ) -> Ended {
         let mut observed = None;
         if stop.or(self.acquire(&mut observed)).await.is_none() {
             return Ended::Stopped;
         }
         tracing::info!(lease = self.name, identity = self.identity, "became leader");
+        let leading = Tasks::new("leader");
+        let mut working = pin!(work(leading.stop_signal()));
         let ended = tokio::select! {
             biased;
             () = stop.wait() => Ended::Stopped,
             () = self.keep(&mut observed), if self.renews => Ended::Lost,
-            () = work() => Ended::Finished,
+            () = working.as_mut() => Ended::Finished,
         };
+        if ended != Ended::Finished {
+            leading.stop();
+            let limit = self.timing.lease.saturating_sub(self.timing.renew_deadline);
+            if tokio::time::timeout(limit, working).await.is_err() {
+                tracing::warn!(lease = self.name, "the leader's work did not end in time");
+            }
+        }
         if ended == Ended::Lost {
             tracing::error!(lease = self.name, "leadership lost");
         } else {
@@ -362,6 +377,32 @@ mod tests {
             Some((Ok(http_body::Frame::data(Bytes::from(line))), events))
         });
         Response::new(StreamBody::new(lines).boxed_unsync())
+    }
+
+    /// A task of the work that nobody tells would go on after the work was dropped.
+    #[tokio::test(start_paused = true)]
+    async fn the_work_is_told_to_end_and_waited_for() {
+        let server = Arc::new(Mutex::new(Server { lease: lease("", 1), watch: None }));
+        let election = Election {
+            identity: "me".into(),
+            ..Election::new(client(&server), "default", "it", "host")
+        };
+        let (tasks, begun) = (Tasks::new("test"), tokio::sync::Notify::new());
+        let own = Tasks::new("of the work");
+        let told = own.stop_signal();
+        let work = async |stop: Stop| {
+            own.spawn("part", std::future::pending());
+            begun.notify_one();
+            stop.wait().await;
+            own.shutdown(Duration::from_secs(1)).await;
+        };
+        let stopping = async {
+            begun.notified().await;
+            tasks.stop();
+        };
+        let (ended, ()) = tokio::join!(election.run(tasks.stop_signal(), work), stopping);
+        assert_eq!(ended, Ended::Stopped);
+        assert!(told.is_raised(), "its task goes on");
     }
 
     /// Between two looks of upstream's rhythm the leader renews once more and dies.

@@ -35,10 +35,19 @@ pub struct Batching {
     pub throttle: Option<(f32, u32)>,
 }
 
+/// Upstream's `--audit-*-truncate-*`, in bytes of JSON.
+#[derive(Clone, Copy, Debug)]
+pub struct Truncation {
+    /// A larger event goes without its objects, or not at all.
+    pub max_event: usize,
+    /// Events that are larger together are sent apart. Deviation: upstream looks at events before it
+    /// gathers them, one by one, so that its flag changes nothing.
+    pub max_batch: usize,
+}
+
 /// What writes.
 pub enum Writer {
-    Log(Log),
-    /// One event in upstream's older format per line.
+    Log(Arc<Log>),
     Webhook(Webhook),
 }
 
@@ -58,10 +67,22 @@ impl Writer {
                     lines.extend_from_slice(event);
                     lines.push(b'\n');
                 }
-                log.write(&lines).map_err(|error| error.to_string())
+                if log.write(&lines).map_err(|error| error.to_string())? {
+                    tidy(log).await;
+                }
+                Ok(())
             }
             Self::Webhook(webhook) => webhook.send(events).await,
         }
+    }
+}
+
+/// The event is written; what becomes of older ones is no reason to count it as lost.
+async fn tidy(log: &Arc<Log>) {
+    let log = log.clone();
+    let outcome = tokio::task::spawn_blocking(move || log.tidy()).await;
+    if let Ok(Err(error)) = outcome {
+        tracing::warn!(%error, "old audit logs cannot be looked after");
     }
 }
 
@@ -70,6 +91,7 @@ pub struct Backend {
     mode: Mode,
     /// Whether events come in the format for people.
     pub is_legacy: bool,
+    truncation: Option<Truncation>,
     queue: Option<mpsc::Sender<Bytes>>,
     lost: Arc<AtomicU64>,
 }
@@ -80,16 +102,28 @@ impl Backend {
         mode: Mode,
         batching: Batching,
         is_legacy: bool,
+        truncation: Option<Truncation>,
         tasks: &Tasks,
     ) -> Self {
         let (writer, lost) = (Arc::new(writer), Arc::new(AtomicU64::new(0)));
         let queue = (mode == Mode::Batch).then(|| {
             let (queue, events) = mpsc::channel(batching.buffer.max(1));
-            let work = run(writer.clone(), events, batching, lost.clone(), tasks.stop_signal());
-            tasks.spawn_graceful("audit batches", work);
+            let limit = truncation.map_or(usize::MAX, |truncation| truncation.max_batch);
+            let sender = Sender { writer: writer.clone(), lost: lost.clone(), limit };
+            tasks
+                .spawn_graceful("audit batches", sender.run(events, batching, tasks.stop_signal()));
             queue
         });
-        Self { writer, mode, is_legacy, queue, lost }
+        Self { writer, mode, is_legacy, truncation, queue, lost }
+    }
+
+    /// Whether an event is too large, as JSON with the end of its line.
+    pub fn refuses(&self, json: &[u8]) -> bool {
+        self.truncation.is_some_and(|truncation| json.len() + 1 > truncation.max_event)
+    }
+
+    pub fn truncates(&self) -> bool {
+        self.truncation.is_some()
     }
 
     pub fn name(&self) -> &'static str {
@@ -121,7 +155,7 @@ impl Backend {
     }
 }
 
-fn note_lost(lost: &AtomicU64, count: u64, plugin: &str, error: &str) {
+pub(super) fn note_lost(lost: &AtomicU64, count: u64, plugin: &str, error: &str) {
     // One line for the first of many: the counter tells the rest.
     let before = lost.fetch_add(count, Ordering::Relaxed);
     if before == 0 {
@@ -131,35 +165,62 @@ fn note_lost(lost: &AtomicU64, count: u64, plugin: &str, error: &str) {
     }
 }
 
-/// Gathers and sends until the group stops, and then sends what is left.
-async fn run(
+/// The end of a queue.
+struct Sender {
     writer: Arc<Writer>,
-    mut events: mpsc::Receiver<Bytes>,
-    batching: Batching,
     lost: Arc<AtomicU64>,
-    stop: Stop,
-) {
-    let mut throttle = Throttle::new(batching.throttle);
-    loop {
-        let batch = gather(&mut events, &batching, &stop).await;
-        if batch.is_empty() {
-            return;
-        }
-        throttle.wait(&stop).await;
-        let count = batch.len() as u64;
-        match stop.or(writer.write(&batch)).await {
-            Some(Ok(())) => {}
-            Some(Err(error)) => note_lost(&lost, count, writer.name(), &error),
-            // The last word: one try, as long as the group waits.
-            None => {
-                let left = drain(&mut events, batch);
-                if let Err(error) = writer.write(&left).await {
-                    note_lost(&lost, left.len() as u64, writer.name(), &error);
-                }
+    /// Bytes that are sent at once.
+    limit: usize,
+}
+
+impl Sender {
+    /// Gathers and sends until the group stops, and then sends what is left.
+    async fn run(self, mut events: mpsc::Receiver<Bytes>, batching: Batching, stop: Stop) {
+        let mut throttle = Throttle::new(batching.throttle);
+        loop {
+            let mut batch = gather(&mut events, &batching, &stop).await;
+            if batch.is_empty() {
                 return;
+            }
+            while !batch.is_empty() {
+                let rest = batch.split_off(fitting(&batch, self.limit));
+                throttle.wait(&stop).await;
+                match stop.or(self.writer.write(&batch)).await {
+                    Some(outcome) => self.note(outcome, batch.len()),
+                    None => {
+                        batch.extend(rest);
+                        return self.last(drain(&mut events, batch)).await;
+                    }
+                }
+                batch = rest;
             }
         }
     }
+
+    /// The last word: one try, as long as the group waits.
+    async fn last(&self, mut left: Vec<Bytes>) {
+        while !left.is_empty() {
+            let rest = left.split_off(fitting(&left, self.limit));
+            self.note(self.writer.write(&left).await, left.len());
+            left = rest;
+        }
+    }
+
+    fn note(&self, outcome: Result<(), String>, count: usize) {
+        if let Err(error) = outcome {
+            note_lost(&self.lost, count as u64, self.writer.name(), &error);
+        }
+    }
+}
+
+/// How many of the first ones are no larger together than the limit; one at least.
+fn fitting(batch: &[Bytes], limit: usize) -> usize {
+    let mut size = 0;
+    let is_within = |event: &&Bytes| {
+        size += event.len() + 1;
+        size <= limit
+    };
+    batch.iter().take_while(is_within).count().max(1).min(batch.len())
 }
 
 fn drain(events: &mut mpsc::Receiver<Bytes>, mut batch: Vec<Bytes>) -> Vec<Bytes> {
@@ -248,6 +309,19 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::from_secs(30));
         tasks.stop();
         assert!(gather(&mut receiver, &batching(4), &stop).await.is_empty());
+    }
+
+    #[test]
+    fn batches_are_split_by_size() {
+        let check = |sizes: &[usize], limit: usize, expected: usize| {
+            let batch: Vec<Bytes> = sizes.iter().map(|size| vec![b'x'; *size].into()).collect();
+            assert_eq!(fitting(&batch, limit), expected, "{sizes:?} {limit}");
+        };
+        check(&[9, 9, 9], 30, 3);
+        check(&[9, 9, 9], 29, 2);
+        check(&[99, 9], 10, 1);
+        check(&[9], usize::MAX, 1);
+        check(&[], 10, 0);
     }
 
     #[tokio::test(start_paused = true)]

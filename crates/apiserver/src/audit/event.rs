@@ -13,6 +13,8 @@ use crate::request::UserInfo;
 /// Longer names of programs are cut.
 const USER_AGENT_LIMIT: usize = 1024;
 const CUT: &str = "...TRUNCATED";
+/// Says that an event had objects that made it too large.
+const TRUNCATED: &str = "audit.k8s.io/truncated";
 
 /// What is known of a request so far.
 #[derive(Clone, Debug)]
@@ -156,6 +158,13 @@ fn micro<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl Event {
+    /// What is left of an event that is too large.
+    pub fn without_objects(&self) -> Self {
+        let mut event = Self { request_object: None, response_object: None, ..self.clone() };
+        event.annotations.insert(TRUNCATED.to_owned(), "true".to_owned());
+        event
+    }
+
     /// One line of JSON, without its end.
     pub fn json(&self, stage: Stage, now: Timestamp) -> Vec<u8> {
         let nobody = UserInfo::default();

@@ -4,27 +4,27 @@
 //! audit.log ► audit-2026-01-02T03-04-05.123.log[.gz]     when it would grow beyond its size
 //! ```
 //!
-//! Invariants: a line is written whole; files are of mode 0600; old ones go by number and by age
-//! when a new one begins.
+//! Invariants: a line is written whole; files are of mode 0600; old ones go by number and by the age
+//! that their name tells when a new one begins. That, and compressing, holds nobody up who writes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
 const MEGABYTE: u64 = 1 << 20;
+const DAY_SECONDS: i64 = 86_400;
 const STAMP: &str = "%Y-%m-%dT%H-%M-%S.%3f";
-/// Upstream's rotation takes 0 for this.
-const DEFAULT_MEGABYTES: u64 = 100;
+const STAMP_READ: &str = "%Y-%m-%dT%H-%M-%S%.f";
 
 /// Upstream's `--audit-log-*`.
 #[derive(Clone, Debug)]
 pub struct Rotation {
+    /// 0: one file for ever.
     pub max_megabytes: u64,
     /// Old files that are kept; 0 for all.
     pub max_backups: usize,
@@ -35,8 +35,10 @@ pub struct Rotation {
 
 pub struct Log {
     rotation: Rotation,
-    /// Guards one write, or one rotation.
+    /// Guards one write, or one change of files.
     state: Mutex<Target>,
+    /// Guards the old files: one tidies at a time.
+    old: Mutex<()>,
 }
 
 enum Target {
@@ -59,53 +61,60 @@ impl Log {
                 Target::File { path, file, size }
             }
         };
-        Ok(Self { rotation, state: Mutex::new(target) })
+        Ok(Self { rotation, state: Mutex::new(target), old: Mutex::default() })
     }
 
-    /// Writes lines, each with its end.
-    pub fn write(&self, lines: &[u8]) -> io::Result<()> {
+    /// Writes lines, each with its end. True: a new file was begun, and somebody should
+    /// [`Log::tidy`].
+    pub fn write(&self, lines: &[u8]) -> io::Result<bool> {
         let mut state = self.state.lock().expect("no panic under the lock");
-        match &mut *state {
-            Target::StandardOutput => io::stdout().lock().write_all(lines),
-            Target::File { path, file, size } => {
-                let limit = match self.rotation.max_megabytes {
-                    0 => DEFAULT_MEGABYTES,
-                    given => given,
-                } * MEGABYTE;
-                if *size > 0 && *size + lines.len() as u64 > limit {
-                    fs::rename(&*path, backup_of(path))?;
-                    *file = append(path)?;
-                    *size = 0;
-                    self.tidy(path)?;
-                }
-                file.write_all(lines)?;
-                *size += lines.len() as u64;
-                Ok(())
-            }
+        let Target::File { path, file, size } = &mut *state else {
+            return io::stdout().lock().write_all(lines).map(|()| false);
+        };
+        let limit = self.rotation.max_megabytes.saturating_mul(MEGABYTE);
+        let is_full = limit > 0 && *size > 0 && *size + lines.len() as u64 > limit;
+        if is_full {
+            fs::rename(&*path, backup_of(path))?;
+            *file = append(path)?;
+            *size = 0;
         }
+        file.write_all(lines)?;
+        *size += lines.len() as u64;
+        Ok(is_full)
     }
 
-    /// Removes what is too old or too many, and compresses the rest.
-    fn tidy(&self, path: &Path) -> io::Result<()> {
-        let mut old = backups(path)?;
+    /// Removes what is too old or too many, and compresses the rest. Takes as long as that takes.
+    pub fn tidy(&self) -> io::Result<()> {
+        let path = match &*self.state.lock().expect("no panic under the lock") {
+            Target::StandardOutput => return Ok(()),
+            Target::File { path, .. } => path.clone(),
+        };
+        let _one = self.old.lock().expect("no panic under the lock");
+        let mut old = backups(&path)?;
         // Names carry the time: the newest first.
         old.sort();
         old.reverse();
-        let now = base::clock::now();
-        for (index, one) in old.iter().enumerate() {
+        let days = i64::try_from(self.rotation.max_age_days).unwrap_or(i64::MAX);
+        let oldest =
+            base::clock::now().as_second().saturating_sub(days.saturating_mul(DAY_SECONDS));
+        for (index, Old { stamp, path }) in old.iter().enumerate() {
             let too_many = self.rotation.max_backups > 0 && index >= self.rotation.max_backups;
-            let age = fs::metadata(one)?.modified()?;
-            let limit = Duration::from_secs(self.rotation.max_age_days * 86_400);
-            let too_old = self.rotation.max_age_days > 0
-                && jiff::Timestamp::try_from(age).is_ok_and(|age| age + limit < now);
+            let too_old = days > 0 && stamp.as_second() < oldest;
             if too_many || too_old {
-                fs::remove_file(one)?;
-            } else if self.rotation.compress && one.extension().is_none_or(|end| end != "gz") {
-                compress(one)?;
+                fs::remove_file(path)?;
+            } else if self.rotation.compress && path.extension().is_none_or(|end| end != "gz") {
+                compress(path)?;
             }
         }
         Ok(())
     }
+}
+
+/// A file that was put aside, and when.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Old {
+    stamp: jiff::Timestamp,
+    path: PathBuf,
 }
 
 fn append(path: &Path) -> io::Result<File> {
@@ -125,7 +134,7 @@ fn backup_of(path: &Path) -> PathBuf {
     path.with_file_name(format!("{prefix}{stamp}{end}"))
 }
 
-fn backups(path: &Path) -> io::Result<Vec<PathBuf>> {
+fn backups(path: &Path) -> io::Result<Vec<Old>> {
     let (prefix, end) = name_parts(path);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let mut found = vec![];
@@ -134,8 +143,9 @@ fn backups(path: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let rest = name.strip_suffix(".gz").unwrap_or(&name);
         let stamp = rest.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(&end));
-        if stamp.is_some_and(|stamp| stamp.len() == "2026-01-02T03-04-05.123".len()) {
-            found.push(entry.path());
+        let time = stamp.and_then(|stamp| jiff::civil::DateTime::strptime(STAMP_READ, stamp).ok());
+        if let Some(stamp) = time.and_then(|time| time.to_zoned(jiff::tz::TimeZone::UTC).ok()) {
+            found.push(Old { stamp: stamp.timestamp(), path: entry.path() });
         }
     }
     Ok(found)
@@ -175,25 +185,75 @@ mod tests {
         std::env::temp_dir().join(format!("decapod-audit-{name}-{unique}"))
     }
 
+    /// Writes a line, and tidies when a new file was begun.
+    fn write(log: &Log, first: u8) {
+        if log.write(&line(first)).expect("written") {
+            log.tidy().expect("tidied");
+        }
+        // Names tell files apart by the millisecond.
+        let before = base::clock::now();
+        while base::clock::now().as_millisecond() == before.as_millisecond() {}
+    }
+
+    fn firsts(path: &Path) -> Vec<u8> {
+        let mut old = backups(path).expect("listed");
+        old.sort();
+        old.iter().map(|one| fs::read(&one.path).expect("there")[0]).collect()
+    }
+
     #[test]
     fn files_are_rotated_and_old_ones_go() {
         let directory = scratch("rotate");
         let path = directory.join("audit.log");
         let log = Log::open(&path.to_string_lossy(), rotation(2, false)).expect("a log");
         for first in b'a'..=b'i' {
-            log.write(&line(first)).expect("written");
-            // Names tell files apart by the millisecond.
-            let before = base::clock::now();
-            while base::clock::now().as_millisecond() == before.as_millisecond() {}
+            write(&log, first);
         }
         let present = fs::read(&path).expect("there");
         assert_eq!((present.len(), present[0]), (MEGABYTE as usize / 2, b'i'));
-        let mut old = backups(&path).expect("listed");
-        old.sort();
-        let firsts: Vec<u8> = old.iter().map(|one| fs::read(one).expect("there")[0]).collect();
-        assert_eq!(firsts, *b"eg");
+        assert_eq!(firsts(&path), *b"eg");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+        fs::remove_dir_all(directory).expect("removed");
+    }
+
+    /// By the time in the name: a copy of a log may be younger than what it tells.
+    #[test]
+    fn old_files_go_by_the_age_that_their_name_tells() {
+        let directory = scratch("age");
+        let path = directory.join("audit.log");
+        let rotation = Rotation { max_age_days: 30, ..rotation(0, false) };
+        let log = Log::open(&path.to_string_lossy(), rotation).expect("a log");
+        let at = |days: i64| {
+            let then = base::clock::now() - jiff::SignedDuration::from_hours(days * 24);
+            directory.join(format!("audit-{}.log.gz", then.strftime(STAMP)))
+        };
+        for days in [29, 31] {
+            fs::write(at(days), b"x").expect("written");
+        }
+        // Not ours: no time, another name.
+        for name in ["audit-notes.log", "audit-2026.log", "other-2020-01-02T03-04-05.123.log"] {
+            fs::write(directory.join(name), b"y").expect("written");
+        }
+        for first in b'a'..=b'c' {
+            write(&log, first);
+        }
+        assert_eq!(firsts(&path), *b"xa");
+        assert_eq!(fs::read_dir(&directory).expect("listed").count(), 6);
+        fs::remove_dir_all(directory).expect("removed");
+    }
+
+    #[test]
+    fn without_a_size_there_is_one_file() {
+        let directory = scratch("one");
+        let path = directory.join("audit.log");
+        let rotation = Rotation { max_megabytes: 0, ..rotation(1, true) };
+        let log = Log::open(&path.to_string_lossy(), rotation).expect("a log");
+        for first in b'a'..=b'e' {
+            write(&log, first);
+        }
+        assert_eq!(fs::metadata(&path).expect("there").len(), 5 * MEGABYTE / 2);
+        assert!(backups(&path).expect("listed").is_empty());
         fs::remove_dir_all(directory).expect("removed");
     }
 
@@ -203,12 +263,12 @@ mod tests {
         let path = directory.join("audit.log");
         let log = Log::open(&path.to_string_lossy(), rotation(0, true)).expect("a log");
         for first in b'a'..=b'c' {
-            log.write(&line(first)).expect("written");
+            write(&log, first);
         }
         let old = backups(&path).expect("listed");
         assert_eq!(old.len(), 1);
         let mut text = vec![];
-        let packed = File::open(&old[0]).expect("there");
+        let packed = File::open(&old[0].path).expect("there");
         flate2::read::GzDecoder::new(packed).read_to_end(&mut text).expect("gzip");
         assert_eq!(text, [line(b'a'), line(b'b')].concat());
         // What an earlier life wrote counts.

@@ -29,7 +29,7 @@ use base::task::Tasks;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-pub use backend::{Backend, Batching, Mode, Writer};
+pub use backend::{Backend, Batching, Mode, Truncation, Writer};
 pub use policy::{Level, Policy, Stage, Verdict};
 pub(crate) use trail::{AuditId, Trail, failed_authentication, follow};
 
@@ -42,19 +42,34 @@ pub struct Audit {
     tasks: Tasks,
     events: AtomicU64,
     rejected: AtomicU64,
+    too_large: AtomicU64,
     levels: [AtomicU64; 4],
 }
 
 impl Audit {
     pub fn new(policy: Policy, backends: Vec<Backend>, tasks: Tasks) -> Arc<Self> {
-        let (events, rejected, levels) = Default::default();
-        Arc::new(Self { policy, backends, tasks, events, rejected, levels })
+        let (events, rejected, too_large, levels) = Default::default();
+        Arc::new(Self { policy, backends, tasks, events, rejected, too_large, levels })
     }
 
     /// Whether the request may go on.
     async fn emit(&self, event: &Event, stage: Stage, now: Timestamp) -> bool {
+        self.events.fetch_add(1, Ordering::Relaxed);
+        let whole = Bytes::from(event.json(stage, now));
+        let mut without_objects: Option<Bytes> = None;
         let mut goes_on = true;
-        for (backend, bytes) in self.backends.iter().zip(self.render(event, stage, now)) {
+        for backend in &self.backends {
+            let mut json = whole.clone();
+            if backend.refuses(&json) && event.level >= Level::Request {
+                let cut = || Bytes::from(event.without_objects().json(stage, now));
+                json = without_objects.get_or_insert_with(cut).clone();
+            }
+            if backend.refuses(&json) {
+                let why = "event is too large even after truncating";
+                backend::note_lost(&self.too_large, 1, "truncate", why);
+                continue;
+            }
+            let bytes = if backend.is_legacy { event.legacy(stage).into() } else { json };
             goes_on &= backend.take(bytes).await;
         }
         goes_on
@@ -66,17 +81,6 @@ impl Audit {
         self.tasks.spawn_graceful("audit event", async move {
             audit.emit(&event, stage, now).await;
         });
-    }
-
-    /// The event as each backend wants it.
-    fn render(&self, event: &Event, stage: Stage, now: Timestamp) -> Vec<Bytes> {
-        self.events.fetch_add(1, Ordering::Relaxed);
-        let mut json: Option<Bytes> = None;
-        let one = |backend: &Backend| match backend.is_legacy {
-            true => Bytes::from(event.legacy(stage)),
-            false => json.get_or_insert_with(|| event.json(stage, now).into()).clone(),
-        };
-        self.backends.iter().map(one).collect()
     }
 
     fn note_level(&self, level: Level) {
@@ -110,6 +114,9 @@ impl Audit {
             .backends
             .iter()
             .map(|backend| (format!("{{plugin=\"{}\"}}", backend.name()), backend.lost()));
+        let has_limit = self.backends.iter().any(Backend::truncates);
+        let too_large = ("{plugin=\"truncate\"}".to_owned(), count(&self.too_large));
+        let lost = lost.chain(has_limit.then_some(too_large));
         family(
             "apiserver_audit_error_total",
             "Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.",

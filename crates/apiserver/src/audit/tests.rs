@@ -50,6 +50,7 @@ struct Bench {
     server: Server,
     path: PathBuf,
     tasks: Tasks,
+    audit: Arc<Audit>,
 }
 
 impl Drop for Bench {
@@ -60,6 +61,10 @@ impl Drop for Bench {
 
 impl Bench {
     fn new(rules: &str) -> Self {
+        Self::limited(rules, None)
+    }
+
+    fn limited(rules: &str, truncation: Option<Truncation>) -> Self {
         let tasks = Tasks::new("test");
         let path = std::env::temp_dir().join(format!("decapod-audit-{}.log", base::rng::uuid()));
         let rotation =
@@ -67,15 +72,24 @@ impl Bench {
         let log = Log::open(&path.to_string_lossy(), rotation).expect("a log");
         let batching =
             Batching { buffer: 1, max_size: 1, max_wait: Duration::ZERO, throttle: None };
-        let backend = Backend::new(Writer::Log(log), Mode::Blocking, batching, false, &tasks);
+        let writer = Writer::Log(Arc::new(log));
+        let backend = Backend::new(writer, Mode::Blocking, batching, false, truncation, &tasks);
         let policy = Policy::parse(&format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{rules}"));
         let audit = Audit::new(policy.expect("a policy"), vec![backend], tasks.clone());
+        let figures = audit.clone();
         let registry =
             Registry::new(store::Sim::open(), testing::table(), Chain::default(), tasks.clone());
         let options = Options { audit: Some(audit), ..Options::default() };
         let server =
             Server::new(registry, vec![Box::new(ByHeader)], vec![Box::new(AdminOnly)], options);
-        Self { server, path, tasks }
+        Self { server, path, tasks, audit: figures }
+    }
+
+    fn figure(&self, name: &str) -> u64 {
+        let mut text = String::new();
+        self.audit.metrics(&mut text);
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
+        line.trim().parse().expect("a number")
     }
 
     async fn ask(&self, line: &str, user: &str, headers: &[(&str, &str)], body: &str) -> String {
@@ -224,4 +238,30 @@ async fn what_the_policy_leaves_out_is_not_noted() {
     assert!(bench.events().is_empty());
     bench.ask("GET /api/v1/namespaces/default/configmaps", "admin", &[], "").await;
     assert_eq!(bench.stages().len(), 2);
+}
+
+/// Upstream: truncation takes the objects first, and the event when that was not enough.
+#[tokio::test]
+async fn large_events_lose_their_objects_and_larger_ones_are_lost() {
+    let limit = Truncation { max_event: 2000, max_batch: 10_000 };
+    let rules = "rules: [{level: RequestResponse}]\nomitStages: [RequestReceived]";
+    let bench = Bench::limited(rules, Some(limit));
+    bench.ask(CREATE, "admin", JSON, &config_map()).await;
+    let large = config_map()
+        .replace("\"a\"", "\"large\"")
+        .replace("\"v\"", &format!("{:?}", "x".repeat(2000)));
+    bench.ask(CREATE, "admin", JSON, &large).await;
+    let events = bench.events();
+    assert_eq!(bench.stages(), ["ResponseComplete 201", "ResponseComplete 201"]);
+    assert!(events[0]["requestObject"].is_object() && events[0]["responseObject"].is_object());
+    assert!(events[0]["annotations"]["audit.k8s.io/truncated"].is_null());
+    assert!(events[1]["requestObject"].is_null() && events[1]["responseObject"].is_null());
+    assert_eq!(events[1]["annotations"]["audit.k8s.io/truncated"], "true");
+    assert_eq!(events[1]["objectRef"]["name"], "large");
+    assert_eq!(bench.figure("apiserver_audit_error_total{plugin=\"truncate\"}"), 0);
+    // Nothing that could be left out makes this one smaller; the request is answered all the same.
+    let long = format!("GET /api/v1/namespaces/default/configmaps?x={}", "x".repeat(2000));
+    bench.ask(&long, "admin", &[], "").await;
+    assert_eq!(bench.events().len(), 2);
+    assert_eq!(bench.figure("apiserver_audit_error_total{plugin=\"truncate\"}"), 1);
 }

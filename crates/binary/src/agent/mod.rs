@@ -64,7 +64,7 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
     let tasks = Tasks::new("agent");
     start(&flags, &data_dir, home, machine, joined, &tasks).await?;
     say("Ctrl-C stops the node's services; pods keep running");
-    wait_for_signal(&tasks).await?;
+    wait_for_signal(&[&tasks]).await?;
     say("stopping");
     tasks.shutdown(SHUTDOWN_LIMIT).await;
     Ok(())

@@ -30,6 +30,10 @@ pub fn interrupt(story: &mut Story) -> Result<()> {
     let before = processes::named(&uid, "sh")?;
     let status = story.server.stop(SHORT)?;
     ensure!(status.success(), "the server ended with {status}");
+    let log = story.server.log();
+    let last_words = log.rsplit("stopping\n").next().unwrap_or_default();
+    let is_calm = !last_words.contains("WARN") && !last_words.contains("ERROR");
+    ensure!(is_calm && log.contains("stopping\n"), "the server's last words:\n{last_words}");
     ensure!(processes::named(&uid, "sh")? == before, "the pod was touched");
     story.server.start()?;
     story.kubectl("wait --for=condition=Ready node/node1 --timeout=60s")?;

@@ -1,0 +1,8 @@
+//! A control plane without a node, as an operator runs it: what it prints, what it refuses, what it
+//! survives. Needs no root.
+
+mod audit;
+mod hostile;
+mod keeping;
+mod stopping;
+mod support;

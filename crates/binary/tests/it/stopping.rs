@@ -1,0 +1,35 @@
+//! Ctrl-C on a server that works.
+
+use anyhow::{Context, Result, ensure};
+use testkit::wait;
+
+use crate::support::{LONG, Server};
+
+/// Components end before the API server does: none of them misses it, and nothing is left to say.
+#[test]
+fn a_server_that_is_stopped_says_so_and_nothing_else() -> Result<()> {
+    let mut server = Server::start(&[])?;
+    let api = server.api()?;
+    // The controllers are at work.
+    wait::until(LONG, "a service account", || {
+        let answer = api.get("/api/v1/namespaces/default/serviceaccounts/default", LONG)?;
+        ensure!(answer.status == 200, "{}", answer.body);
+        Ok(())
+    })?;
+    // And somebody watches who does not end by himself.
+    let (seen, first) = std::sync::mpsc::channel();
+    let watcher = std::thread::spawn(move || {
+        let _ = api.stream("/api/v1/namespaces?watch=1", LONG, |_| seen.send(()).is_ok());
+    });
+    first.recv_timeout(LONG).context("an event")?;
+    let status = server.stop()?;
+    drop(first);
+    ensure!(watcher.join().is_ok(), "the watcher panicked");
+    let log = server.log();
+    let (_, end) = log.split_once("stopping\n").with_context(|| log.clone())?;
+    ensure!(status.success() && end.is_empty(), "{status}:\n{end}");
+    let troubles: Vec<&str> =
+        log.lines().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect();
+    ensure!(troubles.is_empty(), "{}", troubles.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! The built binary as a control plane of its own: no root, no namespaces, a free port of the
+//! loopback interface, a directory that goes away.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testkit::http::ApiClient;
+use testkit::wait;
+
+/// Long enough for a machine that is busy with a build.
+pub const LONG: Duration = Duration::from_secs(90);
+
+/// A directory that is gone after the test.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Result<Self> {
+        let unique = base::rng::uuid();
+        let path = std::env::temp_dir().join(format!("decapod-it-{unique}"));
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file and tells where it is.
+    pub fn file(&self, name: &str, text: &str) -> Result<String> {
+        let path = self.0.join(name);
+        fs::write(&path, text)?;
+        Ok(path.display().to_string())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `decapod server --disable-agent`.
+pub struct Server {
+    process: Option<Child>,
+    arguments: Vec<String>,
+    scratch: Scratch,
+}
+
+impl Server {
+    /// Starts one with further flags; returns when it is ready.
+    pub fn start(arguments: &[&str]) -> Result<Self> {
+        Self::start_in(Scratch::new()?, arguments)
+    }
+
+    /// The same, with files that the flags name.
+    pub fn start_in(scratch: Scratch, arguments: &[&str]) -> Result<Self> {
+        let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let mut server = Self { process: None, arguments, scratch };
+        server.launch()?;
+        Ok(server)
+    }
+
+    /// Starts the process, again if it was stopped; returns when it is ready.
+    pub fn launch(&mut self) -> Result<()> {
+        let log = File::options().create(true).append(true).open(self.log_file())?;
+        let _ = fs::remove_file(self.data().join("kubeconfig"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
+        command.args(["server", "--disable-agent", "--https-listen-port", "0"]);
+        command.args(["--bind-address", "127.0.0.1", "--data-dir"]).arg(self.data());
+        command.args(&self.arguments).env("NO_COLOR", "1").env_remove("DECAPOD_LOG");
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.process = Some(command.spawn()?);
+        let ready = wait::until(LONG, "the server is ready", || {
+            if let Some(status) = self.running()?.try_wait()? {
+                return Ok(Err(status));
+            }
+            let answer = self.api()?.get("/readyz", LONG)?;
+            ensure!(answer.status == 200, "{}", answer.body);
+            Ok(Ok(()))
+        })?;
+        ready.map_err(|status| anyhow::anyhow!("the server ended: {status}\n{}", self.log()))
+    }
+
+    /// As Ctrl-C does; returns when the process has ended.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        kill(Pid::from_raw(self.process_id()?.cast_signed()), Signal::SIGINT)?;
+        let process = self.running()?;
+        let status = wait::until(LONG, "the server has ended", || {
+            process.try_wait()?.context("it still runs")
+        })?;
+        self.process = None;
+        Ok(status)
+    }
+
+    pub fn process_id(&mut self) -> Result<u32> {
+        Ok(self.running()?.id())
+    }
+
+    fn running(&mut self) -> Result<&mut Child> {
+        self.process.as_mut().context("it was not started")
+    }
+
+    /// Runs one of the commands against this server's data; what it printed, or its complaint.
+    pub fn decapod(&self, words: &[&str]) -> Result<String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
+        command.args(words).arg("--data-dir").arg(self.data()).stdin(Stdio::null());
+        let output = command.output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "decapod {}: {text}{complaint}", words.join(" "));
+        Ok(text)
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.scratch.path().join("data")
+    }
+
+    /// The administrator.
+    pub fn api(&self) -> Result<ApiClient> {
+        ApiClient::from_kubeconfig(&self.kubeconfig()?)
+    }
+
+    pub fn kubeconfig(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.data().join("kubeconfig"))?)
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.scratch.path().join("log")
+    }
+
+    /// All that it said, on both streams.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_file()).unwrap_or_else(|error| error.to_string())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
