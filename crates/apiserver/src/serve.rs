@@ -6,11 +6,13 @@
 //! identity ([`Server::local`]); both enter the same stack (see [`crate::filters`]).
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use base::seldom::Seldom;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
@@ -178,6 +180,8 @@ pub(crate) struct Shared {
     pub openapi: OpenApi,
     pub options: Options,
     pub started: jiff::Timestamp,
+    /// Who showed wrong credentials.
+    pub refusals: Seldom<Option<IpAddr>>,
     /// True from the beginning of the shutdown on: watches end.
     is_shutting_down: watch::Sender<bool>,
 }
@@ -247,6 +251,7 @@ impl Server {
             openapi: OpenApi::new(options.schemas.clone(), options.pages.clone()),
             options,
             started: base::clock::now_seconds(),
+            refusals: Seldom::default(),
             is_shutting_down: watch::Sender::new(false),
         }))
     }

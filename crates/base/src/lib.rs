@@ -9,6 +9,7 @@ pub mod backoff;
 pub mod clock;
 pub mod duration;
 pub mod rng;
+pub mod seldom;
 pub mod sim;
 pub mod task;
 pub mod telemetry;

@@ -7,28 +7,36 @@
 //! ```text
 //! accept ─► (TLS, at most `handshake`) ─► h2 or http/1.1 by ALPN ─► service
 //!    ▲ waits for a permit (`connections`)      │ stop: finish what runs, at most `drain`
+//!    └── few are left: idle ones go after `crowded`, not after `idle`
 //! ```
+//!
+//! Invariant: whoever is cut off or turned away for what it did is logged, by address and cause, and
+//! at most once a minute.
 
+use std::fmt::Display;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base::backoff::Backoff;
+use base::seldom::Seldom;
 use base::task::Stop;
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::pki_types::CertificateDer;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tower::{Service, ServiceExt};
 
 use crate::BoxError;
@@ -51,11 +59,13 @@ pub struct Limits {
     pub connections: usize,
     /// A TLS handshake takes no longer.
     pub handshake: Duration,
-    /// A request's headers arrive within this time, idle connections included. Upstream: 90 s idle.
+    /// A request's headers arrive within this time after their first byte. Upstream: 32 s.
     pub header_read: Duration,
-    /// A connection without a request, running or new, ends after this time: who holds thousands
-    /// open keeps nobody out for long. Upstream: 90 s.
+    /// A connection without a request, running or new, ends after this time. Upstream: 90 s.
     pub idle: Duration,
+    /// The same, and the time for a handshake, while few connections are left: who holds thousands
+    /// open keeps nobody out.
+    pub crowded: Duration,
     /// Upstream: 1 MiB, Go's default.
     pub header_bytes: usize,
     /// Requests at one time on one HTTP/2 connection, watches among them. Deviation: upstream says
@@ -70,8 +80,9 @@ impl Default for Limits {
         Self {
             connections: 10_000,
             handshake: Duration::from_secs(10),
-            header_read: Duration::from_secs(90),
+            header_read: Duration::from_secs(32),
             idle: Duration::from_secs(90),
+            crowded: Duration::from_secs(1),
             header_bytes: 1 << 20,
             streams: 1000,
             drain: Duration::from_secs(10),
@@ -143,14 +154,16 @@ pub async fn serve<S, B>(
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Into<BoxError>,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
     let permits = Arc::new(Semaphore::new(limits.connections));
+    let door = Arc::new(Door::new(limits, stop.clone()));
     let mut connections = JoinSet::new();
     // The process is out of files or memory: wait for connections to end.
     let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
     loop {
+        door.look(permits.available_permits());
         let next = async {
             let permit = permits.clone().acquire_owned().await.expect("it is never closed");
             (permit, listener.accept().await)
@@ -168,22 +181,75 @@ pub async fn serve<S, B>(
             Ok(accepted) => accepted,
             Err(error) if is_about_one_connection(&error) => continue,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept connections");
+                door.refused(None, "cannot accept connections", &error);
+                door.look(0);
                 stop.or(tokio::time::sleep(backoff.step())).await;
                 continue;
             }
         };
         backoff.reset();
-        let (tls, service, limits, stop) =
-            (tls.clone(), service.clone(), limits.clone(), stop.clone());
+        let (tls, service, door) = (tls.clone(), service.clone(), door.clone());
         connections.spawn(async move {
             let _permit = permit;
-            connection(io, info, tls, service, limits, stop).await;
+            connection(io, info, tls, service, &door).await;
         });
     }
     drop(listener);
     while let Some(ended) = connections.join_next().await {
         report(ended);
+    }
+}
+
+/// What all connections of a listener share.
+struct Door {
+    limits: Limits,
+    stop: Stop,
+    /// Few connections are left.
+    crowded: watch::Sender<bool>,
+    /// Who was turned away, and why.
+    refusals: Seldom<(Option<IpAddr>, &'static str)>,
+}
+
+impl Door {
+    fn new(limits: Limits, stop: Stop) -> Self {
+        Self { limits, stop, crowded: watch::Sender::new(false), refusals: Seldom::default() }
+    }
+
+    /// Crowded from the last eighth on until a quarter is free again.
+    fn look(&self, left: usize) {
+        let all = self.limits.connections;
+        let is_crowded = *self.crowded.borrow();
+        if !is_crowded && left <= all / 8 {
+            self.crowded.send_replace(true);
+            let why = format!("{left} of {all} connections are left");
+            self.refused(None, "idle connections are cut early", &why);
+        } else if is_crowded && left > all / 4 {
+            self.crowded.send_replace(false);
+        }
+    }
+
+    /// Resolves after the time for what is usual, or for a crowd while there is one.
+    async fn patience(&self, usual: Duration) {
+        let begun = Instant::now();
+        let mut crowded = self.crowded.subscribe();
+        loop {
+            let is_crowded = *crowded.borrow_and_update();
+            let limit = if is_crowded { usual.min(self.limits.crowded) } else { usual };
+            let deadline = tokio::time::sleep_until(begun + limit);
+            // The sender is here: it cannot be gone.
+            tokio::select! {
+                () = deadline => return,
+                _ = crowded.changed() => {}
+            }
+        }
+    }
+
+    fn refused(&self, remote: Option<SocketAddr>, cause: &'static str, why: &dyn Display) {
+        let Some(unsaid) = self.refusals.ask((remote.map(|remote| remote.ip()), cause)) else {
+            return tracing::debug!(?remote, %why, "{cause}");
+        };
+        let remote = remote.map(tracing::field::display);
+        tracing::warn!(remote, %why, unsaid, "{cause}");
     }
 }
 
@@ -206,28 +272,32 @@ async fn connection<S, B>(
     mut info: ConnectionInfo,
     tls: Option<ServerTls>,
     service: S,
-    limits: Limits,
-    stop: Stop,
+    door: &Door,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Into<BoxError>,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
     let Some(tls) = tls else {
-        return http(io, info, false, service, limits, stop).await;
+        return http(io, info, false, service, door).await;
     };
     let acceptor = tokio_rustls::TlsAcceptor::from(tls.load_full());
-    let handshake = tokio::time::timeout(limits.handshake, acceptor.accept(io));
-    let io = match stop.or(handshake).await {
-        Some(Ok(Ok(io))) => io,
-        Some(Ok(Err(error))) => {
-            // Upstream logs the same at the same place: it is how people find wrong authorities.
-            tracing::debug!(remote = ?info.remote, %error, "TLS handshake error");
-            return;
+    let accepted = tokio::select! {
+        biased;
+        () = door.stop.wait() => return,
+        accepted = acceptor.accept(io) => accepted,
+        () = door.patience(door.limits.handshake) => {
+            return door.refused(info.remote, HANDSHAKE, &"it did not end in time");
         }
-        Some(Err(_)) | None => return,
+    };
+    let io = match accepted {
+        Ok(io) => io,
+        // Somebody looked whether the port is open.
+        Err(error) if is_gone(&error) => return,
+        // Upstream logs the same at the same place: it is how people find wrong authorities.
+        Err(error) => return door.refused(info.remote, HANDSHAKE, &error),
     };
     let session = io.get_ref().1;
     let is_h2 = session.alpn_protocol() == Some(b"h2");
@@ -235,21 +305,22 @@ async fn connection<S, B>(
     info.peer_certificates = session
         .peer_certificates()
         .map(|chain| chain.iter().map(|c| c.clone().into_owned()).collect());
-    http(Box::new(io), info, is_h2, service, limits, stop).await;
+    http(Box::new(io), info, is_h2, service, door).await;
 }
 
-async fn http<S, B>(
-    io: BoxIo,
-    info: ConnectionInfo,
-    is_h2: bool,
-    service: S,
-    limits: Limits,
-    stop: Stop,
-) where
+const HANDSHAKE: &str = "TLS handshake error";
+
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+async fn http<S, B>(io: BoxIo, info: ConnectionInfo, is_h2: bool, service: S, door: &Door)
+where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Into<BoxError>,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
     let (remote, is_tls) = (info.remote, info.is_tls);
@@ -263,28 +334,31 @@ async fn http<S, B>(
             async move {
                 let response = answer.await?;
                 // The request runs until its answer is sent, or dropped: the body owns it.
-                Ok::<_, S::Error>(response.map(|body| {
-                    body.map_err(move |error| {
-                        let _ = &running;
-                        error
-                    })
-                }))
+                Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
             }
         }
     });
-    let builder = builder(is_h2, is_tls, &limits);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+    let io = TokioIo::new(Heard { io, activity: activity.clone() });
+    let builder = builder(is_h2, is_tls, &door.limits);
+    let connection = builder.serve_connection_with_upgrades(io, service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         outcome = connection.as_mut() => Some(outcome),
-        () = stop.wait() => None,
-        () = activity.idle(limits.idle) => None,
+        () = door.stop.wait() => None,
+        () = activity.idle(door) => None,
+        // On HTTP/2 there are bytes without requests: pings are answered.
+        () = activity.stalled(door.limits.header_read), if !is_h2 => {
+            return door.refused(remote, "a request's headers did not come in time", &"connection cut");
+        }
+        () = activity.is_abused() => {
+            return door.refused(remote, "HTTP/2 rapid reset", &"connection cut");
+        }
     };
     let outcome = match ended {
         Some(outcome) => outcome,
         None => {
             connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(limits.drain, connection).await {
+            match tokio::time::timeout(door.limits.drain, connection).await {
                 Ok(outcome) => outcome,
                 Err(_) => {
                     tracing::debug!(?remote, "requests did not end in time, connection cut");
@@ -294,8 +368,28 @@ async fn http<S, B>(
         }
     };
     if let Err(error) = outcome {
-        tracing::trace!(?remote, %error, "connection ended");
+        match is_the_clients(&*error) {
+            true => door.refused(remote, "HTTP error", &chain_of(&*error)),
+            false => tracing::trace!(?remote, %error, "connection ended"),
+        }
     }
+}
+
+/// Whether the client broke the protocol or a limit; that it went away is no fault.
+fn is_the_clients(error: &(dyn std::error::Error + 'static)) -> bool {
+    let is_io = std::iter::successors(Some(error), |error| error.source())
+        .any(|error| error.downcast_ref::<io::Error>().is_some_and(is_gone));
+    let Some(error) = error.downcast_ref::<hyper::Error>() else { return false };
+    !is_io
+        && !error.is_closed()
+        && !error.is_canceled()
+        && !error.is_incomplete_message()
+        && !error.is_user()
+}
+
+fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
+    let all = std::iter::successors(Some(error), |error| error.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// HTTP as it was agreed on, within the limits.
@@ -310,7 +404,8 @@ fn builder(is_h2: bool, is_tls: bool, limits: &Limits) -> auto::Builder<TokioExe
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_read)
+        // Its clock runs on idle connections too; see `Activity::stalled`.
+        .header_read_timeout(None)
         .max_buf_size(limits.header_bytes);
     builder
         .http2()
@@ -324,30 +419,126 @@ fn builder(is_h2: bool, is_tls: bool, limits: &Limits) -> auto::Builder<TokioExe
     builder
 }
 
-/// The requests of one connection: how many run, and how many there were.
+/// The requests of one connection.
 #[derive(Clone, Default)]
-struct Activity(Arc<watch::Sender<(usize, u64)>>);
+struct Activity(Arc<watch::Sender<Requests>>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Requests {
+    running: usize,
+    all: u64,
+    /// Bytes came, and no request was made of them yet.
+    is_heard: bool,
+    /// Requests taken back within a second, and when it began.
+    resets: u32,
+    since: Option<Instant>,
+}
+
+/// A client that takes back this many requests within a second, before a byte of their answers was
+/// sent, is after the work that they make.
+const RESETS: u32 = 200;
+const RESETS_TIME: Duration = Duration::from_secs(1);
 
 /// A request that runs.
-struct Running(Activity);
+struct Running {
+    activity: Activity,
+    /// Its answer began to be sent.
+    is_answered: bool,
+}
+
+/// An answer that is being sent.
+struct Answer<B> {
+    body: B,
+    running: Running,
+}
+
+impl<B: http_body::Body> Answer<B> {
+    fn new(body: B, mut running: Running) -> Self {
+        // Nothing to send is soon sent.
+        running.is_answered = body.is_end_stream();
+        Self { body, running }
+    }
+}
+
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Answer<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, B::Error>>> {
+        self.running.is_answered = true;
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
 
 impl Activity {
     fn begin(&self) -> Running {
-        self.0.send_modify(|(running, all)| (*running, *all) = (*running + 1, *all + 1));
-        Running(self.clone())
+        self.0.send_modify(|now| {
+            (now.running, now.all, now.is_heard) = (now.running + 1, now.all + 1, false);
+        });
+        Running { activity: self.clone(), is_answered: false }
     }
 
-    /// Resolves when nothing ran and nothing came for this long.
-    async fn idle(&self, limit: Duration) {
+    /// A request was taken back.
+    fn reset(&self) {
+        let now = Instant::now();
+        self.0.send_modify(|state| {
+            let is_new = state.since.is_none_or(|since| now.duration_since(since) > RESETS_TIME);
+            if is_new {
+                (state.since, state.resets) = (Some(now), 0);
+            }
+            state.resets += 1;
+        });
+    }
+
+    /// Resolves when too many were.
+    async fn is_abused(&self) {
+        // The sender is here: it cannot be gone.
+        let _ = self.0.subscribe().wait_for(|now| now.resets > RESETS).await;
+    }
+
+    fn heard(&self) {
+        let is_first = |now: &Requests| now.running == 0 && !now.is_heard;
+        if is_first(&self.0.borrow()) {
+            self.0.send_if_modified(|now| {
+                let is_first = is_first(now);
+                now.is_heard |= is_first;
+                is_first
+            });
+        }
+    }
+
+    /// Resolves when nothing ran and nothing came for as long as the door allows.
+    async fn idle(&self, door: &Door) {
         let mut seen = self.0.subscribe();
         loop {
             // The sender is here: it cannot be gone.
-            let Ok((_, all)) = seen.wait_for(|(running, _)| *running == 0).await.map(|now| *now)
-            else {
+            let Ok(all) = seen.wait_for(|now| now.running == 0).await.map(|now| now.all) else {
                 return;
             };
-            let next = seen.wait_for(|(_, now)| *now != all);
-            if tokio::time::timeout(limit, next).await.is_err() {
+            tokio::select! {
+                _ = seen.wait_for(|now| now.all != all) => {}
+                () = door.patience(door.limits.idle) => return,
+            }
+        }
+    }
+
+    /// Resolves when a request was begun and did not become one in time.
+    async fn stalled(&self, limit: Duration) {
+        let mut seen = self.0.subscribe();
+        while seen.wait_for(|now| now.is_heard).await.is_ok() {
+            let begun = seen.wait_for(|now| !now.is_heard);
+            if tokio::time::timeout(limit, begun).await.is_err() {
                 return;
             }
         }
@@ -356,6 +547,61 @@ impl Activity {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.0.send_modify(|(running, _)| *running -= 1);
+        let state = &self.activity.0;
+        state.send_modify(|now| (now.running, now.is_heard) = (now.running - 1, false));
+        if !self.is_answered {
+            self.activity.reset();
+        }
+    }
+}
+
+/// A stream that tells when bytes come.
+struct Heard {
+    io: BoxIo,
+    activity: Activity,
+}
+
+impl AsyncRead for Heard {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.io).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.activity.heard();
+        }
+        outcome
+    }
+}
+
+impl AsyncWrite for Heard {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
     }
 }

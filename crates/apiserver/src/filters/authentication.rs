@@ -21,11 +21,7 @@ pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, St
             Ok(Some(user)) => return Ok(with_group(user)),
             Ok(None) => {}
             Err(error) => {
-                // Why it failed is for the operator, not for who guesses passwords.
-                let connection = parts.extensions.get::<transport::ConnectionInfo>();
-                let remote = connection.and_then(|info| info.remote);
-                let (path, error) = (parts.uri.path(), &error.message);
-                tracing::warn!(?remote, path, error, "Unable to authenticate the request");
+                note(shared, parts, &error.message);
                 return Err(StatusError::unauthorized());
             }
         }
@@ -36,6 +32,19 @@ pub async fn authenticate(shared: &Shared, parts: &Parts) -> Result<UserInfo, St
         return Ok(UserInfo::new(ANONYMOUS, &[UNAUTHENTICATED]));
     }
     Err(StatusError::unauthorized())
+}
+
+/// Why it failed is for the operator, not for who guesses passwords; and not for each guess.
+fn note(shared: &Shared, parts: &Parts, error: &str) {
+    let connection = parts.extensions.get::<transport::ConnectionInfo>();
+    let remote = connection.and_then(|info| info.remote);
+    let path = parts.uri.path();
+    match shared.refusals.ask(remote.map(|remote| remote.ip())) {
+        Some(unsaid) => {
+            tracing::warn!(?remote, path, error, unsaid, "Unable to authenticate the request");
+        }
+        None => tracing::debug!(?remote, path, error, "Unable to authenticate the request"),
+    }
 }
 
 /// Whoever is known is in `system:authenticated`.

@@ -1,0 +1,232 @@
+//! Clients that mean no good, against the whole server: each is turned away and logged once, others
+//! are served meanwhile, and memory stays where it was.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use testkit::wait;
+use transport::tls::{Trust, client_config};
+
+use crate::support::{LONG, Server};
+
+/// As many as a server takes at one time.
+const CROWD: u64 = 10_000;
+/// What an attack may cost, with every connection's buffers.
+const MEGABYTES: u64 = 300;
+
+/// A server under attack.
+struct Victim {
+    server: Server,
+    /// Resident, in kilobytes, before anything happened.
+    before: u64,
+}
+
+impl Victim {
+    fn start() -> Result<Self> {
+        let mut server = Server::start(&[])?;
+        // The caches are filled by the first requests.
+        let answer = server.api()?.get("/api/v1/namespaces", LONG)?;
+        ensure!(answer.status == 200, "{}", answer.body);
+        let before = resident(server.process_id()?)?;
+        Ok(Self { server, before })
+    }
+
+    fn address(&self) -> Result<SocketAddr> {
+        let text = self.server.kubeconfig()?;
+        let place = text.split("https://").nth(1).context("a server")?;
+        Ok(place.lines().next().unwrap_or_default().trim().trim_end_matches('"').parse()?)
+    }
+
+    /// One TLS connection of nobody in particular.
+    fn encrypted(
+        &self,
+        protocol: &str,
+    ) -> Result<rustls::StreamOwned<rustls::ClientConnection, TcpStream>> {
+        let mut config = client_config(&Trust::Anyone, None)?;
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let socket = TcpStream::connect(self.address()?)?;
+        socket.set_read_timeout(Some(LONG))?;
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1")?;
+        let connection = rustls::ClientConnection::new(Arc::new(config), name)?;
+        Ok(rustls::StreamOwned::new(connection, socket))
+    }
+
+    /// The same, for something that has one cause or another.
+    fn check_any(&mut self, causes: &[&str]) -> Result<()> {
+        self.check(&[], causes)?;
+        let log = self.server.log();
+        ensure!(causes.iter().any(|cause| log.contains(cause)), "none of {causes:?} in\n{log}");
+        Ok(())
+    }
+
+    /// Others are served, memory is where it was, and of each cause there is one line; at most one of
+    /// what may happen too.
+    fn check(&mut self, causes: &[&str], perhaps: &[&str]) -> Result<()> {
+        let answer = self.server.api()?.get("/api/v1/namespaces/default", LONG)?;
+        ensure!(answer.status == 200, "{}", answer.body);
+        let grown = resident(self.server.process_id()?)?.saturating_sub(self.before) / 1024;
+        ensure!(grown < MEGABYTES, "{grown} MB more");
+        wait::until(LONG, "a line for each cause", || {
+            let log = self.server.log();
+            for cause in causes {
+                let lines = log.lines().filter(|line| line.contains(cause)).count();
+                ensure!(lines == 1, "{cause}: {lines} lines\n{log}");
+            }
+            for cause in perhaps {
+                let lines = log.lines().filter(|line| line.contains(cause)).count();
+                ensure!(lines <= 1, "{cause}: {lines} lines\n{log}");
+            }
+            let others: Vec<&str> = log
+                .lines()
+                .filter(|line| line.contains(" WARN ") || line.contains(" ERROR "))
+                .filter(|line| !causes.iter().chain(perhaps).any(|cause| line.contains(cause)))
+                .collect();
+            ensure!(others.is_empty(), "{}", others.join("\n"));
+            Ok(())
+        })
+    }
+}
+
+/// Memory of a process in kilobytes.
+fn resident(process: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    Ok(number.context("a size")?.parse()?)
+}
+
+/// Everything until the other side ends, a reset included.
+fn rest(io: &mut impl Read) -> String {
+    let mut all = vec![];
+    let _ = io.read_to_end(&mut all);
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+#[test]
+fn ten_thousand_idle_connections_keep_nobody_out() -> Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard.max(soft), hard)?;
+    let crowd = CROWD.min(hard.saturating_sub(1000));
+    if crowd < CROWD {
+        println!("only {crowd} connections: this process may not open more files");
+    }
+    let mut victim = Victim::start()?;
+    let address = victim.address()?;
+    let mut idle = vec![];
+    for _ in 0..crowd {
+        idle.push(TcpStream::connect_timeout(&address, LONG)?);
+    }
+    // Some of them are further: encrypted, with nothing to say.
+    let mut quiet = vec![];
+    for _ in 0..100 {
+        let mut io = victim.encrypted("http/1.1")?;
+        io.conn.complete_io(&mut io.sock)?;
+        quiet.push(io);
+    }
+    let begun = wait::now();
+    let answer = victim.server.api()?.get("/readyz", LONG)?;
+    ensure!(answer.status == 200, "{}", answer.body);
+    ensure!(begun.elapsed() < Duration::from_secs(20), "after {:?}", begun.elapsed());
+    // Those who say nothing are cut.
+    for io in &mut idle {
+        io.set_read_timeout(Some(LONG))?;
+        ensure!(rest(io).is_empty(), "something was said");
+    }
+    // A slow machine does not accept them all before the first are cut.
+    victim.check(&["TLS handshake error"], &["idle connections are cut early"])
+}
+
+#[test]
+fn old_tls_and_no_tls_are_refused() -> Result<()> {
+    let mut victim = Victim::start()?;
+    for _ in 0..50 {
+        let mut io = TcpStream::connect(victim.address()?)?;
+        io.write_all(b"GET /api HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        ensure!(!rest(&mut io).contains("HTTP/1.1 200"), "served in the clear");
+    }
+    for minor in [1_u8, 2] {
+        // A ClientHello of TLS 1.0 and 1.1: two suites, no compression, no extensions.
+        let mut hello = vec![3, minor];
+        hello.extend([7; 32]);
+        hello.extend([0, 0, 4, 0xc0, 0x13, 0x00, 0x2f, 1, 0]);
+        let length = u8::try_from(hello.len())?;
+        let mut record = vec![22, 3, 1, 0, length + 4, 1, 0, 0, length];
+        record.extend(hello);
+        let mut io = TcpStream::connect(victim.address()?)?;
+        io.write_all(&record)?;
+        let mut answer = vec![];
+        let _ = io.read_to_end(&mut answer);
+        // An alert, and a fatal one.
+        ensure!(answer.starts_with(&[21]) && answer.get(5) == Some(&2), "{answer:?}");
+    }
+    victim.check(&["TLS handshake error"], &[])
+}
+
+#[test]
+fn huge_headers_are_refused() -> Result<()> {
+    let mut victim = Victim::start()?;
+    let line = format!("X-Huge: {}\r\n", "x".repeat(60_000));
+    for _ in 0..20 {
+        let mut io = victim.encrypted("http/1.1")?;
+        io.write_all(b"GET /api HTTP/1.1\r\nHost: x\r\n")?;
+        for _ in 0..40 {
+            // It may have hung up already.
+            if io.write_all(line.as_bytes()).is_err() {
+                break;
+            }
+        }
+        let answer = rest(&mut io);
+        ensure!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+    }
+    victim.check(&["HTTP error"], &[])
+}
+
+#[test]
+fn wrong_credentials_fill_no_log() -> Result<()> {
+    let mut victim = Victim::start()?;
+    for _ in 0..50 {
+        let mut io = victim.encrypted("http/1.1")?;
+        io.write_all(b"GET /api HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")?;
+        io.write_all(b"Authorization: Bearer a.b.c\r\n\r\n")?;
+        let answer = rest(&mut io);
+        ensure!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    }
+    victim.check(&["Unable to authenticate the request"], &[])
+}
+
+/// Asked, and taken back at once, as fast as one client can.
+#[test]
+fn rapid_resets_are_cut_off() -> Result<()> {
+    let mut victim = Victim::start()?;
+    for _ in 0..3 {
+        let mut io = victim.encrypted("h2")?;
+        let mut is_cut = io.write_all(&[PREFACE, &frame(0x4, 0, 0, &[])].concat()).is_err();
+        for stream in (1..40_000).step_by(2) {
+            // END_STREAM and END_HEADERS; CANCEL.
+            let ask = frame(0x1, 0x5, stream, ASK);
+            let pair = [ask, frame(0x3, 0, stream, &8_u32.to_be_bytes())].concat();
+            is_cut = is_cut || io.write_all(&pair).is_err();
+        }
+        ensure!(is_cut, "20000 requests were taken back");
+    }
+    // The HTTP library has a limit of its own, for those that it had no time to look at.
+    victim.check_any(&["HTTP/2 rapid reset", "HTTP error"])
+}
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// `GET https://x/readyz`, as HPACK has it.
+const ASK: &[u8] = b"\x82\x87\x04\x07/readyz\x01\x01x";
+
+/// An HTTP/2 frame.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
