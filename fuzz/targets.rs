@@ -168,7 +168,13 @@ fn manifest(data: &[u8]) {
 mod tests {
     use super::*;
 
-    const ROUNDS: usize = 400;
+    /// `FUZZ_ROUNDS` asks for more, `FUZZ_SEED` for others.
+    const ROUNDS: u64 = 400;
+    const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    fn given(name: &str, otherwise: u64) -> u64 {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+    }
 
     /// A small generator of its own, so that a failure comes again.
     struct Dice(u64);
@@ -219,11 +225,12 @@ mod tests {
 
     #[test]
     fn nothing_panics() {
+        let (rounds, first) = (given("FUZZ_ROUNDS", ROUNDS), given("FUZZ_SEED", SEED));
         for target in TARGETS {
-            let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+            let mut dice = Dice(first.max(1));
             for seed in target.seeds {
                 (target.run)(seed);
-                for _ in 0..ROUNDS {
+                for _ in 0..rounds {
                     let mut input = seed.to_vec();
                     for _ in 0..=dice.roll(6) {
                         change(&mut input, &mut dice);

@@ -22,7 +22,9 @@ use jiff::Timestamp;
 use pki::{Component, FileWatch, Issued, Pki, Profile};
 
 /// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
-const LOOK: Duration = Duration::from_secs(12 * 3600);
+const LOOK: Duration = Duration::from_secs(1800);
+/// Between two reminders that an authority has ended.
+const REMINDER: Duration = Duration::from_secs(3600);
 /// What is due now is not looked at in a circle.
 const SHORTEST: Duration = Duration::from_secs(1);
 /// After a renewal that failed.
@@ -159,6 +161,13 @@ impl Rotation {
             tracing::warn!("there is another certificate authority; a restart takes it into use");
             return Timestamp::MAX;
         }
+        let authorities = [&pki.cluster_ca, &pki.front_proxy_ca];
+        if authorities.iter().any(|one| one.certificate().not_after <= base::clock::now()) {
+            tracing::error!(
+                "a certificate authority has ended, nothing is valid any more; `decapod certificate rotate-ca` makes another"
+            );
+            return base::clock::now() + REMINDER;
+        }
         let mut due = Timestamp::MAX;
         for leaf in self.0.leaves.lock().expect("no panic under the lock").iter_mut() {
             match leaf.refresh(&pki) {
@@ -293,6 +302,38 @@ mod tests {
         // Renewed after four fifths of a year each time, and no more often; the last but one was cut to
         // what is left of the authority's life.
         assert_eq!(lab.used().len(), 14);
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
+
+    /// The clock is set, or the machine slept for years: half an hour later all is well.
+    #[tokio::test(start_paused = true)]
+    async fn a_jump_of_the_clock_is_noticed_by_itself() {
+        const YEAR: Duration = Duration::from_secs(365 * 86_400);
+        let _world = base::sim::enter(2);
+        let lab = Lab::new();
+        let verifier = ChainVerifier::new(lab.pki.cluster_ca.cert_pem()).expect("an authority");
+        let tasks = Tasks::new("test");
+        lab.rotation.start(&tasks);
+        let is_valid = || {
+            let present = lab.used().pop().expect("one is in use");
+            let chain = pki::certificates(present.as_bytes()).expect("PEM");
+            let der: Vec<_> = chain.iter().map(|one| one.der().to_vec().into()).collect();
+            let now = u64::try_from(base::clock::now().as_second()).expect("after 1970");
+            verifier.verify(&der, now).is_ok()
+        };
+        for jump in [YEAR, 5 * YEAR, 3 * YEAR] {
+            tokio::time::sleep(DAY).await;
+            let before = lab.used().len();
+            base::sim::jump(jump);
+            tokio::time::sleep(LOOK + SHORTEST).await;
+            assert_eq!(lab.used().len(), before + 1);
+            assert!(is_valid(), "after {jump:?}");
+        }
+        // The authority has ended, too: nothing can help, and nothing goes in circles.
+        base::sim::jump(2 * YEAR);
+        let before = lab.used().len();
+        tokio::time::sleep(DAY).await;
+        assert_eq!(lab.used().len(), before);
         tasks.shutdown(Duration::from_secs(1)).await;
     }
 

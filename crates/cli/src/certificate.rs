@@ -250,8 +250,7 @@ impl RotateCa {
         let directory = data_dir.join(PKI);
         let mut replaced = vec![];
         for (name, common_name) in [("ca", "kubernetes"), ("front-proxy-ca", "front-proxy-ca")] {
-            let old = read(&directory.join(format!("{name}.crt")))?;
-            let Some((cert, key)) = self.next(name, common_name, &old)? else { continue };
+            let Some((cert, key)) = self.next(&directory, name, common_name)? else { continue };
             replaced.push((name, cert, key));
         }
         if replaced.is_empty() {
@@ -281,18 +280,30 @@ impl RotateCa {
         let names: Vec<&str> = replaced.iter().map(|(name, ..)| *name).collect();
         Ok(format!(
             "replaced: {}; the old files are in {}\n\
-             restart the server, then have every agent join again, and hand out its new kubeconfig\n",
+             restart the server, then the agents; kubeconfigs and agents of before keep working\n",
             names.join(", "),
             aside.display()
         ))
     }
 
-    /// Certificate and key of the next authority: those brought along, or new ones, with the present
-    /// authority behind the new one, so that what it has signed is believed until it is replaced.
-    fn next(&self, name: &str, common_name: &str, old: &str) -> Result<Option<(String, String)>> {
+    /// Certificate and key of the next authority: those brought along, or new ones. The present
+    /// authority signs the new one, for those who trust it only, and stays in the file, so that what
+    /// it has signed is believed until it is replaced.
+    fn next(
+        &self,
+        directory: &Path,
+        name: &str,
+        common_name: &str,
+    ) -> Result<Option<(String, String)>> {
+        let old = read(&directory.join(format!("{name}.crt")))?;
         let Some(path) = &self.path else {
-            let authority = Authority::generate(common_name)?;
-            let bundle = format!("{}\n{old}", authority.cert_pem().trim_end());
+            let present =
+                Authority::from_pem(&old, &read(&directory.join(format!("{name}.key")))?)?;
+            // A name of its own: some programs look for an issuer by its name alone.
+            let stamp = base::clock::now().as_second();
+            let authority = Authority::generate(&format!("{common_name}@{stamp}"))?;
+            let vouched = authority.vouched_for_by(&present)?;
+            let bundle = [authority.cert_pem(), &vouched, &old].concat();
             return Ok(Some((bundle, authority.key_pem().to_owned())));
         };
         let cert_path = path.join(format!("{name}.crt"));
@@ -331,6 +342,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use pki::{Component, Pki};
+    use transport::tls::ChainVerifier;
 
     use super::*;
 
@@ -370,8 +382,17 @@ mod tests {
         let after = Pki::open_or_create(&directory).expect("loads");
         assert_ne!(after.cluster_ca.fingerprint(), before.cluster_ca.fingerprint());
         let bundle = pki::certificates(after.cluster_ca.cert_pem().as_bytes()).expect("PEM");
-        assert_eq!(bundle.len(), 2);
-        assert_eq!(bundle[1].fingerprint(), before.cluster_ca.fingerprint());
+        assert_eq!(bundle.len(), 3);
+        assert_eq!(bundle[2].fingerprint(), before.cluster_ca.fingerprint());
+        // Who trusts the old one only believes what the new one signs, and the other way round.
+        let now = u64::try_from(base::clock::now().as_second()).expect("after 1970");
+        for (trusted, signer) in [(&before, &after), (&after, &before), (&after, &after)] {
+            let issued = signer.issue(&Component::Scheduler.profile()).expect("signs");
+            let verifier = ChainVerifier::new(trusted.cluster_ca.cert_pem()).expect("an authority");
+            let chain = pki::certificates(issued.cert_pem.as_bytes()).expect("PEM");
+            let chain: Vec<_> = chain.iter().map(|one| one.der().to_vec().into()).collect();
+            verifier.verify(&chain, now).expect("trusted");
+        }
         assert!(!directory.join("admin.crt").exists(), "leaves are made anew");
         for name in ["ca.key", "ca.crt", "front-proxy-ca.key"] {
             let mode = fs::metadata(directory.join(name)).expect("there").permissions().mode();

@@ -112,6 +112,9 @@ impl std::fmt::Debug for Issued {
 pub struct Authority {
     cert_pem: String,
     cert: Certificate,
+    /// Certificates of its own that others signed, PEM: they go with every leaf, so that whoever
+    /// trusts those others trusts the leaf.
+    chain_pem: String,
     key: KeyPair,
     /// As it was read: a key brought along keeps its own encoding.
     key_pem: String,
@@ -123,13 +126,9 @@ impl Authority {
         let key = KeyPair::generate()?;
         let subject = encode_name(common_name, &[]);
         let now = base::clock::now();
-        let extensions = [
-            // Digital signature, key encipherment, certificate signing: as kubeadm's authorities.
-            extension(&[2, 5, 29, 15], true, der::named_bits(1 | 1 << 2 | 1 << 5)),
-            extension(&[2, 5, 29, 19], true, sequence(&[der::boolean_true()])),
-            extension(&[2, 5, 29, 14], false, der::element(der::OCTET_STRING, &key_id(&key))),
-            extension(&[2, 5, 29, 17], false, sequence(&[San::Dns(common_name.into()).encode()])),
-        ];
+        let mut extensions = authority_extensions(&key_id(&key));
+        let name = sequence(&[San::Dns(common_name.into()).encode()]);
+        extensions.push(extension(&[2, 5, 29, 17], false, name));
         let tbs = Tbs {
             issuer: &subject,
             subject: &subject,
@@ -141,10 +140,30 @@ impl Authority {
         let cert_der = tbs.sign(&key)?;
         let cert = Certificate::parse(&cert_der)?;
         let key_pem = key.serialize_pem();
-        Ok(Self { cert_pem: pem("CERTIFICATE", &cert_der), cert, key, key_pem })
+        let cert_pem = pem("CERTIFICATE", &cert_der);
+        Ok(Self { cert_pem, cert, chain_pem: String::new(), key, key_pem })
     }
 
-    /// An authority brought along: its certificate (the first, if there are several) and key.
+    /// This authority's certificate as another one signs it. Whoever trusts the other one then trusts
+    /// what this one signs.
+    pub fn vouched_for_by(&self, other: &Self) -> Result<String, Error> {
+        let mut extensions = authority_extensions(&self.cert.key_id());
+        let issuer_key = sequence(&[der::implicit(0, &other.cert.key_id())]);
+        extensions.push(extension(&[2, 5, 29, 35], false, issuer_key));
+        let tbs = Tbs {
+            issuer: other.cert.subject_der(),
+            subject: self.cert.subject_der(),
+            not_before: self.cert.not_before,
+            not_after: self.cert.not_after.min(other.cert.not_after),
+            spki: self.cert.public_key_info(),
+            extensions: &extensions,
+        };
+        Ok(pem("CERTIFICATE", &tbs.sign(&other.key)?))
+    }
+
+    /// An authority brought along: its certificate and key. When there are several certificates, the
+    /// first is the authority's; those among them that somebody else signed go with every leaf, and
+    /// the others are believed too.
     pub fn from_pem(cert_pem: &str, key_pem: &str) -> Result<Self, Error> {
         let cert = parsed::certificates(cert_pem.as_bytes())?
             .into_iter()
@@ -154,7 +173,11 @@ impl Authority {
         if cert.public_key_info() != key.subject_public_key_info() {
             return Err(Error::Mismatch("certificate".into(), "key of the authority".into()));
         }
-        Ok(Self { cert_pem: cert_pem.to_owned(), cert, key, key_pem: key_pem.to_owned() })
+        let all = parsed::certificates(cert_pem.as_bytes())?;
+        let signed_by_others = all.iter().filter(|one| !one.is_issued_by(one));
+        let chain_pem = signed_by_others.map(|one| pem("CERTIFICATE", one.der())).collect();
+        let (cert_pem, key_pem) = (cert_pem.to_owned(), key_pem.to_owned());
+        Ok(Self { cert_pem, cert, chain_pem, key, key_pem })
     }
 
     pub fn cert_pem(&self) -> &str {
@@ -243,8 +266,18 @@ impl Authority {
             spki,
             extensions: &extensions,
         };
-        Ok(pem("CERTIFICATE", &tbs.sign(&self.key)?))
+        Ok(pem("CERTIFICATE", &tbs.sign(&self.key)?) + &self.chain_pem)
     }
+}
+
+/// What makes a certificate an authority's: digital signature, key encipherment, certificate signing,
+/// as kubeadm's.
+fn authority_extensions(key_id: &[u8]) -> Vec<Vec<u8>> {
+    vec![
+        extension(&[2, 5, 29, 15], true, der::named_bits(1 | 1 << 2 | 1 << 5)),
+        extension(&[2, 5, 29, 19], true, sequence(&[der::boolean_true()])),
+        extension(&[2, 5, 29, 14], false, der::element(der::OCTET_STRING, key_id)),
+    ]
 }
 
 /// The part of a certificate that is signed.
@@ -361,6 +394,33 @@ mod tests {
         assert!(cert.is_issued_by(&authority.cert));
         assert_eq!(cert.usages, [Usage::Client, Usage::Server]);
         assert!(!cert.is_authority && authority.cert.is_authority);
+    }
+
+    #[test]
+    fn an_authority_can_be_vouched_for() {
+        let [first, second, third] =
+            ["a", "b", "c"].map(|name| Authority::generate(name).expect("keys can be made"));
+        let next = |new: &Authority, old: &Authority| {
+            let bundle = [new.cert_pem(), &new.vouched_for_by(old).expect("signs"), old.cert_pem()];
+            Authority::from_pem(&bundle.concat(), new.key_pem()).expect("loads")
+        };
+        let second = next(&second, &first);
+        let third = next(&third, &second);
+        let leaf = third.issue(&Profile::client("x", &[])).expect("signs").cert_pem;
+        let chain = parsed::certificates(leaf.as_bytes()).expect("parses");
+        // From the leaf to the first authority, each signed by the next one's key.
+        assert_eq!(chain.len(), 3);
+        assert!(chain[0].is_issued_by(&chain[1]) && chain[1].is_issued_by(&chain[2]));
+        assert!(chain[2].is_issued_by(&first.cert) && chain[1].is_authority);
+        assert_eq!(
+            first
+                .issue(&Profile::client("x", &[]))
+                .expect("signs")
+                .cert_pem
+                .matches("BEGIN")
+                .count(),
+            1
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::join::Trouble;
 /// After this long without an answer a person may have to approve: they are told.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
-const LOOK: Duration = Duration::from_secs(12 * 3600);
+const LOOK: Duration = Duration::from_secs(1800);
 const KEY_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 
 /// A certificate to ask for.
@@ -101,15 +101,17 @@ impl Home {
     pub fn stored(&self, order: &Order, ca_pem: &str) -> Option<Issued> {
         let text = self.read(&format!("{}.pem", order.file))?;
         let (cert_pem, key_pem) = text.split_at_checked(text.find(KEY_BEGIN)?)?;
-        let cert = pki::certificates(cert_pem.as_bytes()).ok()?.into_iter().next()?;
-        let authority = pki::certificates(ca_pem.as_bytes()).ok()?.into_iter().next()?;
+        let chain = pki::certificates(cert_pem.as_bytes()).ok()?;
+        let (cert, between) = chain.split_first()?;
+        let mut authorities = pki::certificates(ca_pem.as_bytes()).ok()?;
+        authorities.extend(between.iter().cloned());
         let key = KeyPair::from_pem(key_pem).ok()?;
         let fits = cert.public_key_info() == pki::public_key_info(&key)
             && cert.common_name == order.profile.common_name
             && cert.organizations == order.profile.organizations
             && order.profile.sans.iter().all(|san| cert.sans.contains(san))
             && cert.not_after > base::clock::now()
-            && cert.is_issued_by(&authority);
+            && authorities.iter().any(|authority| cert.is_issued_by(authority));
         fits.then(|| Issued { cert_pem: cert_pem.to_owned(), key_pem: key_pem.to_owned() })
     }
 

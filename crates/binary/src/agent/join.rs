@@ -22,6 +22,8 @@ use crate::server::say;
 
 const CA: &str = "ca.crt";
 const SETTINGS: &str = "cluster.json";
+/// Anybody may read it: the cluster's authority.
+const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 /// A joined node does not wait longer for news of the settings at its start.
 const NEWS: Duration = Duration::from_secs(5);
 
@@ -207,15 +209,20 @@ async fn patiently<T>(
 /// which must be the one that the token names.
 async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyhow::Result<String> {
     let wanted = token.and_then(|token| token.ca_hash);
-    if let Some(pem) = home.read(CA) {
-        let known = first_certificate(&pem).with_context(|| home.directory().display().to_string());
-        if wanted.is_some_and(|hash| known.as_ref().is_ok_and(|known| known.fingerprint() != hash))
-        {
+    if let Some(known) = home.read(CA) {
+        let pem = successor(server, &known).await.unwrap_or_else(|| known.clone());
+        let all = pki::certificates(pem.as_bytes());
+        let all = all.with_context(|| home.directory().display().to_string())?;
+        if wanted.is_some_and(|hash| all.iter().all(|one| one.fingerprint() != hash)) {
             bail!(
                 "the token is of another cluster than the one that this node joined; `decapod uninstall` makes it leave that one"
             );
         }
-        return known.map(|_| pem);
+        if pem != known {
+            home.write(CA, &pem)?;
+            say(&format!("the server {server} has a new certificate authority"));
+        }
+        return Ok(pem);
     }
     if token.is_none() {
         bail!("this node has not joined yet: it needs --token or --token-file");
@@ -224,8 +231,7 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
     let anyone =
         ClientOptions { server: server.into(), insecure: true, ..ClientOptions::default() };
     let client = Client::new(HttpClient::new(&anyone)?, "decapod-agent");
-    let path = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
-    let info: ConfigMap = patiently(server, async || Ok(client.get(path).await?)).await?;
+    let info: ConfigMap = patiently(server, async || Ok(client.get(CLUSTER_INFO).await?)).await?;
     let pem = shown_authority(&info)
         .with_context(|| format!("the server {server} shows no authority in cluster-info"))?;
     let found = first_certificate(&pem)?.fingerprint();
@@ -243,6 +249,19 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
         ),
     }
     Ok(pem)
+}
+
+/// The authority that the server shows today, which counts when the known one vouches for the server;
+/// nothing when the server does not answer.
+async fn successor(server: &str, known: &str) -> Option<String> {
+    let trusting = ClientOptions {
+        server: server.into(),
+        ca_pem: Some(known.to_owned()),
+        ..ClientOptions::default()
+    };
+    let client = Client::new(HttpClient::new(&trusting).ok()?, "decapod-agent");
+    let info = tokio::time::timeout(NEWS, client.get::<ConfigMap>(CLUSTER_INFO)).await;
+    shown_authority(&info.ok()?.ok()?).filter(|shown| first_certificate(shown).is_ok())
 }
 
 fn shown_authority(info: &ConfigMap) -> Option<String> {

@@ -3,6 +3,5 @@
 
 mod audit;
 mod hostile;
-mod keeping;
 mod stopping;
 mod support;

@@ -78,6 +78,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("nodes: pods spread over both", nodes::spread),
     chapter("nodes: pods and Services reach across", nodes::traffic),
     chapter("nodes: logs, exec and port-forward reach across", nodes::streams),
+    chapter("nodes: a new authority, and everybody goes on", nodes::new_authority),
     chapter("nodes: one goes on without a server", nodes::without_a_server),
     chapter("nodes: one that is cut off loses its pods, and returns", nodes::cut_off),
     chapter("nodes: one leaves without a trace", nodes::leaves),

@@ -83,6 +83,33 @@ pub fn spread(story: &mut Story) -> Result<()> {
     Ok(())
 }
 
+/// Another authority under way: the agent, its pods and a kubeconfig of before go on, and the agent
+/// takes the new one over when it starts again.
+pub fn new_authority(story: &mut Story) -> Result<()> {
+    let before = story.server.api()?;
+    let said = story.server.decapod(&["certificate", "rotate-ca"])?;
+    ensure!(said.contains("replaced: ca, front-proxy-ca"), "{said}");
+    story.server.stop(SHORT)?;
+    story.server.start()?;
+    let answer = story.server.host().in_network(|| before.get("/readyz", REQUEST))??;
+    ensure!(answer.status == 200, "the kubeconfig of before: {answer:?}");
+    let lease = |story: &Story| story.value("lease node2 -n kube-node-lease", ".spec.renewTime");
+    let renewed = lease(story)?;
+    wait::until(LONG, "the agent goes on", || {
+        ensure!(lease(story)? != renewed, "its Lease is not renewed");
+        Ok(())
+    })?;
+    let pod = pods_on(story, "node2")?.into_iter().next().context("a pod there")?;
+    story.kubectl(&format!("exec {pod} -- true"))?;
+    agent(story)?.stop(SHORT)?;
+    agent(story)?.launch()?;
+    let Story { agent, server, .. } = story;
+    agent.as_mut().context("the second node")?.ready(server)?;
+    let log = agent.as_ref().map(Agent::log).unwrap_or_default();
+    ensure!(log.contains("has a new certificate authority"), "{log}");
+    story.kubectl(&format!("exec {pod} -- true")).map(drop)
+}
+
 /// Names of the Deployment's pods on a node that are not on their way out.
 fn pods_on(story: &Story, node: &str) -> Result<Vec<String>> {
     let list =
