@@ -190,7 +190,7 @@ pub async fn start_with(
     let tls = server_tls(flags, pki, credentials, address, &rotation)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
     tasks.spawn_graceful("https", async move {
-        transport::serve(listener, Some(tls), service, Limits::default(), stop).await;
+        transport::serve(listener, Some(tls), service, limits(), stop).await;
     });
     let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
@@ -205,6 +205,20 @@ pub async fn start_with(
     hooks.iter().for_each(apiserver::health::Hook::done);
     rotation.start(tasks);
     Ok(ControlPlane { server, rotation, port, address, last })
+}
+
+/// As many connections as the process may have files for, half of which stay for everything else. The
+/// limit is raised as far as may be, within reason, as Go does for upstream's programs.
+fn limits() -> Limits {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    const FILES: u64 = 1 << 16;
+    let mut limits = Limits::default();
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return limits };
+    let wanted = hard.min(FILES).max(soft);
+    let files =
+        if setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok() { wanted } else { soft };
+    limits.connections = limits.connections.min(usize::try_from(files / 2).unwrap_or(usize::MAX));
+    limits
 }
 
 /// Checks and figures: encryption at rest, the audit log, the controllers' queues.

@@ -3,5 +3,6 @@
 
 mod audit;
 mod hostile;
+mod keeping;
 mod stopping;
 mod support;

@@ -1,0 +1,104 @@
+//! What is kept, and under which keys: Secrets in the store, the certificate authorities.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use testkit::http::ApiClient;
+
+use crate::support::{LONG, Server};
+
+/// In no other file of the machine.
+const MARK: &str = "hunter2-of-the-control-plane";
+
+/// The way through `secrets-encrypt`, as docs/security.md has it, on a server that runs.
+#[test]
+fn secrets_are_sealed_rotated_and_opened_again() -> Result<()> {
+    let mut server = Server::start(&[])?;
+    let status = server.decapod(&["secrets-encrypt", "status"])?;
+    ensure!(status.contains("Disabled"), "{status}");
+    server.decapod(&["secrets-encrypt", "enable", "--provider", "aesgcm"])?;
+    create(&server, "sealed")?;
+    let sealed = STANDARD.encode(MARK);
+    for mark in [MARK, &sealed] {
+        ensure!(!any_file_has(&server.data().join("store"), mark.as_bytes())?, "{mark} is there");
+    }
+    server.decapod(&["secrets-encrypt", "rotate"])?;
+    ensure!(read(&server, "sealed")? == sealed, "another value after the rotation");
+    // The next life finds the keys.
+    server.stop()?;
+    server.launch()?;
+    ensure!(read(&server, "sealed")? == sealed, "another value after a restart");
+    server.decapod(&["secrets-encrypt", "reencrypt"])?;
+    let status = server.decapod(&["secrets-encrypt", "status"])?;
+    ensure!(status.contains("Enabled") && status.contains("All hashes match"), "{status}");
+    server.decapod(&["secrets-encrypt", "disable"])?;
+    ensure!(read(&server, "sealed")? == sealed, "another value after all");
+    let status = server.decapod(&["secrets-encrypt", "status"])?;
+    ensure!(status.contains("Disabled"), "{status}");
+    Ok(())
+}
+
+/// After `rotate-ca` and a restart: kubeconfigs of before and of now, twice in a row.
+#[test]
+fn who_trusts_the_old_authority_trusts_the_new_one() -> Result<()> {
+    let mut server = Server::start(&[])?;
+    let mut kubeconfigs = vec![server.kubeconfig()?];
+    for _ in 0..2 {
+        let said = server.decapod(&["certificate", "rotate-ca"])?;
+        ensure!(said.contains("replaced: ca, front-proxy-ca"), "{said}");
+        server.stop()?;
+        server.launch()?;
+        let new = server.kubeconfig()?;
+        for old in &kubeconfigs {
+            // The free port is another one in each life.
+            let moved = old.replace(address_in(old)?, address_in(&new)?);
+            let answer = ApiClient::from_kubeconfig(&moved)?.get("/api/v1/namespaces", LONG)?;
+            ensure!(answer.status == 200, "a kubeconfig of before: {}", answer.body);
+        }
+        kubeconfigs.push(new);
+    }
+    let listed = server.decapod(&["certificate", "check"])?;
+    ensure!(listed.contains("CN=kubernetes@") && !listed.contains("EXPIRED"), "{listed}");
+    Ok(())
+}
+
+fn address_in(kubeconfig: &str) -> Result<&str> {
+    let rest = kubeconfig.split("https://").nth(1).context("a server")?;
+    let end = rest.find(|one: char| !one.is_ascii_digit() && !".:".contains(one));
+    Ok(&rest[..end.unwrap_or(rest.len())])
+}
+
+fn create(server: &Server, name: &str) -> Result<()> {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": name}, "stringData": {"password": MARK},
+    });
+    let path = "/api/v1/namespaces/default/secrets";
+    let answer = server.api()?.post(path, &secret.to_string(), LONG)?;
+    ensure!(answer.status == 201, "{}", answer.body);
+    Ok(())
+}
+
+fn read(server: &Server, name: &str) -> Result<String> {
+    let path = format!("/api/v1/namespaces/default/secrets/{name}");
+    let answer = server.api()?.get(&path, LONG)?;
+    let secret: Value = serde_json::from_str(&answer.body)?;
+    Ok(secret["data"]["password"].as_str().context("no password")?.to_owned())
+}
+
+fn any_file_has(directory: &Path, bytes: &[u8]) -> Result<bool> {
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let found = match path.is_dir() {
+            true => any_file_has(&path, bytes)?,
+            false => std::fs::read(&path)?.windows(bytes.len()).any(|part| part == bytes),
+        };
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
