@@ -9,7 +9,7 @@ use k8s_openapi::Resource;
 use k8s_openapi::api::{
     admissionregistration, apps, authentication, authorization, autoscaling, batch, certificates,
     coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource,
-    scheduling, storage,
+    scheduling, storage, storagemigration,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
@@ -122,4 +122,5 @@ const KINDS: &[Kind] = kinds! {
     storage::v1 {
         CSIDriver CSINode CSIStorageCapacity StorageClass VolumeAttachment VolumeAttributesClass
     }
+    storagemigration::v1beta1 { StorageVersionMigration }
 };

@@ -37,4 +37,5 @@ pub const GROUP_ORDER: &[&str] = &[
     "discovery.k8s.io",
     "resource.k8s.io",
     "flowcontrol.apiserver.k8s.io",
+    "storagemigration.k8s.io",
 ];

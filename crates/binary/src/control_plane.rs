@@ -254,9 +254,15 @@ fn proxy_identity(issued: &Issued) -> extensions::aggregation::Identity {
     extensions::aggregation::Identity { cert_pem, key_pem }
 }
 
+/// Served only if `--runtime-config` says so, as upstream's beta versions.
+const OFF: &[(&str, &str)] = &[("storagemigration.k8s.io", "v1beta1")];
+
 /// Takes out of sight what `--runtime-config` turns off.
 fn hide_versions(serving: &flags::Serving, registry: &apiserver::Registry) -> anyhow::Result<()> {
-    let hidden = serving.runtime_config().hidden(&registry.resources(), |_| true);
+    let is_on = |row: &apiserver::resource::Resource| {
+        !OFF.contains(&(row.group.as_str(), row.version.as_str()))
+    };
+    let hidden = serving.runtime_config().hidden(&registry.resources(), is_on);
     let hidden = hidden.map_err(anyhow::Error::msg)?;
     registry.change_resources(|table| table.hide(hidden));
     Ok(())

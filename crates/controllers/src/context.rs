@@ -125,6 +125,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     crate::resource_claim::DESCRIPTOR,
     crate::cluster_role_aggregation::DESCRIPTOR,
     crate::endpointslice_mirroring::DESCRIPTOR,
+    crate::storage_version_migrator::DESCRIPTOR,
 ];
 
 /// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.

@@ -47,7 +47,7 @@ fn start(context: Context) {
         services: services.lister(),
         pods: pods.lister(),
         endpoints: endpoints.lister(),
-        queue: WorkQueue::new("endpoints"),
+        queue: WorkQueue::new("endpoint"),
         context,
     });
     let this = controller.clone();

@@ -64,7 +64,7 @@ fn start(context: Context) {
         pods: pods.lister(),
         nodes: nodes.lister(),
         slices: slices.lister(),
-        queue: WorkQueue::new("endpointslice"),
+        queue: WorkQueue::new("endpoint_slice"),
         unseen: Mutex::default(),
         context,
     });

@@ -75,7 +75,7 @@ fn start(context: Context) {
     let controller = Arc::new(Controller {
         client: context.client,
         informers: context.informers,
-        queue: WorkQueue::new("garbage"),
+        queue: WorkQueue::new("garbage_collector_attempt_to_delete"),
         monitors: RwLock::default(),
         absent: Mutex::default(),
         rediscover: Notify::new(),

@@ -41,6 +41,7 @@ mod service;
 mod service_cidr;
 mod serviceaccount;
 mod statefulset;
+mod storage_version_migrator;
 mod taint_eviction;
 mod ttl_after_finished;
 mod volume;

@@ -44,7 +44,7 @@ fn start(context: Context) {
         return;
     };
     let nodes = context.informers.of::<Node>();
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("node-ipam");
+    let queue: WorkQueue<Arc<str>> = WorkQueue::new("cidrallocator_node");
     let adds = queue.clone();
     nodes.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
     let tasks = context.tasks.clone();

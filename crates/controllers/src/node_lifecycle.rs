@@ -78,7 +78,7 @@ fn start(context: Context) {
     let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
     let leases = context.informers.scoped::<Lease>(Some(LEASES), "", "");
     pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("node-lifecycle");
+    let queue: WorkQueue<Arc<str>> = WorkQueue::new("node_lifecycle_controller");
     let controller = Arc::new(Controller {
         nodes: nodes.lister(),
         pods: pods.lister(),

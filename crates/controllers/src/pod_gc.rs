@@ -46,7 +46,7 @@ fn start(context: Context) {
         nodes: nodes.lister(),
         pods: pods.lister(),
         threshold: context.options.terminated_pod_gc_threshold,
-        queue: WorkQueue::new("pod-gc"),
+        queue: WorkQueue::new("orphaned_pods_nodes"),
     });
     let this = controller.clone();
     nodes.subscribe_raw(move |event| {

@@ -31,7 +31,7 @@ fn start(context: Context) {
     };
     let namespaces = context.informers.of::<Namespace>();
     let maps = context.informers.scoped::<ConfigMap>(None, &format!("metadata.name={NAME}"), "");
-    let queue: WorkQueue<Arc<str>> = WorkQueue::new("root-ca");
+    let queue: WorkQueue<Arc<str>> = WorkQueue::new("root_ca_cert_publisher");
     let adds = queue.clone();
     namespaces.subscribe_raw(move |event| adds.add(event.entry().header.key.name.clone()));
     let adds = queue.clone();

@@ -38,7 +38,7 @@ struct Controller {
 fn start(context: Context) {
     let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
     pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
-    let queue: WorkQueue<ObjectKey> = WorkQueue::new("taint-eviction");
+    let queue: WorkQueue<ObjectKey> = WorkQueue::new("noexec_taint_pod");
     let controller = Arc::new(Controller {
         client: context.client,
         events: context.events,

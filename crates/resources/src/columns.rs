@@ -600,6 +600,13 @@ const COLUMNS: &[Row] = &[
             text("Images", "string", "Images referenced by each container in the template.").wide(),
         ]
     }),
+    ("storagemigration.k8s.io/v1beta1", "StorageVersionMigration", || {
+        vec![
+            NAME_COLUMN,
+            text("Resource", "string", "GroupResource to migrate"),
+            text("Status", "string", "Status of the migration"),
+        ]
+    }),
     ("storage.k8s.io/v1", "StorageClass", || {
         vec![
             NAME_COLUMN,

@@ -7,6 +7,7 @@ use k8s_openapi::api::{
     admissionregistration::v1 as admission, autoscaling::v2 as autoscaling,
     flowcontrol::v1 as flowcontrol, networking::v1 as networking, node::v1 as node,
     policy::v1 as policy, resource::v1 as resource, storage::v1 as storage,
+    storagemigration::v1beta1 as storagemigration,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use machinery::{LabelSelector, Object};
@@ -396,6 +397,20 @@ pub(crate) fn resource_claim(claim: &resource::ResourceClaim) -> Vec<Value> {
         (false, true, true) => "allocated,reserved",
     };
     vec![claim.name().into(), state.into(), age(claim)]
+}
+
+pub(crate) fn storage_version_migration(
+    migration: &storagemigration::StorageVersionMigration,
+) -> Vec<Value> {
+    let resource = migration.spec.as_ref().map(|spec| &spec.resource);
+    let resource = resource
+        .map_or(String::new(), |one| machinery::status::qualified(&one.resource, &one.group));
+    let conditions = migration.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let known = conditions.into_iter().filter(|one| {
+        one.status == "True" && matches!(one.type_.as_str(), "Running" | "Failed" | "Succeeded")
+    });
+    let status = known.last().map_or("Unknown", |one| one.type_.as_str());
+    vec![migration.name().into(), resource.into(), status.into()]
 }
 
 pub(crate) fn resource_slice(slice: &resource::ResourceSlice) -> Vec<Value> {

@@ -63,7 +63,9 @@ impl Histogram {
 
     fn write(&self, out: &mut String, family: &str, labels: &str, buckets: Doubling) {
         let comma = if labels.is_empty() { "" } else { "," };
-        for (limit, below) in buckets.limits().zip(&self.below) {
+        // Nothing was observed yet: nothing is below anything.
+        let below = self.below.iter().copied().chain(std::iter::repeat(0));
+        for (limit, below) in buckets.limits().zip(below) {
             let _ = writeln!(out, "{family}_bucket{{{labels}{comma}le=\"{limit}\"}} {below}");
         }
         let _ = writeln!(out, "{family}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", self.count);

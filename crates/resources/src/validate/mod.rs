@@ -18,6 +18,7 @@ mod diff;
 mod flow;
 mod internal;
 mod ip;
+mod migration;
 mod networking;
 mod pod;
 mod podupdate;
@@ -240,6 +241,10 @@ static RULES: &[Rules] = &[
     kind(DEVICES, "ResourceSlice", devices::slice).update(devices::slice_update),
     kind("scheduling.k8s.io", "PriorityClass", policy::priority_class)
         .update(policy::priority_class_update),
+    kind("storagemigration.k8s.io", "StorageVersionMigration", migration::migration)
+        .update(migration::update)
+        .parts(&[("status", migration::status)])
+        .conditional(),
     kind(STORAGE, "CSIDriver", storage::csi_driver)
         .update(storage::csi_driver_update)
         .conditional(),

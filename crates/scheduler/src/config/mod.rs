@@ -104,18 +104,16 @@ struct File {
     profiles: Vec<ProfileFile>,
     #[serde(default)]
     extenders: Vec<Extender>,
-    // What concerns the process and not its decisions: read so that it is known, and left to flags.
-    #[serde(rename = "leaderElection")]
-    _leader_election: Option<Value>,
-    #[serde(rename = "clientConnection")]
-    _client_connection: Option<Value>,
-    #[serde(rename = "enableProfiling")]
-    _enable_profiling: Option<bool>,
-    #[serde(rename = "enableContentionProfiling")]
-    _enable_contention_profiling: Option<bool>,
-    #[serde(rename = "delayCacheUntilActive")]
-    _delay_cache_until_active: Option<bool>,
 }
+
+/// What concerns the process and not its decisions: known, and left to flags.
+const OF_THE_PROCESS: [&str; 5] = [
+    "leaderElection",
+    "clientConnection",
+    "enableProfiling",
+    "enableContentionProfiling",
+    "delayCacheUntilActive",
+];
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -137,8 +135,13 @@ struct PluginConfig {
 impl Config {
     /// Reads a file's text.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let file: File = serde_saphyr::from_str(text)
-            .map_err(|error| ConfigError(format!("strict decoding error: {error}")))?;
+        let wrong = |why: String| ConfigError(format!("strict decoding error: {why}"));
+        let mut tree: Value =
+            serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        if let Some(fields) = tree.as_object_mut() {
+            fields.retain(|name, _| !OF_THE_PROCESS.contains(&name.as_str()));
+        }
+        let file: File = serde_json::from_value(tree).map_err(|error| wrong(error.to_string()))?;
         if (file.api_version.as_str(), file.kind.as_str()) != (API_VERSION, KIND) {
             return Err(ConfigError(format!(
                 "no kind {:?} is registered for version {:?}",
