@@ -697,7 +697,10 @@ mod tests {
         };
         let golden: Value = serde_json::from_str(&text).expect("JSON");
         let mut checked = 0;
-        for row in crate::tests::built_in().iter().filter(|row| row.storage.is_some()) {
+        // The server that was asked does not serve it unless told to.
+        let is_off = |group: &str| group == "storagemigration.k8s.io";
+        let table = crate::tests::built_in();
+        for row in table.iter().filter(|row| row.storage.is_some() && !is_off(&row.group)) {
             let name = if row.group.is_empty() {
                 format!("{}.{}", row.plural, row.version)
             } else {
