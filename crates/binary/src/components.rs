@@ -176,6 +176,12 @@ pub struct Kubelet {
     /// Where pods' files and drivers' sockets are [default: <data-dir>/kubelet]
     #[arg(long, value_name = "DIRECTORY")]
     root_dir: Option<PathBuf>,
+    /// How long a shutdown of the machine, which logind tells of, waits for pods to end
+    #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
+    shutdown_grace_period: Option<std::time::Duration>,
+    /// The end of that time, for critical pods alone
+    #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
+    shutdown_grace_period_critical_pods: Option<std::time::Duration>,
     #[command(flatten)]
     runtime: crate::flags::ContainerRuntime,
 }
@@ -192,6 +198,8 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         image_gc_low_threshold: flags.image_gc_low_threshold,
         max_pods: flags.max_pods,
         kubelet_dir: flags.root_dir,
+        shutdown_grace_period: flags.shutdown_grace_period,
+        shutdown_grace_period_critical_pods: flags.shutdown_grace_period_critical_pods,
         runtime: flags.runtime,
     };
     let addresses = match node.node_ip.as_slice() {

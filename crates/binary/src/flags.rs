@@ -223,6 +223,12 @@ pub struct Node {
     /// /var/lib/kubelet [default: <data-dir>/kubelet]
     #[arg(long, value_name = "DIRECTORY")]
     pub kubelet_dir: Option<PathBuf>,
+    /// How long a shutdown of the machine, which logind tells of, waits for pods to end; 0s: not at all
+    #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
+    pub shutdown_grace_period: Option<Duration>,
+    /// The end of that time, for critical pods alone
+    #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
+    pub shutdown_grace_period_critical_pods: Option<Duration>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
 }

@@ -239,6 +239,12 @@ fn start_kubelet(
         "--image-gc-low-threshold must not be above --image-gc-high-threshold"
     );
     config.max_pods = flags.max_pods.map_or(config.max_pods, i64::from);
+    config.shutdown_grace = flags.shutdown_grace_period.unwrap_or_default();
+    config.shutdown_grace_critical = flags.shutdown_grace_period_critical_pods.unwrap_or_default();
+    anyhow::ensure!(
+        config.shutdown_grace_critical <= config.shutdown_grace,
+        "--shutdown-grace-period-critical-pods must not be longer than --shutdown-grace-period"
+    );
     if let Some(directory) = &flags.kubelet_dir {
         config.root_dir = std::path::absolute(directory)?;
     }

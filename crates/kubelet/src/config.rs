@@ -84,6 +84,12 @@ pub struct Config {
     pub image_gc_low: u64,
     /// An image stays at least this long.
     pub image_min_age: Duration,
+    /// How long a shutdown of the machine waits for its pods; zero: it does not.
+    pub shutdown_grace: Duration,
+    /// The end of that, for critical pods alone.
+    pub shutdown_grace_critical: Duration,
+    /// Where D-Bus is, by which logind tells of shutdowns.
+    pub system_bus: PathBuf,
     /// May mount (tmpfs volumes, subpaths). False in tests without privileges.
     pub may_mount: bool,
 }
@@ -128,6 +134,9 @@ impl Config {
             image_gc_high: 85,
             image_gc_low: 80,
             image_min_age: Duration::from_secs(120),
+            shutdown_grace: Duration::ZERO,
+            shutdown_grace_critical: Duration::ZERO,
+            system_bus: "/run/dbus/system_bus_socket".into(),
             may_mount: nix::unistd::geteuid().is_root(),
         }
     }

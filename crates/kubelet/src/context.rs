@@ -41,6 +41,8 @@ pub struct Context {
     /// Empty when pods can have a network, else why not.
     pub network: watch::Receiver<String>,
     pub probes: Arc<Counts>,
+    /// The machine is about to go down.
+    pub is_shutting_down: watch::Sender<bool>,
     pub tasks: Tasks,
 }
 

@@ -38,6 +38,7 @@ mod image_gc;
 mod images;
 mod local_storage;
 mod log_rotation;
+mod logind;
 mod machine;
 mod mirrors;
 mod names;
@@ -54,6 +55,7 @@ mod resources;
 mod runtime;
 mod sandbox;
 mod server;
+mod shutdown;
 mod slices;
 mod start;
 mod static_pods;
@@ -134,7 +136,6 @@ async fn start(
     let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={}", config.node_name), "");
     let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
     let services = informers.of::<Service>();
-    let drivers = informers.of::<CSIDriver>();
     let (network_in, network) = watch::channel("pod network is not configured yet".to_string());
     let machine = machine::Machine::read();
     let hurry = Arc::new(Notify::new());
@@ -148,7 +149,7 @@ async fn start(
         events: EventRecorder::new(client.clone(), tasks, "kubelet", host),
         images: images::Images::new(runtime.clone(), config.parallel_pulls),
         objects: objects::Objects::new(client.clone()),
-        csi: Arc::new(new_csi(&client, &config, drivers, hurry.clone())),
+        csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
         cgroups: new_cgroups(&config),
         resolver: hosts::Resolver::parse(
             &std::fs::read_to_string(&config.resolv_conf).unwrap_or_default(),
@@ -157,6 +158,7 @@ async fn start(
         runtime_name,
         machine,
         probes: Arc::default(),
+        is_shutting_down: watch::channel(false).0,
         services,
         pods,
         network,
@@ -168,7 +170,8 @@ async fn start(
     context.cgroups.prepare();
     let set = PodSet::new(context.clone(), tasks.clone());
     follow_node(&context, &nodes, network_in, hurry.clone());
-    tasks.spawn("node-status", node::keep_status(context.clone(), hurry, health));
+    tasks.spawn("node-status", node::keep_status(context.clone(), hurry.clone(), health));
+    tasks.spawn("node-shutdown", shutdown::keep(context.clone(), set.clone(), hurry));
     tasks.spawn_graceful("node-lease", node::keep_lease(context.clone(), tasks.stop_signal()));
     follow_pods(&context, &set, nodes);
     follow_drivers(&context, &set);

@@ -36,6 +36,7 @@ use crate::config::{Config, KUBELET_VERSION};
 use crate::context::Context;
 use crate::machine::{Disk, Machine, available_memory, processes};
 use crate::resources::{ResourceList, bytes_quantity, milli, milli_quantity, units};
+use crate::shutdown;
 
 /// Upstream: nodeStatusMaxImages.
 const MAX_IMAGES: usize = 50;
@@ -109,6 +110,16 @@ impl Health {
 }
 
 impl Health {
+    /// A node that goes down is not ready, whatever else it is.
+    fn tell_shutdown(&mut self, is_on: bool) {
+        // A runtime that says nothing leaves what was told before.
+        if is_on && !self.not_ready.contains(shutdown::NOT_READY) {
+            let before = Some(self.not_ready.as_str()).filter(|text| !text.is_empty());
+            let all: Vec<&str> = before.into_iter().chain([shutdown::NOT_READY]).collect();
+            self.not_ready = all.join(", ");
+        }
+    }
+
     /// What is told after these findings: a runtime that restarts says nothing for some seconds,
     /// which is no news. What it said of itself and its images stays true.
     fn followed_by(self, mut fresh: Self, silence: Duration) -> Self {
@@ -383,6 +394,7 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
         }
         first_round = false;
         health.volumes_in_use = context.csi.in_use();
+        health.tell_shutdown(*context.is_shutting_down.borrow());
         let due = reported.elapsed() >= context.config.status_report;
         match report(&context, &health, due).await {
             Ok(true) => reported = Instant::now(),

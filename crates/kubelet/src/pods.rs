@@ -19,13 +19,14 @@ use base::task::Tasks;
 use client::{EventType, ObjectKey};
 use k8s_openapi::api::core::v1::Pod;
 use machinery::ObjectMeta;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::admit::{Rejection, admit};
 use crate::allocation::{Allocation, DEFERRED, Refusal, Standing, rank, told};
 use crate::context::Context;
 use crate::csi;
 use crate::names;
+use crate::shutdown;
 use crate::volumes::{PodDir, tear_down};
 use crate::worker::{Handle, Input, Told, View, Worker};
 
@@ -48,6 +49,8 @@ pub struct Signals {
     /// Guards the batch; held for single pushes and the take.
     pending: Mutex<Pending>,
     wake: Notify,
+    /// Told when a pod has stopped.
+    ended: watch::Sender<()>,
 }
 
 impl Signals {
@@ -78,6 +81,7 @@ impl Signals {
                 pending.finished.push(uid.to_string());
             }
         });
+        self.ended.send_replace(());
     }
 }
 
@@ -351,6 +355,12 @@ impl PodSet {
     }
 
     fn admit(&self, pod: &Pod) -> Result<(), Rejection> {
+        if *self.context.is_shutting_down.borrow() {
+            return Err(Rejection {
+                reason: shutdown::REFUSED_REASON.into(),
+                message: shutdown::REFUSED_MESSAGE.into(),
+            });
+        }
         let own = names::uid(pod);
         let active: Vec<Arc<Pod>> = self
             .workers()
@@ -476,6 +486,25 @@ impl PodSet {
     /// Fails a pod to free what it uses; its owner may count that as a disruption.
     pub fn evict_for_node(&self, uid: &str, message: &str) {
         self.fail(uid, ("Evicted".to_string(), message.to_string()), true);
+    }
+
+    /// Fails a pod because the machine goes down; it has `longest` to end.
+    pub fn end_with_node(&self, uid: &str, longest: Duration) {
+        if let Some(handle) = self.workers().get(uid) {
+            handle.input.send_modify(|input| input.longest_grace = Some(longest));
+        }
+        self.fail(uid, (shutdown::REASON.into(), shutdown::MESSAGE.into()), true);
+    }
+
+    /// Resolves when nothing of the pod runs any more.
+    pub async fn until_stopped(&self, uid: &str) {
+        let mut ended = self.signals.ended.subscribe();
+        let runs = || self.workers().get(uid).is_some_and(|handle| !handle.view().stopped);
+        while runs() {
+            if ended.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     fn fail(&self, uid: &str, why: (String, String), disrupts: bool) {

@@ -35,7 +35,8 @@ fn grace_of(input: &Input) -> Duration {
         Some(seconds) => seconds,
         None => spec.unwrap_or(30),
     };
-    Duration::from_secs(seconds.max(1) as u64)
+    let grace = Duration::from_secs(seconds.max(1) as u64);
+    input.longest_grace.map_or(grace, |longest| grace.min(longest))
 }
 
 impl Worker {

@@ -59,13 +59,22 @@ pub struct Input {
     pub evict: Option<(String, String)>,
     /// The node needed what it used: it did nothing wrong.
     pub disrupts: bool,
+    /// Its containers have no longer than that to end.
+    pub longest_grace: Option<Duration>,
     /// How its resources stand; `pod` has those that were granted.
     pub standing: Standing,
 }
 
 impl Input {
     pub fn new(pod: Arc<Pod>) -> Self {
-        Self { pod, removed: false, evict: None, disrupts: false, standing: Standing::default() }
+        Self {
+            pod,
+            removed: false,
+            evict: None,
+            disrupts: false,
+            longest_grace: None,
+            standing: Standing::default(),
+        }
     }
 }
 

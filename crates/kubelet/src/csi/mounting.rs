@@ -618,7 +618,7 @@ async fn tokens(
         let wanted = TokenOrder {
             namespace: names::namespace(order.pod),
             service_account: account.filter(|name| !name.is_empty()).unwrap_or("default"),
-            audience: Some(&request.audience).map(String::as_str).filter(|text| !text.is_empty()),
+            audience: Some(request.audience.as_str()).filter(|text| !text.is_empty()),
             seconds: request.expiration_seconds.unwrap_or(3600),
             pod_name: names::name(order.pod),
             pod_uid: names::uid(order.pod),

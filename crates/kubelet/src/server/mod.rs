@@ -214,6 +214,9 @@ impl Server {
             "containerLogMaxSize": format!("{}Mi", config.log_max_bytes >> 20),
             "containerLogMaxFiles": config.log_max_files,
             "enableDebuggingHandlers": config.debugging_handlers,
+            "shutdownGracePeriod": base::duration::show(config.shutdown_grace),
+            "shutdownGracePeriodCriticalPods":
+                base::duration::show(config.shutdown_grace_critical),
             "makeIPTablesUtilChains": false,
             "failSwapOn": false,
         }}))

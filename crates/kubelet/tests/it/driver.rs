@@ -18,7 +18,6 @@ use tokio::net::UnixListener;
 pub const NAME: &str = "fake.csi.example.com";
 
 pub const STAGES: i32 = 1;
-pub const COUNTS: i32 = 2;
 pub const EXPANDS: i32 = 3;
 
 type Texts = BTreeMap<String, String>;

@@ -4,3 +4,4 @@ mod api;
 mod csi;
 mod driver;
 mod pods;
+mod shutdown;

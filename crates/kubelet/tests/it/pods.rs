@@ -37,6 +37,9 @@ impl Bench {
         config.healthz_address = None;
         config.cgroups_per_qos = false;
         config.may_mount = false;
+        config.shutdown_grace = Duration::from_secs(40);
+        config.shutdown_grace_critical = Duration::from_secs(20);
+        config.system_bus = self.dir.path().join("bus");
         config.pod_manifest_path = Some(self.dir.path().join("manifests"));
         std::fs::create_dir_all(self.dir.path().join("manifests")).expect("a directory");
         let tasks = Tasks::new("bench");
@@ -71,7 +74,7 @@ impl Bench {
     }
 }
 
-fn condition(pod: &Value, kind: &str) -> String {
+pub fn condition(pod: &Value, kind: &str) -> String {
     let all = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let found = all.iter().find(|c| c["type"] == kind);
     found.and_then(|c| c["status"].as_str()).unwrap_or("none").to_string()

@@ -1,0 +1,185 @@
+//! Graceful node shutdown: pods end in order before the machine does.
+//!
+//! ```text
+//! logind delays the shutdown ◄── lock ── WATCHING ── PrepareForShutdown(true) ──► ENDING
+//!                                           ▲                                       │
+//!                                           │                    node not ready, new pods refused
+//!                                           │                    ordinary pods end, then critical ones
+//!                                           └─── (false): called off ◄── lock given back ◄┘
+//! ```
+//!
+//! In: the periods of the configuration, logind's signals. Out: pods that have ended, and say why.
+//! Invariants: off unless a period is given; the lock is given back whatever became of the pods.
+//! Deviation: nothing is written into logind's configuration; a warning says what to set there, and
+//! the periods count as given.
+//! Upstream: `pkg/kubelet/nodeshutdown`.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::EventType;
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::Notify;
+
+use crate::context::Context;
+use crate::logind::Logind;
+use crate::names;
+use crate::node::about;
+use crate::pods::PodSet;
+
+/// Upstream: nodeShutdownReason, and what pods are told.
+pub const REASON: &str = "Terminated";
+pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+pub const REFUSED_REASON: &str = "NodeShutdown";
+pub const REFUSED_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
+pub const NOT_READY: &str = "node is shutting down";
+/// Upstream: SystemCriticalPriority.
+const CRITICAL: i32 = 2_000_000_000;
+/// Upstream: dbusReconnectPeriod.
+const RECONNECT: Duration = Duration::from_secs(1);
+/// Until a bus that is not there is looked for again.
+const ABSENT: Duration = Duration::from_secs(60);
+
+/// How long pods from a priority on have to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Group {
+    from: i32,
+    period: Duration,
+}
+
+/// In the order in which they end; the total is for all, the critical ones' is the end of it.
+fn groups(total: Duration, critical: Duration) -> Vec<Group> {
+    let all = [
+        Group { from: 0, period: total.saturating_sub(critical) },
+        Group { from: CRITICAL, period: critical.min(total) },
+    ];
+    all.to_vec()
+}
+
+/// The group of a pod: the last that begins at its priority or below; the first takes the rest.
+fn group_of(groups: &[Group], pod: &Pod) -> usize {
+    let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
+    groups.iter().rposition(|group| group.from <= priority).unwrap_or(0)
+}
+
+/// Watches for shutdowns for ever.
+pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>, hurry: Arc<Notify>) {
+    let config = &context.config;
+    if config.shutdown_grace.is_zero() {
+        return;
+    }
+    let mut was_there = true;
+    loop {
+        let pause = match Logind::connect(&config.system_bus).await {
+            Ok(bus) => {
+                was_there = true;
+                let ended = follow(&context, &pods, &hurry, bus).await;
+                if let Err(error) = ended {
+                    tracing::warn!(%error, "logind is away");
+                }
+                RECONNECT
+            }
+            Err(error) => {
+                if was_there {
+                    let bus = config.system_bus.display();
+                    tracing::warn!(%bus, %error, "no logind: the node does not notice shutdowns");
+                }
+                was_there = false;
+                ABSENT
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn follow(
+    context: &Context,
+    pods: &PodSet,
+    hurry: &Notify,
+    mut bus: Logind,
+) -> io::Result<()> {
+    let wanted = context.config.shutdown_grace;
+    let given = bus.longest_delay().await?;
+    if given < wanted {
+        tracing::warn!(
+            "logind delays shutdowns by {} s at most: set InhibitDelayMaxSec={} in \
+             /etc/systemd/logind.conf.d/99-kubelet.conf",
+            given.as_secs(),
+            wanted.as_secs()
+        );
+    }
+    let mut lock = Some(bus.delay_shutdown().await?);
+    loop {
+        let starts = bus.next().await?;
+        context.is_shutting_down.send_replace(starts);
+        hurry.notify_one();
+        if !starts {
+            tracing::info!("the shutdown was called off");
+            if lock.is_none() {
+                lock = Some(bus.delay_shutdown().await?);
+            }
+            continue;
+        }
+        let node = context.node();
+        let text = "Shutdown manager detected shutdown event";
+        context.events.event_about(about(&node), EventType::Normal, "Shutdown", text);
+        // Called off meanwhile: pods that ended have ended, the others are told nothing more.
+        tokio::select! {
+            () = end_pods(context, pods) => {}
+            next = bus.next() => {
+                context.is_shutting_down.send_replace(next?);
+                hurry.notify_one();
+            }
+        }
+        lock = None;
+        if !*context.is_shutting_down.borrow() {
+            lock = Some(bus.delay_shutdown().await?);
+        }
+    }
+}
+
+async fn end_pods(context: &Context, pods: &PodSet) {
+    let groups = groups(context.config.shutdown_grace, context.config.shutdown_grace_critical);
+    for (index, group) in groups.iter().enumerate() {
+        let views = pods.views().into_iter().filter(|view| !view.stopped);
+        let own = views.filter_map(|view| view.pod).filter(|pod| group_of(&groups, pod) == index);
+        let uids: Vec<String> = own.map(|pod| names::uid(&pod).to_string()).collect();
+        if uids.is_empty() {
+            continue;
+        }
+        tracing::info!(pods = uids.len(), from = group.from, "pods end with the node");
+        for uid in &uids {
+            pods.end_with_node(uid, group.period);
+        }
+        let all = join_all(uids.iter().map(|uid| pods.until_stopped(uid)));
+        if tokio::time::timeout(group.period, all).await.is_err() {
+            tracing::warn!(from = group.from, "pods did not end in time");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn critical_pods_end_last() {
+        let seconds = Duration::from_secs;
+        let all = groups(seconds(30), seconds(10));
+        assert_eq!(all[0].period, seconds(20));
+        assert_eq!(all[1].period, seconds(10));
+        let check = |priority: Option<i32>, expected: usize| {
+            let pod = json!({"spec": {"containers": [], "priority": priority}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            assert_eq!(group_of(&all, &pod), expected, "{priority:?}");
+        };
+        check(None, 0);
+        check(Some(-5), 0);
+        check(Some(1000), 0);
+        check(Some(2_000_000_000), 1);
+        check(Some(2_000_001_000), 1);
+    }
+}
