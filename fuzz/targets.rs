@@ -58,6 +58,7 @@ pub const TARGETS: &[Target] = &[
             b"object.spec.replicas <= 5 && object.metadata.labels.all(k, k.matches('^[a-z]+$'))",
             b"has(object.a) ? object.?b[?0].orValue(1) : [1, 2].map(x, x * 2).sum()",
             b"quantity('1.5Gi').isGreaterThan(quantity('1M')) || duration('1h') > duration('5m')",
+            b"[((([((([((([((([((([((([((([((([((([((([((([((([((([((([((([((([(((1",
             b"'a,b'.split(',').exists(x, url('https://' + x).getHost() == 'a') ? 1u : 2.0e3",
         ],
     },

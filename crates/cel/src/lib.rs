@@ -32,6 +32,9 @@ pub use value::{Host, Value};
 
 /// The longest expression that is read.
 const LONGEST: usize = 64 << 10;
+/// The parser calls itself for each bracket, and takes some 50 KB of stack for it in a debug build:
+/// more would end the process. Upstream: 250, on stacks that grow.
+const DEEPEST: usize = 24;
 
 /// Why a text is no expression that can be evaluated, as upstream words it (without `compilation
 /// failed: `).
@@ -55,6 +58,11 @@ pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, Compil
             text.len()
         )));
     }
+    if nesting(text) > DEEPEST {
+        return Err(CompileError(format!(
+            "ERROR: <input>:-1:0: expression recursion limit exceeded: {DEEPEST}"
+        )));
+    }
     let parser = Parser::new().enable_optional_syntax(true).enable_ident_escape_syntax(true);
     let parsed = parser.parse_with_source_info(text);
     let (root, source) = parsed.map_err(|errors| CompileError(syntax_error(text, &errors)))?;
@@ -62,6 +70,30 @@ pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, Compil
     let mut names = BTreeSet::new();
     collect_names(&root.expr, &mut names);
     Ok(Program { root, kind, names })
+}
+
+/// How far brackets and choices go into each other, outside of texts.
+fn nesting(text: &str) -> usize {
+    let (mut depth, mut deepest, mut choices) = (0_usize, 0, 0_usize);
+    let mut quote = None;
+    let mut before = b' ';
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match (quote, byte) {
+            (Some(_), b'\\') => drop(bytes.next()),
+            (Some(open), _) if open == byte => quote = None,
+            (Some(_), _) => {}
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (None, b'(' | b'[' | b'{') => depth += 1,
+            (None, b')' | b']' | b'}') => depth = depth.saturating_sub(1),
+            // `.?field` and `[?key]` are no choices.
+            (None, b'?') if !matches!(before, b'.' | b'[') => choices += 1,
+            (None, _) => {}
+        }
+        deepest = deepest.max(depth);
+        before = byte;
+    }
+    deepest + choices / 2
 }
 
 fn syntax_error(text: &str, errors: &cel_parser::ParseErrors) -> String {
