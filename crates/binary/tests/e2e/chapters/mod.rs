@@ -11,6 +11,7 @@ mod keeping;
 mod killing;
 mod leaders;
 mod nodes;
+mod operator;
 mod pulling;
 mod rolling;
 mod service;
@@ -50,6 +51,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("commands: discovery, schema, identity, health", commands::surface),
     chapter("clients: Python's works unchanged", clients::python),
     chapter("clients: JavaScript's works unchanged", clients::javascript),
+    chapter("clients: an operator made with kube-rs works unchanged", operator::kube_rs),
     chapter("keeping: secrets are sealed on the disk", keeping::secrets_are_sealed),
     chapter("keeping: certificates are replaced under way", keeping::certificates_are_replaced),
     chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),
