@@ -22,6 +22,9 @@ use crate::control_plane::ControlPlane;
 use crate::wait;
 use fleet::{Fleet, Question};
 
+/// Makes the object of a number.
+type Make = fn(usize) -> Value;
+
 /// Side by side, as in upstream's figures.
 const WORKERS: usize = 64;
 const CRDS: usize = 100;
@@ -229,8 +232,7 @@ async fn memory(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
     let each = server.memory()?.saturating_sub(before) / CRDS as u64;
     let what = format!("memory per CustomResourceDefinition, of {CRDS}");
     table.row(&what, &format!("{} KiB", each >> 10), "100 KiB");
-    let kinds: [(&str, &str, fn(usize) -> Value); 2] =
-        [("Pod", pods, pod), ("custom object", things, thing)];
+    let kinds = [("Pod", pods, pod as Make), ("custom object", things, thing)];
     for (name, path, make) in kinds {
         // What the first writes and a list need besides is there before anything is counted.
         let first = count / 4;
