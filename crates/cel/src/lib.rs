@@ -32,9 +32,11 @@ pub use value::{Host, Value};
 
 /// The longest expression that is read.
 const LONGEST: usize = 64 << 10;
-/// The parser calls itself for each bracket, and takes some 50 KB of stack for it in a debug build:
+/// The parser calls itself for each bracket, and takes up to 160 KB of stack for it in a debug build:
 /// more would end the process. Upstream: 250, on stacks that grow.
-const DEEPEST: usize = 24;
+const DEEPEST: usize = 64;
+/// What the parser may take, in bytes; only what is touched becomes memory.
+const PARSER_STACK: usize = 16 << 20;
 
 /// Why a text is no expression that can be evaluated, as upstream words it (without `compilation
 /// failed: `).
@@ -64,7 +66,8 @@ pub fn compile(text: &str, variables: &[(&str, Type)]) -> Result<Program, Compil
         )));
     }
     let parser = Parser::new().enable_optional_syntax(true).enable_ident_escape_syntax(true);
-    let parsed = parser.parse_with_source_info(text);
+    let parse = || parser.parse_with_source_info(text);
+    let parsed = stacker::maybe_grow(PARSER_STACK, PARSER_STACK, parse);
     let (root, source) = parsed.map_err(|errors| CompileError(syntax_error(text, &errors)))?;
     let kind = check::check(&root, variables, &source, text)?;
     let mut names = BTreeSet::new();

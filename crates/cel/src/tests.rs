@@ -166,3 +166,14 @@ fn lists_of_kinds_are_compared_and_added_as_such() {
     let of = |name: &str| Some(if name == "a" { a.clone() } else { b.clone() });
     assert_eq!(program.evaluate(&of, &mut Budget::new(1000)), Ok(Value::Bool(true)));
 }
+
+/// Deeper ones ended the process once: the parser calls itself.
+#[test]
+fn what_nests_deeper_than_the_parser_may_is_refused() {
+    let nested = |depth: usize| format!("{}1{} == 1", "(".repeat(depth), ")".repeat(depth));
+    assert!(compile(&nested(64), &[]).is_ok());
+    let why = compile(&nested(65), &[]).expect_err("too deep").to_string();
+    assert_eq!(why, "ERROR: <input>:-1:0: expression recursion limit exceeded: 64");
+    let texts = format!("{:?} == ''", "(".repeat(100));
+    assert!(compile(&texts, &[]).is_ok(), "brackets in a text do not nest");
+}

@@ -406,10 +406,10 @@ pub(crate) fn storage_version_migration(
     let resource = resource
         .map_or(String::new(), |one| machinery::status::qualified(&one.resource, &one.group));
     let conditions = migration.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let known = conditions.into_iter().filter(|one| {
+    let mut known = conditions.into_iter().filter(|one| {
         one.status == "True" && matches!(one.type_.as_str(), "Running" | "Failed" | "Succeeded")
     });
-    let status = known.last().map_or("Unknown", |one| one.type_.as_str());
+    let status = known.next_back().map_or("Unknown", |one| one.type_.as_str());
     vec![migration.name().into(), resource.into(), status.into()]
 }
 

@@ -268,11 +268,11 @@ mod tests {
     }
 
     /// A server that answers one request, and what it was asked.
-    async fn answering(answer: Value) -> (String, tokio::task::JoinHandle<(String, Value)>) {
+    async fn answering(answer: Value) -> (String, impl Future<Output = (String, Value)>) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/scheduler/", listener.local_addr().unwrap());
-        let asked = tokio::spawn(async move {
+        let asked = async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = vec![];
             loop {
@@ -292,7 +292,7 @@ mod tests {
                     return (head, body);
                 }
             }
-        });
+        };
         (url, asked)
     }
 
@@ -320,8 +320,9 @@ mod tests {
             let listers = (informers.of::<Pod>().lister(), informers.of::<Node>().lister());
             let extenders = Extenders::new(&[settings], listers.0, listers.1).unwrap();
             assert_eq!(extenders.bind(&pod("example.com/other"), "n").await, None);
-            assert_eq!(extenders.bind(&pod("example.com/gpu"), "n").await, Some(expected));
-            let (head, body) = asked.await.unwrap();
+            let concerned = pod("example.com/gpu");
+            let (bound, (head, body)) = tokio::join!(extenders.bind(&concerned, "n"), asked);
+            assert_eq!(bound, Some(expected));
             assert_eq!(head, "POST /scheduler/bind HTTP/1.1");
             let wanted = json!({"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n"});
             assert_eq!(body, wanted);

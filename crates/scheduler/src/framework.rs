@@ -289,7 +289,7 @@ pub struct Diagnosis {
     pub plugins: BTreeSet<&'static str>,
     pub post_filter: String,
     /// The attempt could not be made.
-    pub error: Option<String>,
+    pub error: Option<Box<str>>,
 }
 
 impl fmt::Display for Diagnosis {
@@ -417,7 +417,8 @@ impl Framework {
                 diagnosis.plugins.insert(plugin);
                 let why = rejection.reasons.join(", ");
                 if rejection.broken {
-                    diagnosis.error = Some(format!("running PreFilter plugin {plugin:?}: {why}"));
+                    diagnosis.error =
+                        Some(format!("running PreFilter plugin {plugin:?}: {why}").into());
                 }
                 diagnosis.general = Some(why);
                 let all = cluster.nodes().map(|node| (node.name.clone(), rejection.clone()));
@@ -440,7 +441,8 @@ impl Framework {
                     diagnosis.plugins.insert(plugin);
                     if rejection.broken {
                         let why = rejection.reasons.join(", ");
-                        diagnosis.error = Some(format!("running {plugin:?} filter plugin: {why}"));
+                        diagnosis.error =
+                            Some(format!("running {plugin:?} filter plugin: {why}").into());
                         return Err(diagnosis);
                     }
                     diagnosis.rejections.insert(node.name.clone(), rejection);

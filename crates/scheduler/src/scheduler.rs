@@ -484,7 +484,7 @@ impl Scheduler {
             diagnosis.plugins.insert(crate::gang::NAME);
         }
         if let Some(error) = diagnosis.error.take() {
-            return vec![self.broken(state, pod, error)];
+            return vec![self.broken(state, pod, error.into())];
         }
         vec![self.reject(state, pod, diagnosis)]
     }

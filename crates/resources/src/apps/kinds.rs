@@ -270,10 +270,10 @@ fn default_stateful_set(set: &mut StatefulSet) {
         fill(&mut strategy.type_, "RollingUpdate");
         strategy.rolling_update.get_or_insert_default();
     }
-    if let Some(rolling) = &mut strategy.rolling_update {
-        if strategy.type_.as_deref() == Some("RollingUpdate") {
-            rolling.partition.get_or_insert(0);
-        }
+    if let Some(rolling) = &mut strategy.rolling_update
+        && strategy.type_.as_deref() == Some("RollingUpdate")
+    {
+        rolling.partition.get_or_insert(0);
     }
     let policy = spec.persistent_volume_claim_retention_policy.get_or_insert_default();
     fill(&mut policy.when_deleted, "Retain");

@@ -51,7 +51,6 @@ fn device_result(plan: &Plan<'_>, one: Chosen, offer: &Offer<'_>) -> DeviceReque
         binding_failure_conditions: candidate.device.binding_failure_conditions.clone(),
         share_id: one.consumed.is_some().then(base::rng::uuid),
         consumed_capacity: one.consumed.filter(|consumed| !consumed.is_empty()),
-        ..DeviceRequestAllocationResult::default()
     }
 }
 
