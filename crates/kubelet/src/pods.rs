@@ -370,7 +370,7 @@ impl PodSet {
                 let is_other = names::uid(&input.pod) != own;
                 // What the API forgot has no claim to the node, even while it ends: the scheduler
                 // gave its room to others already.
-                is_other && !input.removed && input.evict.is_none() && !handle.view().stopped
+                is_other && !input.removed && input.evict.is_none() && !handle.is_over()
             })
             .map(|handle| handle.input.borrow().pod.clone())
             .collect();

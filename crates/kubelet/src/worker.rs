@@ -107,6 +107,12 @@ impl Handle {
     pub fn view(&self) -> View {
         self.view.lock().expect("no panic while held").clone()
     }
+
+    /// Whether others may have what the pod asked for: it is over, if not all cleared away.
+    pub fn is_over(&self) -> bool {
+        let view = self.view.lock().expect("no panic while held");
+        view.stopped || matches!(view.status.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
 }
 
 pub struct Worker {
@@ -391,17 +397,18 @@ impl Worker {
             now: base::clock::now(),
         };
         let status = pod_status(&self.pod, &self.published, &facts);
-        if status != self.published || self.pod.status.as_ref() != Some(&status) {
-            self.status.set(status.clone());
-        }
+        let is_news = status != self.published || self.pod.status.as_ref() != Some(&status);
         self.published = status.clone();
-        let mut view = self.view.lock().expect("no panic while held");
-        *view = View {
+        // The node knows it before the API does: a scheduler gives a finished pod's room away at once.
+        *self.view.lock().expect("no panic while held") = View {
             pod: Some(self.pod.clone()),
-            status,
+            status: status.clone(),
             observed: observed.clone(),
             stopped: self.stopped,
         };
+        if is_news {
+            self.status.set(status);
+        }
     }
 
     /// Conditions that others wrote (readiness gates, disruption targets) count and stay.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -85,9 +85,16 @@ async fn tell(client: &Client) -> Result<()> {
     await_condition(echoes.clone(), "first", done).await?;
     let map = maps.get("first").await?;
     ensure!(map.data.as_ref().is_some_and(|data| data["text"] == "hello"), "{map:?}");
-    while store.state().is_empty() {
-        reflected.try_next().await?.context("the reflector goes on")?;
+    // What is there already is in the store when the list is over, which the stream does not tell.
+    let reflecting = async {
+        while reflected.try_next().await?.is_some() {}
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        ready = store.wait_until_ready() => ready?,
+        over = reflecting => bail!("the reflector ended: {over:?}"),
     }
+    ensure!(store.state().len() == 1, "{:?}", store.state());
 
     // What it owns comes back.
     maps.delete("first", &DeleteParams::default()).await?;
