@@ -140,7 +140,8 @@ impl Election {
                         continue;
                     }
                 }
-                Err(error) if error.is_conflict() || error.is_already_exists() => {}
+                // Another was first. What it wrote is seen at once, since its time counts from here.
+                Err(error) if error.is_conflict() || error.is_already_exists() => continue,
                 Err(error) => {
                     tracing::warn!(lease = self.name, error = error.text(), "cannot take the lease")
                 }
