@@ -341,13 +341,7 @@ impl Cacher {
         if tokio::time::timeout(FRESHNESS_LIMIT, wait).await.is_ok() {
             return Ok(());
         }
-        let message = format!(
-            "Timeout: Too large resource version: {revision}, current: {}",
-            self.revision()
-        );
-        Err(StatusError::new(Reason::Timeout, message)
-            .cause("ResourceVersionTooLarge", "", "Too large resource version")
-            .retry_after(1))
+        Err(too_new(revision, self.revision()))
     }
 
     pub(crate) fn note_written(&self, revision: Revision) {
@@ -525,6 +519,14 @@ impl Cursor {
         let previous = event.previous.as_ref().and_then(|kv| self.cacher.entry(kv));
         (entry.is_some() || previous.is_some()).then_some(CacheEvent { revision, entry, previous })
     }
+}
+
+/// For a state that is not there yet, as upstream tells it.
+pub(crate) fn too_new(requested: Revision, current: Revision) -> StatusError {
+    let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
+    StatusError::new(Reason::Timeout, message)
+        .cause("ResourceVersionTooLarge", "", "Too large resource version")
+        .retry_after(1)
 }
 
 /// 410 as upstream words it.

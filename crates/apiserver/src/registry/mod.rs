@@ -365,6 +365,7 @@ pub(crate) fn store_error(error: store::Error) -> StatusError {
     use machinery::status::Reason;
     match error {
         store::Error::Compacted { requested, floor } => crate::cacher::too_old(requested, floor),
+        store::Error::Future { requested, current } => crate::cacher::too_new(requested, current),
         store::Error::TooLarge { .. } => StatusError::new(
             Reason::RequestEntityTooLarge,
             format!("etcdserver: request is too large ({error})"),

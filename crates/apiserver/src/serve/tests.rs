@@ -522,6 +522,10 @@ async fn long_lists_come_in_pieces_and_compressed() {
     let page =
         bench.ask(&format!("GET {MAPS}?continue={token}&resourceVersion=1"), Value::Null).await;
     assert_eq!(page.message(), "specifying resource version is not allowed when using continue");
+    let exact = format!("GET {MAPS}?resourceVersion=99999&resourceVersionMatch=Exact");
+    let early = bench.ask(&exact, Value::Null).await;
+    assert_eq!(early.code, 504, "{}", early.message());
+    assert!(early.message().starts_with("Timeout: Too large resource version: 99999, current: "));
     bench.end().await;
 }
 

@@ -90,7 +90,13 @@ impl Fuzz {
             self.sent.fetch_add(1, Ordering::Relaxed);
             let headers: Vec<_> =
                 request.headers.iter().map(|(name, it)| (*name, it.as_str())).collect();
-            let answer = connection.send(&request.method, &request.path, &headers, &request.body);
+            let mut answer =
+                connection.send(&request.method, &request.path, &headers, &request.body);
+            if answer.is_err() {
+                // The server may end a connection after any answer. What it cannot answer fails again.
+                connection = Connection::new(self.client.clone(), LIMIT);
+                answer = connection.send(&request.method, &request.path, &headers, &request.body);
+            }
             match &answer {
                 Ok(answer) => {
                     *statuses.entry(answer.status).or_default() += 1;
