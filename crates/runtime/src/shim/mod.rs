@@ -126,7 +126,9 @@ fn run_container(config: &Path) -> i32 {
         }
         Err(error) => {
             // On disk, too: the backend may be gone before it hears of it.
-            if let Ok(Some(config)) = files::read_json::<ShimConfig>(config) {
+            if let Ok(Some(config)) = files::read_json::<ShimConfig>(config)
+                && !config.exit_file.exists()
+            {
                 let exit = ExitRecord::start_failed(&error.to_string());
                 if let Err(error) = files::write_json(&config.exit_file, &exit) {
                     eprintln!("{SHIM_NAME}: {error}");
@@ -153,6 +155,10 @@ pub(crate) fn find(run: &Path) -> Option<i32> {
 fn prepare(config: &Path) -> io::Result<ShimConfig> {
     let config: ShimConfig =
         files::read_json(config)?.ok_or_else(|| io::Error::other("the shim's config is gone"))?;
+    if config.exit_file.exists() {
+        // The backend was killed as it started us, and the next one found nobody here.
+        return Err(io::Error::other("the container's end is on record already"));
+    }
     // Already the leader of a session when started by hand.
     let _ = nix::unistd::setsid();
     nix::sys::prctl::set_child_subreaper(true)?;
