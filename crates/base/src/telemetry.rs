@@ -1,5 +1,8 @@
 //! Logs: `tracing` events as lines for people, or as JSON for machines. One line per event that a
-//! person can act on; the filter comes from `DECAPOD_LOG`, else from the caller's default.
+//! person can act on; the filter comes from `DECAPOD_LOG`, else from the caller's default. Colours are
+//! for terminals, and not where `NO_COLOR` is set (no-color.org).
+
+use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
@@ -14,7 +17,11 @@ pub enum LogFormat {
 pub fn init(format: LogFormat, default_filter: &str) {
     let filter =
         EnvFilter::try_from_env("DECAPOD_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && !is_plain);
     // An error means that a subscriber is set already, as in tests with several servers.
     let _ = match format {
         LogFormat::Text => builder.with_target(false).try_init(),
