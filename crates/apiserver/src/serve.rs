@@ -72,7 +72,7 @@ impl Version {
             ("go_version", "none"),
             ("major", self.major),
             ("minor", self.minor),
-            ("platform", concat!("linux/", "amd64")),
+            ("platform", &base::platform::platform()),
         ]);
         let help = "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
         family(out, "kubernetes_build_info", "gauge", help);

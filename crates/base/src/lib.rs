@@ -1,4 +1,5 @@
-//! What everything stands on: time, durations, randomness, supervised tasks, backoff, telemetry.
+//! What everything stands on: time, durations, randomness, supervised tasks, backoff, telemetry,
+//! and the platform's names.
 //!
 //! These are the seams for simulation. In production [`clock`] and [`rng`] read the system; inside
 //! [`sim::enter`] (one thread, tokio's paused clock) both derive from a seed, so that a whole
@@ -8,6 +9,7 @@
 pub mod backoff;
 pub mod clock;
 pub mod duration;
+pub mod platform;
 pub mod rng;
 pub mod seldom;
 pub mod sim;

@@ -37,18 +37,8 @@ impl Machine {
             boot_id: text("/proc/sys/kernel/random/boot_id"),
             kernel,
             os_image: os_image(&text("/etc/os-release")),
-            architecture: architecture(),
+            architecture: base::platform::ARCHITECTURE,
         }
-    }
-}
-
-/// Go's name of the processor architecture.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "powerpc64" => "ppc64le",
-        other => other,
     }
 }
 

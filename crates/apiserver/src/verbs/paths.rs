@@ -150,7 +150,7 @@ fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
         "buildDate": version.build_date,
         "goVersion": "none",
         "compiler": "rustc",
-        "platform": concat!("linux/", "amd64"),
+        "platform": base::platform::platform(),
     })
     .to_string();
     let accept =

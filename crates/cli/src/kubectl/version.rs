@@ -42,7 +42,7 @@ impl Version {
             "major": "1",
             "minor": "36",
             "gitVersion": GIT_VERSION,
-            "platform": format!("{}/{}", std::env::consts::OS, architecture()),
+            "platform": base::platform::platform(),
         }});
         if let Some(server) = server {
             all["serverVersion"] = server.clone();
@@ -59,14 +59,6 @@ impl Version {
             Some("yaml") => Ok(yaml::to_yaml(&all)),
             Some(_) => Err(own("--output must be 'yaml' or 'json'")),
         }
-    }
-}
-
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
     }
 }
 

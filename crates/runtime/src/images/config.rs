@@ -78,12 +78,7 @@ where
 impl Platform {
     /// How OCI calls this machine.
     pub fn ours() -> (&'static str, &'static str) {
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        };
-        ("linux", architecture)
+        (base::platform::OS, base::platform::ARCHITECTURE)
     }
 
     pub fn is_ours(&self) -> bool {
