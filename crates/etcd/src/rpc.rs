@@ -18,6 +18,10 @@ use crate::{Options, convert, messages as wire};
 const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What etcd may send before it is asked to go on. The usual 64 KiB for the whole of a connection are
+/// a stop for every sixty objects of a list, and for all watches together.
+const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
 /// How often a call is made, and the pauses in between: about a second and a half, the time that an
 /// election takes.
 const ATTEMPTS: usize = 8;
@@ -56,6 +60,8 @@ impl Rpc {
             let mut endpoint = Endpoint::from_shared(url.clone())
                 .map_err(wrong)?
                 .connect_timeout(DIAL_TIMEOUT)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
                 .http2_keep_alive_interval(KEEP_ALIVE_EVERY)
                 .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
                 .keep_alive_while_idle(true);

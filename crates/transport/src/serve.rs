@@ -481,10 +481,14 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Answer<B> {
     }
 }
 
+/// Those who wait are told of what they wait for only: each call wakes the connection's own task, of
+/// whose many requests most begin and end beside others.
 impl Activity {
     fn begin(&self) -> Running {
-        self.0.send_modify(|now| {
+        self.0.send_if_modified(|now| {
+            let is_news = now.running == 0 || now.is_heard;
             (now.running, now.all, now.is_heard) = (now.running + 1, now.all + 1, false);
+            is_news
         });
         Running { activity: self.clone(), is_answered: false }
     }
@@ -492,12 +496,13 @@ impl Activity {
     /// A request was taken back.
     fn reset(&self) {
         let now = Instant::now();
-        self.0.send_modify(|state| {
+        self.0.send_if_modified(|state| {
             let is_new = state.since.is_none_or(|since| now.duration_since(since) > RESETS_TIME);
             if is_new {
                 (state.since, state.resets) = (Some(now), 0);
             }
             state.resets += 1;
+            state.resets > RESETS
         });
     }
 
@@ -548,7 +553,11 @@ impl Activity {
 impl Drop for Running {
     fn drop(&mut self) {
         let state = &self.activity.0;
-        state.send_modify(|now| (now.running, now.is_heard) = (now.running - 1, false));
+        state.send_if_modified(|now| {
+            let is_news = now.running == 1 || now.is_heard;
+            (now.running, now.is_heard) = (now.running - 1, false);
+            is_news
+        });
         if !self.is_answered {
             self.activity.reset();
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! requests ─► create: a store watch, and a task that brings its items here, in order
 //!             cancel, progress
-//! items    ─► answers: events · progress · canceled
+//! items    ─► answers: events, those that gathered as one · progress · canceled
 //! ```
 //!
 //! Invariants: all items of a stream pass one queue, so that an answer to "how far are you" stands
@@ -24,8 +24,12 @@ use super::messages as wire;
 use super::{Answer, Answers, Shared, kv, status};
 use crate::convert;
 
-/// Answers that may wait for the connection, and items for the stream.
+/// Answers that may wait for the connection, and batches for the stream.
 const QUEUE: usize = 16;
+/// Items of a watch that go on together when they have gathered.
+const BATCH: usize = 64;
+/// An answer has no more events once it has so many bytes of them.
+const ANSWER_BYTES: usize = 1 << 20;
 /// Upstream: `--watch-progress-notify-interval`.
 const NOTIFY: Duration = Duration::from_secs(600);
 /// How etcd says "all watches of this stream".
@@ -54,7 +58,7 @@ pub async fn watch(
 struct Stream {
     shared: Arc<Shared>,
     answers: mpsc::Sender<Answer<wire::WatchResponse>>,
-    sender: mpsc::Sender<(i64, Option<WatchItem>)>,
+    sender: mpsc::Sender<Batch>,
     /// Those that bring items; they end with the stream.
     tasks: Tasks,
     watches: BTreeMap<i64, One>,
@@ -62,6 +66,9 @@ struct Stream {
     /// A question about progress: who has not answered yet, and the least answer.
     waiting: Option<(Vec<i64>, Revision)>,
 }
+
+/// What came of a watch; nothing: the store ended it.
+type Batch = (i64, Vec<WatchItem>);
 
 /// A watch of the stream.
 struct One {
@@ -81,7 +88,7 @@ impl Stream {
     async fn run(
         mut self,
         mut requests: Streaming<wire::WatchRequest>,
-        mut items: mpsc::Receiver<(i64, Option<WatchItem>)>,
+        mut items: mpsc::Receiver<Batch>,
     ) {
         let mut clock = tokio::time::interval(NOTIFY);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -99,8 +106,8 @@ impl Stream {
                         Ok(())
                     }
                 },
-                item = items.recv() => match item {
-                    Some((id, item)) => self.item(id, item).await,
+                batch = items.recv() => match batch {
+                    Some((id, batch)) => self.batch(id, batch).await,
                     None => return,
                 },
                 _ = clock.tick() => {
@@ -191,38 +198,57 @@ impl Stream {
         id
     }
 
-    /// `None`: the store ended it.
-    async fn item(&mut self, id: i64, item: Option<WatchItem>) -> Result<(), Gone> {
-        let Some(one) = self.watches.get_mut(&id) else { return Ok(()) };
-        match item {
-            Some(WatchItem::Events(revision, events)) => {
-                let events: Vec<wire::Event> =
-                    events.iter().filter_map(|event| one.show(event)).collect();
-                if events.is_empty() {
-                    return Ok(());
+    async fn batch(&mut self, id: i64, batch: Vec<WatchItem>) -> Result<(), Gone> {
+        if batch.is_empty() && self.watches.remove(&id).is_some() {
+            return self.say_canceled(id, "etcdserver: watch canceled".into(), 0).await;
+        }
+        let mut gathered = Gathered::default();
+        for item in batch {
+            let Some(one) = self.watches.get_mut(&id) else { return Ok(()) };
+            match item {
+                WatchItem::Events(revision, events) => {
+                    gathered.add(one, revision, &events);
+                    if gathered.bytes >= ANSWER_BYTES {
+                        self.say_events(id, std::mem::take(&mut gathered)).await?;
+                    }
                 }
-                let header = self.shared.header(revision);
-                let answer =
-                    wire::WatchResponse { header, watch_id: id, events, ..Default::default() };
-                self.send(Ok(answer)).await
+                other => {
+                    self.say_events(id, std::mem::take(&mut gathered)).await?;
+                    self.item(id, other).await?;
+                }
             }
-            Some(WatchItem::Progress(revision)) => {
-                if std::mem::take(&mut one.due) {
+        }
+        self.say_events(id, gathered).await
+    }
+
+    async fn say_events(&self, id: i64, gathered: Gathered) -> Result<(), Gone> {
+        let Gathered { revision, events, bytes: _ } = gathered;
+        if events.is_empty() {
+            return Ok(());
+        }
+        let header = self.shared.header(revision);
+        let answer = wire::WatchResponse { header, watch_id: id, events, ..Default::default() };
+        self.send(Ok(answer)).await
+    }
+
+    /// One that is no event.
+    async fn item(&mut self, id: i64, item: WatchItem) -> Result<(), Gone> {
+        match item {
+            WatchItem::Events(..) => Ok(()),
+            WatchItem::Progress(revision) => {
+                let is_due = |one: &mut One| std::mem::take(&mut one.due);
+                if self.watches.get_mut(&id).is_some_and(is_due) {
                     let header = self.shared.header(revision);
                     let answer = wire::WatchResponse { header, watch_id: id, ..Default::default() };
                     self.send(Ok(answer)).await?;
                 }
                 self.answered(id, revision).await
             }
-            Some(WatchItem::Compacted(floor)) => {
+            WatchItem::Compacted(floor) => {
                 self.watches.remove(&id);
                 self.answered(id, Revision(u64::MAX)).await?;
                 let why = "etcdserver: mvcc: required revision has been compacted";
                 self.say_canceled(id, why.into(), convert::number(floor)).await
-            }
-            None => {
-                self.watches.remove(&id);
-                self.say_canceled(id, "etcdserver: watch canceled".into(), 0).await
             }
         }
     }
@@ -285,6 +311,23 @@ impl Drop for Stream {
     }
 }
 
+/// Events of a watch, of one revision or of several.
+#[derive(Default)]
+struct Gathered {
+    /// The newest.
+    revision: Revision,
+    events: Vec<wire::Event>,
+    bytes: usize,
+}
+
+impl Gathered {
+    fn add(&mut self, one: &One, revision: Revision, events: &[Event]) {
+        self.revision = revision;
+        self.bytes += events.iter().map(|event| event.kv.value.len()).sum::<usize>();
+        self.events.extend(events.iter().filter_map(|event| one.show(event)));
+    }
+}
+
 impl One {
     fn show(&self, event: &Event) -> Option<wire::Event> {
         let kind = match event.kind {
@@ -304,17 +347,14 @@ impl One {
 }
 
 /// Brings the items of one watch to the stream, and its end.
-async fn bring(
-    id: i64,
-    mut items: mpsc::Receiver<WatchItem>,
-    to: mpsc::Sender<(i64, Option<WatchItem>)>,
-) {
-    while let Some(item) = items.recv().await {
-        let is_last = matches!(item, WatchItem::Compacted(_));
-        if to.send((id, Some(item))).await.is_err() || is_last {
+async fn bring(id: i64, mut items: mpsc::Receiver<WatchItem>, to: mpsc::Sender<Batch>) {
+    let mut batch = vec![];
+    while items.recv_many(&mut batch, BATCH).await > 0 {
+        let is_last = matches!(batch.last(), Some(WatchItem::Compacted(_)));
+        if to.send((id, std::mem::take(&mut batch))).await.is_err() || is_last {
             return;
         }
     }
     // An error: the stream has ended first.
-    let _ = to.send((id, None)).await;
+    let _ = to.send((id, batch)).await;
 }

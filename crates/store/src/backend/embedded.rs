@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::task::Tasks;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use self::committer::{Answer, Committer, Request, Work};
 use self::durable::{Chunk, Durable};
@@ -44,6 +44,7 @@ use crate::{
 mod committer;
 mod disk;
 mod durable;
+mod gathering;
 mod leases;
 mod loading;
 mod pending;
@@ -76,6 +77,8 @@ pub struct Options {
     pub ring_bytes: usize,
     /// Items that may wait in a watch before it counts as slow.
     pub watch_queue: usize,
+    /// The file is written anew when it takes so much more than twice what is in it.
+    pub slack_bytes: u64,
     /// Off only where a power loss may cost the data (a crash of the process never does).
     pub sync: bool,
 }
@@ -88,6 +91,7 @@ impl Default for Options {
             history_revisions: 10_000,
             ring_bytes: 4 << 20,
             watch_queue: 1024,
+            slack_bytes: 32 << 20,
             sync: true,
         }
     }
@@ -112,9 +116,23 @@ struct Shared {
     /// For monitors; held for as long as it takes to add a number.
     commits: Mutex<Histogram>,
     closed: AtomicBool,
+    /// Gone when the store is closed. Held for a push that never waits: `places` bounds the queue.
+    queue: Mutex<Option<SyncSender<Request>>>,
+    places: Arc<Semaphore>,
 }
 
 impl Shared {
+    fn enqueue(&self, work: Work, place: Option<OwnedSemaphorePermit>) -> Result<()> {
+        let queue = self.queue.lock().expect("no panic while it is held");
+        let request = Request { work, _place: place };
+        queue.as_ref().ok_or_else(closed)?.try_send(request).map_err(|_| closed())
+    }
+
+    /// Requests that have not been answered.
+    fn in_flight(&self) -> usize {
+        QUEUE.saturating_sub(self.places.available_permits())
+    }
+
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().expect("no panic while the state is held")
     }
@@ -161,9 +179,6 @@ impl Shared {
 
 pub struct Embedded {
     shared: Arc<Shared>,
-    /// Gone when the store is closed. Held for a push that never waits: `places` bounds the queue.
-    queue: Mutex<Option<SyncSender<Request>>>,
-    places: Arc<Semaphore>,
     committer: Mutex<Option<JoinHandle<()>>>,
     watches: Tasks,
     watch_queue: usize,
@@ -179,14 +194,17 @@ impl Embedded {
         let (state, loaded) = loading::load(&durable, options.ring_bytes)?;
         let hub = Mutex::new(Hub::new(state.revision));
         let state = RwLock::new(state);
+        // One place more than there are permits, for the end of a rewriting.
+        let (queue, requests) = sync_channel(QUEUE + 1);
         let shared = Arc::new(Shared {
             durable,
             state,
             hub,
             commits: Mutex::default(),
             closed: AtomicBool::new(false),
+            queue: Mutex::new(Some(queue)),
+            places: Arc::new(Semaphore::new(QUEUE)),
         });
-        let (queue, requests) = sync_channel(QUEUE);
         let committer = Committer::new(shared.clone(), requests, loaded, options);
         let thread = std::thread::Builder::new()
             .name("store".into())
@@ -194,8 +212,6 @@ impl Embedded {
             .map_err(|e| Error::unusable(format!("cannot start the store's thread: {e}")))?;
         Ok(Arc::new(Self {
             shared,
-            queue: Mutex::new(Some(queue)),
-            places: Arc::new(Semaphore::new(QUEUE)),
             committer: Mutex::new(Some(thread)),
             watches: Tasks::new("store watches"),
             watch_queue: options.watch_queue.max(1),
@@ -204,21 +220,16 @@ impl Embedded {
 
     /// Queues work for the committer and waits for its answer.
     async fn commit<T>(&self, work: impl FnOnce(Answer<T>) -> Work) -> Result<T> {
-        let place = self.places.clone().acquire_owned().await.map_err(|_| closed())?;
+        let place = self.shared.places.clone().acquire_owned().await.map_err(|_| closed())?;
         let (answer, answered) = oneshot::channel();
-        self.enqueue(Request { work: work(answer), _place: place })?;
+        self.shared.enqueue(work(answer), Some(place))?;
         answered.await.unwrap_or_else(|_| Err(closed()))
-    }
-
-    fn enqueue(&self, request: Request) -> Result<()> {
-        let queue = self.queue.lock().expect("no panic while it is held");
-        queue.as_ref().ok_or_else(closed)?.try_send(request).map_err(|_| closed())
     }
 
     /// Lets the committer finish what is queued; returns its thread, the first time.
     fn stop(&self) -> Option<JoinHandle<()>> {
         self.shared.closed.store(true, Ordering::Release);
-        self.queue.lock().expect("no panic while it is held").take();
+        self.shared.queue.lock().expect("no panic while it is held").take();
         self.watches.stop();
         self.committer.lock().expect("no panic while it is held").take()
     }

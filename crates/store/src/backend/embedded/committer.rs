@@ -4,8 +4,8 @@
 //! queue ─► drain ─► expire leases ─► evaluate in order ─► one durable commit ─► state ─► watches ─► answers
 //! ```
 //!
-//! While one batch is being synced the next one gathers in the queue: that is all the grouping there
-//! is, nobody waits on purpose. A thread of its own, because a sync blocks.
+//! While one batch is being synced the next one gathers in the queue; it waits for more only where
+//! several write at once, and shortly (`gathering.rs`). A thread of its own, because a sync blocks.
 //!
 //! It sleeps until a request, the next lease's end, or history that is due to go; an idle store
 //! does nothing at all.
@@ -13,15 +13,20 @@
 //! After a failed commit nothing of it becomes visible, its callers get `Unavailable`, and before
 //! the next write the file is opened again: what then turns out to be durable after all is made
 //! visible, the rest never was.
+//!
+//! When the log has been cleared of what the floor forgot, and the file takes more than twice what
+//! is left, it is written anew beside the writes (`durable/rewrite.rs`).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
-use super::durable::{Batch, Trim};
+use super::durable::{Batch, Copy, Trim};
+use super::gathering::Gathering;
 use super::leases::Leases;
 use super::pending::{Changes, Pending};
 use super::retention::Retention;
@@ -36,11 +41,13 @@ const TRIM_WITH_WRITES: usize = 128;
 const TRIM_ALONE: usize = 1024;
 /// How often a broken disk is tried again, at most.
 const RETRY: Duration = Duration::from_secs(1);
+/// How often the file is written anew, at most, if that fails.
+const COPY_AGAIN: Duration = Duration::from_secs(60);
 
 pub(super) struct Request {
     pub work: Work,
-    /// Its place in the queue, given back when it has been answered.
-    pub _place: OwnedSemaphorePermit,
+    /// Its place in the queue, given back when it has been answered. None for what nobody waits for.
+    pub _place: Option<OwnedSemaphorePermit>,
 }
 
 pub(super) enum Work {
@@ -51,6 +58,8 @@ pub(super) enum Work {
     KeepAlive(LeaseId, Answer<i64>),
     Compact(Revision, Answer<()>),
     Leases(Answer<Vec<Lease>>),
+    /// The thread that copies the log has come to its end.
+    Copied,
 }
 
 pub(super) type Answer<T> = oneshot::Sender<Result<T>>;
@@ -84,6 +93,32 @@ pub(super) struct Committer {
     trimmed: Revision,
     /// Set while the disk is broken: when to try it again.
     retry: Option<Instant>,
+    gathering: Gathering,
+    rewriting: Rewriting,
+}
+
+/// The file being written anew.
+struct Rewriting {
+    slack_bytes: u64,
+    /// While it runs nothing is trimmed.
+    thread: Option<JoinHandle<Result<Copy>>>,
+    /// A write of unknown fate came in between: the copy is not used.
+    is_void: bool,
+    /// What a new file takes for what is in it: where records fill their pages badly this is much,
+    /// and writing it anew would change nothing.
+    growth: f64,
+    not_before: Option<Instant>,
+}
+
+impl Rewriting {
+    fn new(slack_bytes: u64) -> Self {
+        Self { slack_bytes, thread: None, is_void: false, growth: 1.0, not_before: None }
+    }
+
+    fn is_due(&self, now: Instant, taken: u64, used: u64) -> bool {
+        let most = used as f64 * (1.5 * self.growth).max(2.0) + self.slack_bytes as f64;
+        self.thread.is_none() && self.not_before.is_none_or(|at| now >= at) && taken as f64 > most
+    }
 }
 
 impl Committer {
@@ -101,6 +136,8 @@ impl Committer {
             retention,
             trimmed: loaded.trimmed,
             retry: None,
+            gathering: Gathering::default(),
+            rewriting: Rewriting::new(options.slack_bytes),
         }
     }
 
@@ -125,17 +162,26 @@ impl Committer {
                 }
             }
         }
+        let begun = Instant::now();
         let mut bytes = size(&requests[0].work);
         while requests.len() < BATCH_REQUESTS && bytes < BATCH_BYTES {
-            match self.queue.try_recv() {
-                Ok(request) => {
-                    bytes += size(&request.work);
-                    requests.push(request);
-                }
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+            let Some(request) = self.another(requests.len(), begun) else { break };
+            bytes += size(&request.work);
+            requests.push(request);
         }
         Some(requests)
+    }
+
+    /// One more for the batch that began then, if there is one or one is likely to come.
+    fn another(&self, gathered: usize, begun: Instant) -> Option<Request> {
+        match self.queue.try_recv() {
+            Ok(request) => Some(request),
+            Err(TryRecvError::Disconnected) => None,
+            Err(TryRecvError::Empty) => {
+                let patience = self.gathering.patience(gathered)?;
+                self.queue.recv_timeout(patience.checked_sub(begun.elapsed())?).ok()
+            }
+        }
     }
 
     /// When there is something to do without a request.
@@ -144,7 +190,7 @@ impl Committer {
             let state = self.shared.state();
             (state.revision, state.floor)
         };
-        let trim = if self.trimmed < floor {
+        let trim = if self.may_trim(floor) {
             Some(Instant::now())
         } else {
             self.retention.next_look(current, floor)
@@ -155,6 +201,9 @@ impl Committer {
 
     fn process(&mut self, requests: Vec<Request>) {
         let now = Instant::now();
+        if requests.iter().any(|request| matches!(request.work, Work::Copied)) {
+            self.end_rewriting(now);
+        }
         if let Err(error) = self.mend(now) {
             let refused = Err(error);
             let answer = |request: Request| answer_now(request.work, &refused);
@@ -178,6 +227,7 @@ impl Committer {
                     Work::KeepAlive(..) | Work::Compact(..) | Work::Leases(..) => {
                         later.push(request.work);
                     }
+                    Work::Copied => {}
                     work => replies.push(evaluate(&mut pending, work)),
                 }
             }
@@ -193,6 +243,7 @@ impl Committer {
         if committed.is_ok() {
             self.show(changes, now);
         }
+        self.gathering.note(self.shared.in_flight(), now.elapsed());
         for reply in replies {
             reply.send(&committed);
         }
@@ -224,8 +275,8 @@ impl Committer {
                 Reply::Done(to, result)
             }
             Work::Leases(to) => Reply::Leases(to, self.leases.list(now)),
-            Work::Txn(..) | Work::Grant(..) | Work::Revoke(..) => {
-                unreachable!("these are evaluated as transactions")
+            Work::Txn(..) | Work::Grant(..) | Work::Revoke(..) | Work::Copied => {
+                unreachable!("these are evaluated as transactions, or no request")
             }
         }
     }
@@ -248,7 +299,7 @@ impl Committer {
         let with_writes = TRIM_WITH_WRITES.max(2 * changes.records.len());
         let limit = if changes.is_empty() { TRIM_ALONE } else { with_writes };
         let trim = Trim { from: self.trimmed, floor, limit };
-        let trim = (self.trimmed < floor).then_some(trim);
+        let trim = self.may_trim(floor).then_some(trim);
         if changes.is_empty() && trim.is_none() {
             return Ok(());
         }
@@ -264,12 +315,67 @@ impl Committer {
         match committed {
             Ok(trimmed) => {
                 self.trimmed = trimmed.unwrap_or(self.trimmed);
+                if trimmed == Some(floor) {
+                    self.rewrite_if_due(begun);
+                }
                 Ok(())
             }
             Err(error) => {
                 tracing::error!(%error, "the store could not write");
                 self.retry = Some(Instant::now() + RETRY);
+                self.rewriting.is_void = true;
                 Err(error)
+            }
+        }
+    }
+
+    fn may_trim(&self, floor: Revision) -> bool {
+        self.trimmed < floor && self.rewriting.thread.is_none()
+    }
+
+    /// Much has gone: begins to write the file anew if it keeps the room.
+    fn rewrite_if_due(&mut self, now: Instant) {
+        let (taken, used) = self.shared.durable.sizes();
+        if !self.shared.durable.can_be_copied() || !self.rewriting.is_due(now, taken, used) {
+            return;
+        }
+        tracing::debug!(taken, used, "the store's file is written anew");
+        let shared = self.shared.clone();
+        // More than this, and it is written to faster than it can be copied.
+        let limit = 2 * used + self.rewriting.slack_bytes;
+        let copying = std::thread::Builder::new().name("store copy".into()).spawn(move || {
+            let copied = copy(&shared, limit);
+            // Closed: then the copy goes with the thread.
+            let _ = shared.enqueue(Work::Copied, None);
+            copied
+        });
+        self.rewriting.not_before = Some(now + COPY_AGAIN);
+        self.rewriting.is_void = false;
+        match copying {
+            Ok(thread) => self.rewriting.thread = Some(thread),
+            Err(error) => tracing::warn!(%error, "the store's file stays as big as it is"),
+        }
+    }
+
+    /// Puts the copy in the file's place, if there is one.
+    fn end_rewriting(&mut self, now: Instant) {
+        let Some(thread) = self.rewriting.thread.take() else { return };
+        let copied = thread.join().unwrap_or_else(|_| Err(Error::unavailable("it panicked")));
+        if self.rewriting.is_void {
+            return;
+        }
+        match copied.and_then(|copy| self.shared.durable.install(copy)) {
+            Ok(()) => {
+                let (taken, used) = self.shared.durable.sizes();
+                self.rewriting.growth = taken as f64 / used.max(1) as f64;
+                self.rewriting.not_before = None;
+                tracing::debug!(taken, used, "the store's file is a new one");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the store's file could not be written anew");
+                if !self.shared.durable.is_open() {
+                    self.retry = Some(now);
+                }
             }
         }
     }
@@ -334,7 +440,21 @@ impl Committer {
 impl Drop for Committer {
     fn drop(&mut self) {
         self.shared.end();
+        // It looks whether the store is closed, every few megabytes; what it has is thrown away.
+        drop(self.rewriting.thread.take().map(JoinHandle::join));
     }
+}
+
+/// Copies the log until it has caught up with it.
+fn copy(shared: &Shared, limit: u64) -> Result<Copy> {
+    let mut copy = shared.durable.begin_copy()?;
+    while shared.durable.go_on_copying(&mut copy)? {
+        shared.check_open()?;
+        if copy.bytes() > limit {
+            return Err(Error::unavailable("it is written to faster than it is copied"));
+        }
+    }
+    Ok(copy)
 }
 
 fn evaluate(pending: &mut Pending<'_>, work: Work) -> Reply {
@@ -356,7 +476,7 @@ fn evaluate(pending: &mut Pending<'_>, work: Work) -> Reply {
             Reply::Number(to, Ok(id))
         }
         Work::Revoke(id, to) => Reply::Done(to, pending.revoke(id)),
-        Work::KeepAlive(..) | Work::Compact(..) | Work::Leases(..) => {
+        Work::KeepAlive(..) | Work::Compact(..) | Work::Leases(..) | Work::Copied => {
             unreachable!("these are no transactions")
         }
     }
@@ -369,6 +489,7 @@ fn answer_now(work: Work, refused: &Result<()>) {
         Work::Leases(to) => Reply::Leases(to, vec![]),
         Work::KeepAlive(_, to) => Reply::Number(to, Ok(0)),
         Work::Revoke(_, to) | Work::Compact(_, to) => Reply::Done(to, Ok(())),
+        Work::Copied => return,
     };
     reply.send(refused);
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/lock        empty; locked by the one process that has the store open
 //! DIR/store.redb  one redb file with three tables
+//! DIR/store.redb.new  now and then: what is to become store.redb (see `durable/rewrite.rs`)
 //!
 //! meta    name → u64          format    version of this drawing, 1
 //!                             floor     history below is forgotten
@@ -61,6 +62,11 @@ use super::disk::{self, OpenDisk};
 use super::record::{Address, Record, View};
 use crate::{Error, Event, KeyRange, LeaseId, Result, Revision};
 
+pub(super) use rewrite::Copy;
+use rewrite::Home;
+
+mod rewrite;
+
 const FORMAT: u64 = 1;
 
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
@@ -82,6 +88,8 @@ pub(super) struct Durable {
     used: AtomicU64,
     /// Held for as long as the store is open, also between two openings of the database.
     lock: Mutex<Option<File>>,
+    /// Where a second file may be; none on a disk that is not a directory's.
+    home: Option<Home>,
 }
 
 /// One commit.
@@ -122,12 +130,12 @@ impl Durable {
             .map_err(|e| Error::unusable(format!("cannot create {}: {e}", dir.display())))?;
         let path = dir.join("store.redb");
         let open_disk = disk::file(path.clone(), sync);
-        let durable = Self::open_on(path, open_disk, Some(lock(dir)?))?;
-        if sync {
-            // The new file's name must be as durable as its content.
-            File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::unavailable)?;
-        }
-        Ok(durable)
+        let lock = lock(dir)?;
+        let home = Home::new(dir, sync).map_err(Error::unavailable)?;
+        let durable = Self::open_on(path, open_disk, Some(lock))?;
+        // The new file's name must be as durable as its content.
+        home.sync().map_err(Error::unavailable)?;
+        Ok(Self { home: Some(home), ..durable })
     }
 
     pub fn open_on(path: PathBuf, open_disk: OpenDisk, lock: Option<File>) -> Result<Self> {
@@ -138,6 +146,7 @@ impl Durable {
             database: RwLock::new(Some(database)),
             used: AtomicU64::new(0),
             lock: Mutex::new(lock),
+            home: None,
         };
         durable.check_format()?;
         Ok(durable)
@@ -147,6 +156,8 @@ impl Durable {
     pub fn reopen(&self) -> Result<()> {
         let mut slot = self.database.write().expect("no panic while it is held");
         drop(slot.take());
+        // The error may have been that of a new file's name.
+        self.home.as_ref().map_or(Ok(()), Home::sync).map_err(Error::unavailable)?;
         *slot = Some(open_database(&self.path, &self.open_disk)?);
         Ok(())
     }
@@ -233,11 +244,13 @@ impl Durable {
         Ok(trimmed)
     }
 
-    /// What the file takes, and what the records in it have.
+    /// What the file takes of the disk (it is longer: the end has holes), and what the records in
+    /// it have.
     pub fn sizes(&self) -> (u64, u64) {
-        // An error: it is not there yet.
-        let length = std::fs::metadata(&self.path).map(|meta| meta.len()).unwrap_or_default();
-        (length, self.used.load(Ordering::Relaxed))
+        use std::os::unix::fs::MetadataExt;
+        // An error: it is not there yet. Blocks are of 512 bytes, whatever the file system's are.
+        let taken = std::fs::metadata(&self.path).map(|meta| meta.blocks() * 512);
+        (taken.unwrap_or_default(), self.used.load(Ordering::Relaxed))
     }
 
     /// Every page against its checksum; only for a file that nobody else uses.

@@ -17,6 +17,7 @@ use crate::{
 
 #[path = "../../../tests/it/linear.rs"]
 mod linear;
+mod rewriting;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SECTOR: usize = 512;
