@@ -199,7 +199,7 @@ fn serve_socket(store: &Arc<dyn Store>, data_dir: &Path, tasks: &Tasks) -> anyho
     let server = etcd::server::Server::new(store.clone(), options, tasks.clone());
     let stop = tasks.stop_signal();
     tasks.spawn_graceful("store socket", async move {
-        transport::serve(listener, None, server, transport::Limits::default(), stop).await;
+        transport::serve(listener, None, server, etcd::server::limits(), stop).await;
         // An error: somebody was faster.
         let _ = std::fs::remove_file(path);
     });

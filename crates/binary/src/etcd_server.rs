@@ -15,8 +15,8 @@ use anyhow::{Context, bail};
 use base::task::Tasks;
 use etcd::server::{ONE_MEMBER, Options, Server};
 use serde_json::Value;
+use transport::Listener;
 use transport::tls::{ClientCerts, Identity, ServerTls};
-use transport::{Limits, Listener};
 
 use crate::flags::push_setting;
 use crate::server::{prepare_data_dir, say, termination};
@@ -251,7 +251,7 @@ impl Etcd {
         say(&format!("listening on {at}"));
         let stop = tasks.stop_signal();
         tasks.spawn_graceful("listener", async move {
-            transport::serve(listener, tls, server, Limits::default(), stop).await;
+            transport::serve(listener, tls, server, etcd::server::limits(), stop).await;
         });
         Ok(())
     }

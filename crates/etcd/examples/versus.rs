@@ -252,7 +252,7 @@ fn served(store: Arc<dyn Store>, dir: &Path) -> Arc<dyn Store> {
     let tasks = base::task::Tasks::new("served");
     let options = etcd::server::Options { request_limit: 4 << 20, ..Default::default() };
     let server = etcd::server::Server::new(store, options, tasks.clone());
-    let (limits, stop) = (transport::Limits::default(), tasks.stop_signal());
+    let (limits, stop) = (etcd::server::limits(), tasks.stop_signal());
     tasks.spawn("server", transport::serve(listener, None, server, limits, stop));
     let endpoints = vec![format!("unix://{}", socket.display())];
     etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() }).expect("a socket")

@@ -28,6 +28,32 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
 /// Replaces `path` with `content` and `mode` (0600 for secrets): readers see the old file or the
 /// new one, never a part.
 pub fn write_private(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
+    replace(path, content, mode, fs::File::sync_data)
+}
+
+/// The same (0600) for what is made anew when it cannot be read: nothing waits for the disk. After a
+/// loss of power the file may be empty or full of zeros; a crash of the process alone changes
+/// nothing about the above.
+pub(crate) fn write_replaceable(path: &Path, content: &[u8]) -> Result<(), Error> {
+    replace(path, content, 0o600, |_| Ok(()))
+}
+
+/// The text of such a file, `None` also for what is no text.
+pub(crate) fn read_replaceable(path: &Path) -> Result<Option<String>, Error> {
+    match read(path) {
+        Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::InvalidData => {
+            Ok(None)
+        }
+        other => other,
+    }
+}
+
+fn replace(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    sync: impl FnOnce(&fs::File) -> std::io::Result<()>,
+) -> Result<(), Error> {
     let suffix = u64::from_ne_bytes(crate::random_bytes());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{suffix:016x}"));
@@ -37,7 +63,7 @@ pub fn write_private(path: &Path, content: &[u8], mode: u32) -> Result<(), Error
         // The process's umask may have taken bits away that were asked for.
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.write_all(content)?;
-        file.sync_data()?;
+        sync(&file)?;
         fs::rename(&temporary, path)
     };
     write().map_err(|error| {

@@ -138,6 +138,9 @@ fn authority(directory: &Path, name: &str, common_name: &str) -> Result<Authorit
     }
 }
 
+/// Leaves are not synced, authorities, the service accounts' key and tokens are: whatever a loss of
+/// power leaves of a leaf, or of one half of it, does not pass the checks below at the next start and
+/// is issued anew. A first start has a dozen of these files, and would wait for the disk for each.
 fn ensure(
     directory: &Path,
     name: &str,
@@ -146,7 +149,8 @@ fn ensure(
 ) -> Result<Issued, Error> {
     let cert_path = directory.join(format!("{name}.crt"));
     let key_path = directory.join(format!("{name}.key"));
-    if let (Some(cert_pem), Some(key_pem)) = (file::read(&cert_path)?, file::read(&key_path)?) {
+    let stored = (file::read_replaceable(&cert_path)?, file::read_replaceable(&key_path)?);
+    if let (Some(cert_pem), Some(key_pem)) = stored {
         let cert = parsed::certificates(cert_pem.as_bytes())
             .ok()
             .and_then(|mut all| (!all.is_empty()).then(|| all.swap_remove(0)));
@@ -159,8 +163,8 @@ fn ensure(
         }
     }
     let issued = authority.issue(profile)?;
-    write_private(&key_path, issued.key_pem.as_bytes(), 0o600)?;
-    write_private(&cert_path, issued.cert_pem.as_bytes(), 0o600)?;
+    file::write_replaceable(&key_path, issued.key_pem.as_bytes())?;
+    file::write_replaceable(&cert_path, issued.cert_pem.as_bytes())?;
     Ok(issued)
 }
 
@@ -211,6 +215,26 @@ mod tests {
         std::fs::remove_file(root.path().join("ca.crt")).expect("removes");
         let other = Pki::open_or_create(root.path()).expect("creates");
         assert_ne!(other.ensure("apiserver", &wider).expect("issues").cert_pem, second);
+    }
+
+    #[test]
+    fn a_leaf_that_a_power_loss_tore_is_issued_anew() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let pki = Pki::open_or_create(root.path()).expect("creates");
+        let profile = Profile::server("kube-apiserver", vec![]);
+        let check = |name: &str, left: &[u8]| {
+            pki.ensure("apiserver", &profile).expect("issues");
+            std::fs::write(root.path().join(name), left).expect("tears");
+            let issued = pki.ensure("apiserver", &profile).expect("issues again");
+            let there = |name| std::fs::read_to_string(root.path().join(name)).expect("reads");
+            assert_eq!(there("apiserver.crt"), issued.cert_pem, "{name}: {left:?}");
+            assert_eq!(there("apiserver.key"), issued.key_pem, "{name}: {left:?}");
+            assert!(issued.key_pem.starts_with("-----BEGIN"), "{name}: {left:?}");
+        };
+        for left in [&b""[..], &[0; 600], &[0xff; 600], b"-----BEGIN CERTIFICATE-----\nMII"] {
+            check("apiserver.crt", left);
+            check("apiserver.key", left);
+        }
     }
 
     #[test]

@@ -86,6 +86,12 @@ impl Default for Options {
     }
 }
 
+/// Of the connections: each watch is a stream of its clients' connection, as many as they like.
+/// Upstream: `--max-concurrent-streams` has no bound by default.
+pub fn limits() -> transport::Limits {
+    transport::Limits { streams: u32::MAX, ..Default::default() }
+}
+
 struct Shared {
     store: Arc<dyn Store>,
     options: Options,

@@ -61,6 +61,28 @@ fn a_served_store_keeps_the_contract() {
     contract::run(&SERVED, usize::MAX, EXCEPT_SERVED, |_| {});
 }
 
+/// All of them share the client's connection with the writes.
+#[tokio::test]
+async fn more_watches_than_a_connection_usually_has_streams_hold_nothing_up() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = served(dir.path(), None).expect("it is served");
+    let mut watches = vec![];
+    for _ in 0..1100 {
+        let range = store::KeyRange::one("key");
+        let watch = store.watch(store::WatchRequest { range, start: None });
+        watches.push(tokio::time::timeout(lab::LIMIT, watch).await.expect("in time").expect("begun"));
+    }
+    let op = store::Op::Put { key: "key".into(), value: "1".into(), lease: 0 };
+    let txn = store::Txn { success: vec![op], ..Default::default() };
+    let written = tokio::time::timeout(lab::LIMIT, store.txn(txn)).await.expect("in time");
+    let revision = written.expect("written").revision;
+    for watch in &mut watches {
+        let item = tokio::time::timeout(lab::LIMIT, watch.items.recv()).await.expect("in time");
+        assert!(matches!(item, Some(store::WatchItem::Events(at, _)) if at == revision));
+    }
+    store.close().await;
+}
+
 #[test]
 fn watches_on_one_stream_keep_the_contract() {
     contract::run(&SHARED, usize::MAX, EXCEPT_SERVED, |_| {});
@@ -80,7 +102,7 @@ fn served(dir: &Path, shared_prefix: Option<Bytes>) -> store::Result<Arc<dyn Sto
         let options = etcd::server::Options { request_limit: 4 << 20, ..Default::default() };
         let tasks = base::task::Tasks::new("served");
         let server = etcd::server::Server::new(store, options, tasks.clone());
-        let (limits, stop) = (transport::Limits::default(), tasks.stop_signal());
+        let (limits, stop) = (etcd::server::limits(), tasks.stop_signal());
         tasks.spawn("server", transport::serve(listener, None, server, limits, stop));
     }
     let endpoints = vec![format!("unix://{}", socket.display())];

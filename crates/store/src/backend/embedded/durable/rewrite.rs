@@ -20,6 +20,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use redb::{Database, Durability, ReadableDatabase, ReadableTable};
 
@@ -46,6 +47,13 @@ impl Home {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(home),
         }
+    }
+
+    /// An error where the copy could leave no room for what is written meanwhile.
+    fn check_room(&self, bytes: u64) -> Result<()> {
+        let disk = nix::sys::statvfs::statvfs(&self.dir).map_err(Error::unavailable)?;
+        let free = disk.blocks_available() * disk.fragment_size();
+        if free / 2 >= bytes { Ok(()) } else { Err(Error::unavailable("the disk is too full")) }
     }
 
     fn spare(&self) -> PathBuf {
@@ -89,6 +97,7 @@ impl Durable {
     pub fn begin_copy(&self) -> Result<Copy> {
         let nowhere = || Error::unavailable("the store has no directory of its own");
         let home = self.home.as_ref().ok_or_else(nowhere)?;
+        home.check_room(self.used.load(Ordering::Relaxed))?;
         let path = home.spare();
         let database = open_database(&path, &disk::file(path.clone(), home.sync))?;
         let copy = Copy { path, database: Some(database), next: (0, 0), bytes: 0 };
