@@ -70,7 +70,8 @@ async fn more_watches_than_a_connection_usually_has_streams_hold_nothing_up() {
     for _ in 0..1100 {
         let range = store::KeyRange::one("key");
         let watch = store.watch(store::WatchRequest { range, start: None });
-        watches.push(tokio::time::timeout(lab::LIMIT, watch).await.expect("in time").expect("begun"));
+        watches
+            .push(tokio::time::timeout(lab::LIMIT, watch).await.expect("in time").expect("begun"));
     }
     let op = store::Op::Put { key: "key".into(), value: "1".into(), lease: 0 };
     let txn = store::Txn { success: vec![op], ..Default::default() };
