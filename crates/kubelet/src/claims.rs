@@ -10,11 +10,11 @@ use client::{Api, ErrorExt, EventType};
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, Volume,
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, Pod, Volume,
 };
 use serde_json::{Value, json};
 
-use crate::csi::{Failure, Order, Source};
+use crate::csi::{Failure, Mounted, Order, Source, place};
 use crate::names;
 use crate::resources::units;
 use crate::volumes::{Claims, Ready};
@@ -45,7 +45,7 @@ impl Worker {
                         continue;
                     }
                     Some(Ok(bound)) if !is_drivers(&bound.volume) => {
-                        out.insert(volume.name.clone(), directory(&bound));
+                        out.insert(volume.name.clone(), self.local(&bound)?);
                         continue;
                     }
                     Some(Ok(bound)) => (
@@ -70,19 +70,62 @@ impl Worker {
                 self.grow(&order, bound).await;
             }
             again = [again, mounted.again].into_iter().flatten().min();
-            let ready = Ready { path: mounted.path, read_only: mounted.read_only };
+            let Mounted { path, read_only, is_device, is_new, .. } = mounted;
+            if is_device && is_new {
+                self.tell_mapped(&path);
+            }
+            let ready = Ready { path, read_only, is_device };
             out.insert(volume.name.clone(), Ok(ready));
         }
         Ok((out, again))
     }
 
+    /// A volume that is a path of this node: a directory, or a device.
+    fn local(&self, bound: &Bound) -> Result<Result<Ready, String>, Failure> {
+        if !is_block(&bound.volume) {
+            return Ok(directory(bound));
+        }
+        let name = bound.volume.metadata.name.as_deref().unwrap_or_default();
+        let failed = |step: &str, why: String| {
+            Failure::map(format!("MapVolume.{step} failed for volume {name:?} : {why}"))
+        };
+        let spec = bound.volume.spec.as_ref();
+        let Some(local) = spec.and_then(|spec| spec.local.as_ref()) else {
+            return Err(failed("FindMapperPluginBySpec", "no volume plugin matched".into()));
+        };
+        let path = std::fs::canonicalize(&local.path)
+            .map_err(|error| failed("EvalHostSymlinks", format!("{}: {error}", local.path)))?;
+        if !place::is_device(&path) {
+            let why = format!("{} is not a block device", path.display());
+            return Err(failed("MapBlockVolume", why));
+        }
+        let link = place::links(&self.dir.0, "local-volume").join(name);
+        let is_new = place::make_link(&link, &path)
+            .map_err(|error| failed("MapBlockVolume", error.to_string()))?;
+        if is_new {
+            self.tell_mapped(&link);
+        }
+        Ok(Ok(Ready { path: link, read_only: bound.read_only, is_device: true }))
+    }
+
+    /// Upstream says the same of the device's global path, which is not here.
+    fn tell_mapped(&self, link: &Path) {
+        let (dir, name) = (link.parent().unwrap_or(link), link.file_name().unwrap_or_default());
+        let text = format!(
+            "MapVolume.MapPodDevice succeeded for volume {:?} volumeMapPath {:?}",
+            name.to_string_lossy(),
+            dir.display().to_string()
+        );
+        self.context.tell(&self.pod, EventType::Normal, "SuccessfulMountVolume", text);
+    }
+
     /// `None`: not a volume of a claim.
-    async fn bound(&self, volume: &Volume) -> Option<Result<Bound, String>> {
-        let source = volume.persistent_volume_claim.as_ref();
-        let own = format!("{}-{}", names::name(&self.pod), volume.name);
+    async fn bound(&self, wanted: &Volume) -> Option<Result<Bound, String>> {
+        let source = wanted.persistent_volume_claim.as_ref();
+        let own = format!("{}-{}", names::name(&self.pod), wanted.name);
         let name = source
             .map(|source| source.claim_name.clone())
-            .or(volume.ephemeral.as_ref().map(|_| own))?;
+            .or(wanted.ephemeral.as_ref().map(|_| own))?;
         let read_only = source.and_then(|source| source.read_only) == Some(true);
         let bound = async {
             let home = Some(names::namespace(&self.pod));
@@ -93,6 +136,7 @@ impl Worker {
             let named = named.ok_or("persistentvolumeclaim is not bound")?;
             let volumes: Api<PersistentVolume> = self.context.client.api(None);
             let volume = volumes.get(&named).await.map_err(|error| error.text())?;
+            check_mode(&self.pod, &wanted.name, &volume)?;
             Ok(Bound { claim, volume, read_only })
         };
         Some(bound.await)
@@ -152,6 +196,31 @@ fn size_patch(claim: &PersistentVolumeClaim, size: &str) -> Value {
     json!({ "status": patch })
 }
 
+fn is_block(volume: &PersistentVolume) -> bool {
+    volume.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"))
+}
+
+/// Whether containers use a volume as what it is.
+/// Upstream: createVolumeSpec.
+fn check_mode(pod: &Pod, name: &str, volume: &PersistentVolume) -> Result<(), String> {
+    let mode = if is_block(volume) { "Block" } else { "Filesystem" };
+    let Some(spec) = &pod.spec else { return Ok(()) };
+    let init = spec.init_containers.iter().flatten();
+    let (mut is_mounted, mut is_mapped) = (false, false);
+    for one in init.chain(&spec.containers) {
+        is_mounted |= one.volume_mounts.iter().flatten().any(|mount| mount.name == name);
+        is_mapped |= one.volume_devices.iter().flatten().any(|device| device.name == name);
+    }
+    let wrong = |field: &str| {
+        Err(format!("volume {name} has volumeMode {mode}, but is specified in {field}"))
+    };
+    match mode {
+        "Block" if is_mounted => wrong("volumeMounts"),
+        "Filesystem" if is_mapped => wrong("volumeDevices"),
+        _ => Ok(()),
+    }
+}
+
 fn is_drivers(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some())
 }
@@ -170,7 +239,7 @@ fn directory(bound: &Bound) -> Result<Ready, String> {
     let path = host.or(spec.and_then(|spec| spec.local.as_ref()).map(|source| &source.path));
     let path = PathBuf::from(path.ok_or("no volume plugin matched")?);
     make(&path).map_err(|error| error.to_string())?;
-    Ok(Ready { path, read_only: bound.read_only })
+    Ok(Ready::directory(path, bound.read_only))
 }
 
 /// Made at its first use: containers of any user may write to it.
@@ -202,6 +271,25 @@ mod tests {
         check("1Gi", json!({"storage": "1Gi"}), None);
         check("1Gi", json!({"storage": "2Gi"}), None);
         check("1Gi", json!(null), None);
+    }
+
+    #[test]
+    fn volumes_are_used_as_what_they_are() {
+        let check = |mode: &str, container: Value, expected: Result<(), &str>| {
+            let volume = serde_json::from_value(json!({"spec": {"volumeMode": mode}}));
+            let pod = serde_json::from_value(json!({"spec": {"containers": [container]}}));
+            let got = check_mode(&pod.expect("a pod"), "v", &volume.expect("a volume"));
+            assert_eq!(got, expected.map_err(str::to_string));
+        };
+        let mounts = json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+        let maps = json!({"name": "c", "volumeDevices": [{"name": "v", "devicePath": "/dev/v"}]});
+        check("Filesystem", mounts.clone(), Ok(()));
+        check("Block", maps.clone(), Ok(()));
+        check("Block", json!({"name": "c"}), Ok(()));
+        let text = "volume v has volumeMode Block, but is specified in volumeMounts";
+        check("Block", mounts, Err(text));
+        let text = "volume v has volumeMode Filesystem, but is specified in volumeDevices";
+        check("Filesystem", maps, Err(text));
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use bytes::Bytes;
 use cri::{
-    Capability, ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig,
-    LinuxContainerResources, LinuxContainerSecurityContext, Mount, MountPropagation, Signal,
-    SupplementalGroupsPolicy,
+    Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
+    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
+    MountPropagation, Signal, SupplementalGroupsPolicy,
 };
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
 
@@ -48,6 +48,8 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 pub enum ConfigError {
     #[error("cannot find volume {0:?} to mount into container {1:?}")]
     NoVolume(String, String),
+    #[error("cannot find volume {0:?} to pass into container {1:?}")]
+    NoDevice(String, String),
     #[error(
         "failed to prepare subPath for volumeMount {volume:?} of container {container:?}: {why}"
     )]
@@ -125,6 +127,7 @@ pub fn container_config(
         args: expanded(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
         mounts: all_mounts(container, prepared, &env, path)?,
+        devices: all_devices(container, prepared.volumes)?,
         envs: prepared
             .env
             .iter()
@@ -249,6 +252,26 @@ fn security(
     }
 }
 
+/// Upstream: makeBlockVolumes.
+fn all_devices(
+    container: &Container,
+    volumes: &BTreeMap<String, Ready>,
+) -> Result<Vec<Device>, ConfigError> {
+    let mut out = vec![];
+    for device in container.volume_devices.iter().flatten() {
+        let volume = volumes
+            .get(&device.name)
+            .filter(|volume| volume.is_device)
+            .ok_or_else(|| ConfigError::NoDevice(device.name.clone(), container.name.clone()))?;
+        out.push(Device {
+            container_path: device.device_path.clone(),
+            host_path: volume.path.display().to_string(),
+            permissions: if volume.read_only { "r" } else { "mrw" }.into(),
+        });
+    }
+    Ok(out)
+}
+
 fn all_mounts(
     container: &Container,
     prepared: &Prepared<'_>,
@@ -307,6 +330,7 @@ fn volume_mount(
     let volume = prepared
         .volumes
         .get(&mount.name)
+        .filter(|volume| !volume.is_device)
         .ok_or_else(|| ConfigError::NoVolume(mount.name.clone(), container.name.clone()))?;
     let subpath = match mount.sub_path_expr.as_deref().filter(|expr| !expr.is_empty()) {
         Some(expr) => {

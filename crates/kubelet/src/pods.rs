@@ -422,7 +422,7 @@ impl PodSet {
                 }
                 context.cgroups.remove_pod(&uid);
                 let dir = PodDir(entry.path());
-                if csi::has_volumes(&dir) {
+                if csi::has_volumes(&context.config.root_dir, &dir) {
                     let csi = context.csi.clone();
                     let clear = async move { csi.clear_leftover(&uid, dir).await };
                     context.tasks.spawn("leftover-volumes", clear);

@@ -261,7 +261,7 @@ impl Worker {
         let (claims, again) = match self.claims().await {
             Ok(claims) => claims,
             Err(failure) => {
-                self.context.tell(&pod, EventType::Warning, "FailedMount", failure.0);
+                self.context.tell(&pod, EventType::Warning, failure.reason, failure.text);
                 return Err(());
             }
         };

@@ -18,6 +18,7 @@ mod driver;
 pub mod messages;
 mod mounting;
 mod node;
+pub mod place;
 mod record;
 mod registration;
 mod rpc;
@@ -33,7 +34,7 @@ use k8s_openapi::api::storage::v1::CSIDriver;
 use tokio::sync::{Notify, watch};
 
 use driver::Driver;
-pub use mounting::{Failure, Order, Source, has_volumes};
+pub use mounting::{Failure, Mounted, Order, Source, has_volumes};
 pub use node::keep as keep_node;
 pub use registration::watch as watch_registry;
 pub use usage::Usage;

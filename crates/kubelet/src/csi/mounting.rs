@@ -26,6 +26,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::driver::{Abilities, Driver, Usage, Volume};
+use super::place::{self, Published, Stage};
 use super::record::{self, EPHEMERAL, PERSISTENT, VolumeData};
 use super::{Csi, PLUGIN, Use, unique_name};
 use crate::names;
@@ -40,10 +41,24 @@ const REPUBLISH: Duration = Duration::from_secs(60);
 /// `CSIDriver.spec.fsGroupPolicy`, where there is no such object.
 const DEFAULT_POLICY: &str = "ReadWriteOnceWithFSType";
 
-/// Why a volume is not there: the text of a `FailedMount` event.
+/// Why a volume is not there: what an event says.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Failure(pub String);
+#[error("{text}")]
+pub struct Failure {
+    pub reason: &'static str,
+    pub text: String,
+}
+
+impl Failure {
+    fn mount(text: impl Into<String>) -> Self {
+        Self { reason: "FailedMount", text: text.into() }
+    }
+
+    /// Of a device.
+    pub fn map(text: impl Into<String>) -> Self {
+        Self { reason: "FailedMapVolume", text: text.into() }
+    }
+}
 
 /// Where a volume of a pod comes from.
 #[derive(Clone)]
@@ -66,8 +81,12 @@ pub struct Order<'a> {
 
 #[derive(Clone, Debug)]
 pub struct Mounted {
+    /// The mount, or the pod's link to a device.
     pub path: PathBuf,
     pub read_only: bool,
+    pub is_device: bool,
+    /// It was not there before, as far as this process knows.
+    pub is_new: bool,
     /// It wants to be published again then.
     pub again: Option<Timestamp>,
 }
@@ -79,6 +98,7 @@ struct Spec {
     driver: String,
     handle: String,
     mode: &'static str,
+    is_device: bool,
     read_only: bool,
     fs_type: String,
     attributes: BTreeMap<String, String>,
@@ -96,7 +116,7 @@ impl Spec {
             Source::Inline(source) => Ok(Self::inline(order, source)),
             Source::Persistent { volume, read_only } => {
                 let found = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-                let csi = found.ok_or_else(|| Failure("no volume plugin matched".into()))?;
+                let csi = found.ok_or_else(|| Failure::mount("no volume plugin matched"))?;
                 Ok(Self::persistent(volume, csi, *read_only))
             }
         }
@@ -110,6 +130,7 @@ impl Spec {
             driver: source.driver.clone(),
             handle: record::inline_handle(names::uid(order.pod), order.name),
             mode: EPHEMERAL,
+            is_device: false,
             read_only: source.read_only == Some(true),
             fs_type: source.fs_type.clone().unwrap_or_default(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
@@ -137,6 +158,7 @@ impl Spec {
             driver: csi.driver.clone(),
             handle: csi.volume_handle.clone(),
             mode: PERSISTENT,
+            is_device: spec.volume_mode.as_deref() == Some("Block"),
             read_only,
             fs_type: csi.fs_type.clone().unwrap_or_default(),
             attributes: csi.volume_attributes.clone().unwrap_or_default(),
@@ -153,7 +175,42 @@ impl Spec {
     }
 
     fn failed(&self, step: &str, why: impl std::fmt::Display) -> Failure {
-        Failure(format!("MountVolume.{step} failed for volume {:?} : {why}", self.name))
+        let text = |what: &str| format!("{what} failed for volume {:?} : {why}", self.name);
+        if !self.is_device {
+            return Failure::mount(text(&format!("MountVolume.{step}")));
+        }
+        let step = match step {
+            "MountDevice" => "SetUpDevice",
+            "SetUp" => "MapPodDevice",
+            other => other,
+        };
+        Failure::map(text(&format!("MapVolume.{step}")))
+    }
+
+    fn stage(&self, root: &Path) -> Stage {
+        match self.is_device {
+            true => Stage::of_device(root, &self.name),
+            false => Stage::of_mount(root, &self.driver, &self.handle),
+        }
+    }
+
+    fn published(&self, root: &Path, pod: &Path) -> Published {
+        match self.is_device {
+            true => Published::of_device(root, pod, &self.name),
+            false => Published::of_mount(pod, &self.name),
+        }
+    }
+
+    /// What a record of it says.
+    fn data(&self, node: &str) -> VolumeData {
+        VolumeData {
+            attachment_id: record::attachment_name(&self.handle, &self.driver, node),
+            driver_name: self.driver.clone(),
+            node_name: node.into(),
+            volume: self.name.clone(),
+            volume_handle: self.handle.clone(),
+            mode: self.mode.into(),
+        }
     }
 
     fn usage(&self, group: Option<i64>) -> Usage {
@@ -163,7 +220,7 @@ impl Spec {
             fs_type: self.fs_type.clone(),
             mount_options: self.mount_options.clone(),
             group,
-            is_block: false,
+            is_block: self.is_device,
         }
     }
 
@@ -218,11 +275,18 @@ impl Csi {
         let about = object.as_ref().map(|object| &object.spec);
         let attaches =
             spec.mode == PERSISTENT && about.and_then(|about| about.attach_required) != Some(false);
-        let republishes = about.and_then(|about| about.requires_republish) == Some(true);
+        let republishes =
+            !spec.is_device && about.and_then(|about| about.requires_republish) == Some(true);
         let key = (names::uid(order.pod).to_string(), spec.name.clone());
-        let path = record::pod_volumes(&order.dir.0).join(&spec.name).join("mount");
+        let place = spec.published(&self.root, &order.dir.0);
         let again = republishes.then(|| base::clock::now() + REPUBLISH);
-        let mounted = Mounted { path: path.clone(), read_only: spec.read_only, again };
+        let mut mounted = Mounted {
+            path: place.link.clone().unwrap_or_else(|| place.path.clone()),
+            read_only: spec.read_only,
+            is_device: spec.is_device,
+            is_new: false,
+            again,
+        };
         let published = self.begin(&key, order.name, &spec.unique(), attaches);
         if published.is_some_and(|at| !republishes || at.elapsed() < REPUBLISH) {
             return Ok(mounted);
@@ -237,17 +301,22 @@ impl Csi {
         };
         let _turn = self.turn(&spec.unique()).await;
         let (driver, abilities) = self.ready_driver(&spec).await?;
-        let group = group_of(order.pod).filter(|_| abilities.sets_group());
+        let group = group_of(order.pod).filter(|_| abilities.sets_group() && !spec.is_device);
         let volume = spec.volume(group, context);
         let staged = match spec.mode == PERSISTENT && abilities.stages() {
             true => Some(self.stage(&spec, &driver, &abilities, volume.clone()).await?),
             false => None,
         };
         let site = Site { driver: &driver, abilities: &abilities, staged: staged.as_deref() };
-        self.publish(order, &spec, about, site, volume, &path, published.is_some()).await?;
-        if group.is_none() && published.is_none() {
-            own(order.pod, &spec, about, &path).await?;
+        self.publish(order, &spec, about, site, volume, &place, published.is_some()).await?;
+        if spec.is_device && !place::is_device(&place.path) {
+            let why = format!("{} is not a block device", place.path.display());
+            return Err(spec.failed("MapBlockVolume", why));
         }
+        if group.is_none() && published.is_none() && !spec.is_device {
+            own(order.pod, &spec, about, &place.path).await?;
+        }
+        mounted.is_new = published.is_none();
         if let Some(known) = self.uses().get_mut(&key) {
             known.published = Some(tokio::time::Instant::now());
         }
@@ -290,7 +359,7 @@ impl Csi {
         };
         if !waited {
             let name = order.name;
-            return Err(Failure(format!(
+            return Err(Failure::mount(format!(
                 "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached \
                  volumes=[{name}], failed to process volumes=[]: context deadline exceeded"
             )));
@@ -326,35 +395,38 @@ impl Csi {
         volume: Volume,
     ) -> Result<PathBuf, Failure> {
         let failed = |why: String| spec.failed("MountDevice", why);
-        let target = record::staging_path(&self.root, &spec.driver, &spec.handle);
+        let stage = spec.stage(&self.root);
         if self.staged().contains(&spec.unique()) {
-            return Ok(target);
+            return Ok(stage.path);
         }
         let secrets = match &spec.stage_secret {
             Some(secret) => self.secret("NodeStageSecretRef", secret).await.map_err(failed)?,
             None => BTreeMap::new(),
         };
-        let data = VolumeData {
-            driver_name: spec.driver.clone(),
-            volume_handle: spec.handle.clone(),
-            ..VolumeData::default()
+        let data = match spec.is_device {
+            true => spec.data(&self.node_name),
+            false => VolumeData {
+                driver_name: spec.driver.clone(),
+                volume_handle: spec.handle.clone(),
+                ..VolumeData::default()
+            },
         };
-        let recorded = record::make_dir(&target).and_then(|()| match target.parent() {
-            Some(parent) => data.write(parent),
-            None => Ok(()),
-        });
+        let recorded = record::make_dir(&stage.path)
+            .and_then(|()| record::make_dir(&stage.record))
+            .and_then(|()| data.write(&stage.record));
         recorded.map_err(|error| failed(format!("failed to save volume data: {error}")))?;
         let volume = Volume { secrets, ..volume };
-        if let Err(error) = driver.stage(abilities, volume, &target).await {
+        if let Err(error) = driver.stage(abilities, volume, &stage.path).await {
             if error.is_final
-                && let Err(error) = record::remove_mount(&target)
+                && let Err(error) = stage.forget()
             {
-                tracing::warn!(path = %target.display(), %error, "a directory for staging remains");
+                let path = stage.path.display();
+                tracing::warn!(%path, %error, "a directory for staging remains");
             }
             return Err(failed(error.to_string()));
         }
         self.staged().insert(spec.unique());
-        Ok(target)
+        Ok(stage.path)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the call has as many fields")]
@@ -365,7 +437,7 @@ impl Csi {
         about: Option<&CSIDriverSpec>,
         site: Site<'_>,
         mut volume: Volume,
-        target: &Path,
+        place: &Published,
         again: bool,
     ) -> Result<(), Failure> {
         let failed = |why: String| spec.failed("SetUp", why);
@@ -383,25 +455,16 @@ impl Csi {
             Some(true) => volume.secrets.extend(tokens),
             _ => volume.context.extend(tokens),
         }
-        let data = VolumeData {
-            attachment_id: record::attachment_name(&spec.handle, &spec.driver, &self.node_name),
-            driver_name: spec.driver.clone(),
-            node_name: self.node_name.clone(),
-            volume: spec.name.clone(),
-            volume_handle: spec.handle.clone(),
-            mode: spec.mode.into(),
-        };
-        let parent = target.parent().unwrap_or(target);
-        let recorded = record::make_dir(parent).and_then(|()| data.write(parent));
-        recorded.map_err(|error| {
+        place.prepare(&spec.data(&self.node_name)).map_err(|error| {
             failed(format!("{PLUGIN}: mounter.SetUpAt failed to save volume info data: {error}"))
         })?;
+        let target = &place.path;
         let published =
             site.driver.publish(site.abilities, volume, site.staged, target, spec.read_only).await;
         published.map_err(|error| {
             if error.is_final
                 && !again
-                && let Err(error) = record::remove_mount(target)
+                && let Err(error) = place.forget()
             {
                 tracing::warn!(path = %target.display(), %error, "a directory for a mount remains");
             }
@@ -424,7 +487,7 @@ impl Csi {
 
     /// Makes a volume as big as its PersistentVolume says; false where the driver need not be asked.
     pub async fn expand(&self, order: &Order<'_>, bytes: i64) -> Result<bool, String> {
-        let spec = Spec::of(order).map_err(|failure| failure.0)?;
+        let spec = Spec::of(order).map_err(|failure| failure.text)?;
         let _turn = self.turn(&spec.unique()).await;
         let driver = self.driver(&spec.driver)?;
         let abilities = driver.abilities().await.map_err(|error| error.to_string())?;
@@ -435,9 +498,8 @@ impl Csi {
         if let Some(secret) = &spec.expand_secret {
             volume.secrets = self.secret("NodeExpandSecretRef", secret).await?;
         }
-        let target = record::pod_volumes(&order.dir.0).join(&spec.name).join("mount");
-        let staged = record::staging_path(&self.root, &spec.driver, &spec.handle);
-        let staged = abilities.stages().then_some(staged);
+        let target = spec.published(&self.root, &order.dir.0).path;
+        let staged = abilities.stages().then(|| spec.stage(&self.root).path);
         let expanded = driver.expand(&abilities, volume, &target, staged.as_deref(), bytes);
         match expanded.await {
             Ok(()) => Ok(true),
@@ -447,27 +509,30 @@ impl Csi {
 
     /// Gives back every driver's volume of a pod. `Err`: it must be tried again.
     pub async fn unmount_pod(&self, uid: &str, dir: &PodDir) -> Result<(), String> {
-        let volumes = record::pod_volumes(&dir.0);
-        let all = match std::fs::read_dir(&volumes) {
-            Ok(entries) => entries.flatten().map(|entry| entry.path()).collect::<Vec<_>>(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
-            Err(error) => return Err(error.to_string()),
-        };
+        let all = place::of_pod(&self.root, &dir.0);
         if !all.is_empty() && self.may_mount {
             // Parts of volumes that are mounted elsewhere would keep them busy.
             let subpaths = dir.0.join("volume-subpaths");
             mounts::unmount_below_if_there(&subpaths).map_err(|error| error.to_string())?;
         }
-        for volume in all {
-            let data = VolumeData::read(&volume).map_err(|error| error.to_string())?;
-            if let Some(data) = data {
-                let name = volume.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                self.unmount(&(uid.to_string(), name), &data, &volume.join("mount")).await?;
+        for (name, published, data) in all {
+            if let Some(data) = data.map_err(|error| error.to_string())? {
+                self.unmount(&(uid.to_string(), name), &data, &published).await?;
             }
         }
-        // What was wanted and never got as far as a record.
+        // What was wanted and never got as far as a record; it may be staged all the same.
         let before = self.in_use();
-        self.uses().retain(|(owner, _), _| owner != uid);
+        let mut is_staged = false;
+        self.uses().retain(|(owner, _), one| {
+            is_staged |= owner == uid && self.staged().contains(&one.unique);
+            owner != uid
+        });
+        if is_staged {
+            let drivers: Vec<_> = self.drivers().values().cloned().collect();
+            for driver in drivers {
+                self.reclaim(&driver).await;
+            }
+        }
         if self.in_use() != before {
             self.hurry.notify_one();
         }
@@ -478,60 +543,66 @@ impl Csi {
         &self,
         key: &(String, String),
         data: &VolumeData,
-        target: &Path,
+        published: &Published,
     ) -> Result<(), String> {
         let unique = data.unique();
         let _turn = self.turn(&unique).await;
         let failed = |why: String| {
-            format!("UnmountVolume.TearDown failed for volume {:?} : {why}", data.volume)
+            let step = match published.link {
+                Some(_) => "UnmapVolume.UnmapPodDevice",
+                None => "UnmountVolume.TearDown",
+            };
+            format!("{step} failed for volume {:?} : {why}", data.volume)
         };
         let driver = self.driver(&data.driver_name).map_err(|why| {
             failed(format!("{PLUGIN}: Unmounter.TearDownAt failed to get CSI client: {why}"))
         })?;
         driver
-            .unpublish(&data.volume_handle, target)
+            .unpublish(&data.volume_handle, &published.path)
             .await
             .map_err(|error| failed(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")))?;
         let is_last = !self.uses().iter().any(|(other, one)| other != key && one.unique == unique);
-        if is_last && data.mode == PERSISTENT {
-            self.unstage(&driver, &data.volume_handle).await.map_err(|why| {
+        published.clear().map_err(|error| failed(error.to_string()))?;
+        if is_last && place::is_persistent(data) {
+            let stage = match published.link {
+                Some(_) => Stage::of_device(&self.root, &data.volume),
+                None => Stage::of_mount(&self.root, &data.driver_name, &data.volume_handle),
+            };
+            self.unstage(&driver, &data.volume_handle, &stage).await.map_err(|why| {
                 format!("UnmountDevice failed for volume {:?} : {why}", data.volume)
             })?;
         }
-        record::remove_mount(target).map_err(|error| failed(error.to_string()))?;
+        published.forget().map_err(|error| failed(error.to_string()))?;
         self.uses().remove(key);
         self.hurry.notify_one();
         Ok(())
     }
 
     /// The caller has the volume's turn.
-    async fn unstage(&self, driver: &Driver, handle: &str) -> Result<(), String> {
-        let target = record::staging_path(&self.root, &driver.name, handle);
-        let parent = target.parent().unwrap_or(&target);
-        let is_known = VolumeData::read(parent).map_err(|error| error.to_string())?.is_some();
-        if !is_known {
+    async fn unstage(&self, driver: &Driver, handle: &str, stage: &Stage) -> Result<(), String> {
+        if VolumeData::read(&stage.record).map_err(|error| error.to_string())?.is_none() {
             return Ok(());
         }
         let abilities = driver.abilities().await.map_err(|error| error.to_string())?;
         if abilities.stages() {
             driver
-                .unstage(handle, &target)
+                .unstage(handle, &stage.path)
                 .await
                 .map_err(|error| format!("{PLUGIN}: attacher.UnmountDevice failed: {error}"))?;
         }
         self.staged().remove(&unique_name(&driver.name, handle));
-        record::remove_mount(&target).map_err(|error| error.to_string())
+        stage.forget().map_err(|error| error.to_string())
     }
 
     /// Unstages what an earlier kubelet staged and no pod uses any more.
     pub(super) async fn reclaim(&self, driver: &Driver) {
-        for (_, data) in record::staged(&self.root, &driver.name) {
+        for (stage, data) in place::staged(&self.root, &driver.name) {
             let unique = data.unique();
             let _turn = self.turn(&unique).await;
             if self.uses().values().any(|one| one.unique == unique) {
                 continue;
             }
-            if let Err(error) = self.unstage(driver, &data.volume_handle).await {
+            if let Err(error) = self.unstage(driver, &data.volume_handle, &stage).await {
                 tracing::warn!(volume = unique, error, "a volume that nobody uses remains staged");
             }
         }
@@ -553,9 +624,8 @@ impl Csi {
 }
 
 /// Whether drivers have to give something back before a pod's files may go.
-pub fn has_volumes(dir: &PodDir) -> bool {
-    let volumes = std::fs::read_dir(record::pod_volumes(&dir.0)).into_iter().flatten().flatten();
-    volumes.into_iter().any(|volume| !matches!(VolumeData::read(&volume.path()), Ok(None)))
+pub fn has_volumes(root: &Path, dir: &PodDir) -> bool {
+    place::of_pod(root, &dir.0).iter().any(|(_, _, data)| !matches!(data, Ok(None)))
 }
 
 /// Who publishes, and from where.
@@ -638,6 +708,7 @@ mod tests {
 
     fn spec(mode: &'static str, fs_type: &str, access: Option<&str>, read_only: bool) -> Spec {
         Spec {
+            is_device: false,
             name: "v".into(),
             driver: "d".into(),
             handle: "h".into(),

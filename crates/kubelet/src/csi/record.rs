@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{PLUGIN, Use, UseKey, unique_name};
+use super::{PLUGIN, Use, UseKey, place, unique_name};
 
 const FILE: &str = "vol_data.json";
 pub const PERSISTENT: &str = "Persistent";
@@ -92,21 +92,28 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
 /// What is still mounted, or has files in it, stays with its record.
 /// Upstream: removeMountDir.
 pub fn remove_mount(target: &Path) -> io::Result<()> {
-    let gone = |done: io::Result<()>| match done {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    };
     gone(fs::remove_dir(target))?;
-    let Some(parent) = target.parent() else { return Ok(()) };
-    gone(fs::remove_file(parent.join(FILE)))?;
-    gone(fs::remove_dir(parent))
+    target.parent().map_or(Ok(()), remove_record)
 }
 
-fn entries(dir: &Path) -> Vec<PathBuf> {
+/// Removes a record, and its directory.
+pub fn remove_record(dir: &Path) -> io::Result<()> {
+    gone(fs::remove_file(dir.join(FILE)))?;
+    gone(fs::remove_dir(dir))
+}
+
+pub fn gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+pub fn entries(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-fn last(path: &Path) -> String {
+pub fn last(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -114,26 +121,16 @@ fn last(path: &Path) -> String {
 pub fn uses(root: &Path) -> BTreeMap<UseKey, Use> {
     let mut out = BTreeMap::new();
     for pod in entries(&root.join("pods")) {
-        for volume in entries(&pod_volumes(&pod)) {
-            if let Ok(Some(data)) = VolumeData::read(&volume) {
-                let is_attachable = data.mode == PERSISTENT;
+        for (volume, _, data) in place::of_pod(root, &pod) {
+            if let Ok(Some(data)) = data {
+                let is_attachable = place::is_persistent(&data);
                 let (name, unique) = (String::new(), data.unique());
                 let one = Use { name, unique, is_attachable, published: None };
-                out.insert((last(&pod), last(&volume)), one);
+                out.insert((last(&pod), volume), one);
             }
         }
     }
     out
-}
-
-/// The volumes of a driver that an earlier kubelet staged: (where, what).
-pub fn staged(root: &Path, driver: &str) -> Vec<(PathBuf, VolumeData)> {
-    let all = entries(&root.join("plugins").join(PLUGIN).join(driver));
-    let known = |dir: PathBuf| {
-        let data = VolumeData::read(&dir).ok().flatten()?;
-        Some((dir.join("globalmount"), data))
-    };
-    all.into_iter().filter_map(known).collect()
 }
 
 #[cfg(test)]
@@ -174,13 +171,14 @@ mod tests {
         let data =
             VolumeData { driver_name: "d".into(), volume_handle: "h".into(), ..Default::default() };
         data.write(target.parent().expect("a parent")).expect("written");
-        assert_eq!(staged(dir.path(), "d"), [(target.clone(), data)]);
+        let stage = place::Stage::of_mount(dir.path(), "d", "h");
+        assert_eq!(place::staged(dir.path(), "d"), [(stage, data)]);
         fs::write(target.join("file"), "x").expect("written");
         assert!(remove_mount(&target).is_err(), "a file is in it");
-        assert_eq!(staged(dir.path(), "d").len(), 1);
+        assert_eq!(place::staged(dir.path(), "d").len(), 1);
         fs::remove_file(target.join("file")).expect("removed");
         remove_mount(&target).expect("removed");
         remove_mount(&target).expect("again");
-        assert!(staged(dir.path(), "d").is_empty());
+        assert!(place::staged(dir.path(), "d").is_empty());
     }
 }

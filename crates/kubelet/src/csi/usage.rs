@@ -1,7 +1,6 @@
 //! How full drivers' volumes are, for `/stats/summary`.
 
-use super::Csi;
-use super::record::{self, VolumeData};
+use super::{Csi, place};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
@@ -25,13 +24,14 @@ impl Csi {
             let mut own = uses.iter().filter(|((uid, _), one)| uid == pod_uid && one.name == name);
             own.next().map(|(key, _)| key.clone())?
         };
-        let dir = record::pod_volumes(&self.root.join("pods").join(pod_uid)).join(key.1);
-        let data = VolumeData::read(&dir).ok()??;
+        let all = place::of_pod(&self.root, &self.root.join("pods").join(pod_uid));
+        let (_, published, data) = all.into_iter().find(|(name, ..)| *name == key.1)?;
+        let data = data.ok()??;
         let driver = self.driver(&data.driver_name).ok()?;
         if !driver.abilities().await.ok()?.counts() {
             return None;
         }
-        let stats = driver.stats(&data.volume_handle, &dir.join("mount")).await.ok()?;
+        let stats = driver.stats(&data.volume_handle, &published.path).await.ok()?;
         let mut out = Usage::default();
         for one in stats.usage {
             let number = |value: i64| u64::try_from(value).unwrap_or(0);

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! <root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>
+//! <root>/pods/<uid>/volumeDevices/kubernetes.io~<plugin>/<volume>       a link to a device
 //! <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index>
 //! <root>/pods/<uid>/containers/<container>/<termination log>
 //! <root>/pods/<uid>/etc-hosts
@@ -37,6 +38,14 @@ pub struct Ready {
     pub path: PathBuf,
     /// The volume itself cannot be written, whatever the mount says.
     pub read_only: bool,
+    /// It is no directory: containers get the device that the path leads to.
+    pub is_device: bool,
+}
+
+impl Ready {
+    pub fn directory(path: PathBuf, read_only: bool) -> Self {
+        Self { path, read_only, is_device: false }
+    }
 }
 
 /// Why a volume is not there. The text follows `MountVolume.SetUp failed for volume "x" : `.
@@ -142,7 +151,7 @@ fn one(
         // The runtime mounts it into each container; the path is for those who look here.
         let path = dir.volume("image", name);
         fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
-        return Ok(Ready { path, read_only: true });
+        return Ok(Ready::directory(path, true));
     }
     let Some((plugin, files)) = contents(pod, volume, gathered)? else {
         return Err(VolumeError::Unsupported("no volume plugin matched".into()));
@@ -160,7 +169,7 @@ fn one(
     let bits = if group.is_some() { 0o2777 } else { 0o777 };
     fs::set_permissions(&path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
     atomic::write(&path, &files, group).map_err(io_error("write"))?;
-    Ok(Ready { path, read_only: true })
+    Ok(Ready::directory(path, true))
 }
 
 /// (plugin, files) of a volume that the API's objects fill.
@@ -235,7 +244,7 @@ fn empty_dir(
         chown(path, None, Some(group)).map_err(io_error("chown"))?;
     }
     fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
-    Ok(Ready { path: path.to_path_buf(), read_only: false })
+    Ok(Ready::directory(path.to_path_buf(), false))
 }
 
 fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
@@ -275,7 +284,7 @@ fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
         }
         _ => {}
     }
-    Ok(Ready { path, read_only: false })
+    Ok(Ready::directory(path, false))
 }
 
 /// Removes all that a pod left on the disk, its mounts first.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::driver::{Driver, EXPANDS, NAME, STAGES};
+use crate::driver::{DEVICE, Driver, EXPANDS, NAME, STAGES};
 use crate::pods::{Bench, container_id, one};
 
 const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/n1";
@@ -238,6 +238,85 @@ async fn a_volume_that_a_pod_brings_along() {
             std::fs::read_dir(kubelet(&bench).join("pods")).is_ok_and(|d| d.count() == 0)
         })
         .await;
+    bench.stop().await;
+}
+
+/// The path of the container's device and what it may do there.
+fn device(bench: &Bench, pod: &str) -> Option<(PathBuf, String, String)> {
+    let config = bench.runtime.container_config(&container_id(&bench.api.pod(pod)))?;
+    let device = config.devices.first()?;
+    let host = PathBuf::from(&device.host_path);
+    Some((host, device.container_path.clone(), device.permissions.clone()))
+}
+
+#[tokio::test]
+async fn a_claims_device_reaches_the_container() {
+    use std::os::unix::fs::MetadataExt;
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    let mut bench = Bench::new();
+    let driver = Driver::new(&kubelet(&bench), &[STAGES, EXPANDS]);
+    put_driver(&bench, json!({"attachRequired": false, "podInfoOnMount": true}));
+    let mut spec = put_claim(&bench, json!({"fsType": "ext4"}));
+    let block = json!({"spec": {"volumeMode": "Block", "capacity": {"storage": "2Gi"}}});
+    bench.api.change("/api/v1/persistentvolumes/pv1", &block);
+    registered(&bench, &driver).await;
+    bench.api.put_pod("wrong", spec.clone());
+    bench
+        .api
+        .until("a mount of it is refused", |api| {
+            let text = "volume data has volumeMode Block, but is specified in volumeMounts";
+            api.events().iter().any(|event| event.1.contains(text))
+        })
+        .await;
+    bench.api.mark_deleted("wrong", 1);
+    spec["containers"][0].as_object_mut().expect("an object").remove("volumeMounts");
+    spec["containers"][0]["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/xvda"}]);
+    bench.api.put_pod("a", spec.clone());
+    bench.until_ready("a").await;
+    let (stage, publish) = (driver.last_stage(), driver.last_publish());
+    let plugin = kubelet(&bench).join("plugins/kubernetes.io/csi/volumeDevices");
+    assert_eq!(PathBuf::from(&stage.path), plugin.join("staging/pv1"));
+    assert_eq!(publish.staged, stage.path);
+    for wanted in [&stage.wanted, &publish.wanted] {
+        let wanted = wanted.clone().unwrap_or_default();
+        assert!(wanted.block.is_some() && wanted.mount.is_none(), "{wanted:?}");
+    }
+    assert_eq!(publish.context["csi.storage.k8s.io/pod.name"], "a");
+    let (link, inside, permissions) = device(&bench, "a").expect("a device");
+    assert!(link.ends_with("volumeDevices/kubernetes.io~csi/pv1"), "{link:?}");
+    assert_eq!(std::fs::read_link(&link).expect("a link"), PathBuf::from(&publish.path));
+    let number = std::fs::metadata(&link).expect("a device").rdev();
+    assert_eq!(number, nix::sys::stat::makedev(DEVICE.0, DEVICE.1));
+    assert_eq!((inside.as_str(), permissions.as_str()), ("/dev/xvda", "mrw"));
+    bench
+        .api
+        .until("events", |api| {
+            let has = |text: &str| api.events().iter().any(|event| event.1.contains(text));
+            has("MapVolume.MapPodDevice succeeded for volume \"pv1\" volumeMapPath")
+                && has("MountVolume.NodeExpandVolume succeeded for volume \"pv1\" n1")
+        })
+        .await;
+
+    // Another pod may only read; a restarted kubelet gives back what the first one had.
+    spec["volumes"][0]["persistentVolumeClaim"]["readOnly"] = json!(true);
+    bench.api.put_pod("b", spec);
+    bench.until_ready("b").await;
+    assert_eq!(device(&bench, "b").expect("a device").2, "r");
+    assert_eq!(driver.calls().iter().filter(|call| *call == "StageVolume").count(), 1);
+    bench.stop().await;
+    bench.start();
+    bench.api.mark_deleted("a", 1);
+    bench.api.until("gone", |api| api.pod("a").is_null()).await;
+    assert!(!driver.calls().contains(&"UnstageVolume".into()), "b has it still");
+    bench.api.mark_deleted("b", 1);
+    bench.api.until("gone", |api| api.pod("b").is_null()).await;
+    assert_eq!(driver.calls().last().map(String::as_str), Some("UnstageVolume"));
+    let mut left: Vec<_> = std::fs::read_dir(&plugin).expect("a directory").flatten().collect();
+    left.retain(|one| std::fs::read_dir(one.path()).is_ok_and(|mut d| d.next().is_some()));
+    assert!(left.is_empty(), "{left:?}");
     bench.stop().await;
 }
 

@@ -76,6 +76,15 @@ struct Capabilities {
     all: Vec<Capability>,
 }
 
+/// Whether a file system is wanted, or a device.
+#[derive(Clone, PartialEq, Message)]
+pub struct Wanted {
+    #[prost(message, optional, tag = "1")]
+    pub block: Option<()>,
+    #[prost(message, optional, tag = "2")]
+    pub mount: Option<()>,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct Stage {
     #[prost(string, tag = "1")]
@@ -84,6 +93,8 @@ pub struct Stage {
     pub publish_context: Texts,
     #[prost(string, tag = "3")]
     pub path: String,
+    #[prost(message, optional, tag = "4")]
+    pub wanted: Option<Wanted>,
     #[prost(btree_map = "string, string", tag = "5")]
     pub secrets: Texts,
     #[prost(btree_map = "string, string", tag = "6")]
@@ -100,6 +111,8 @@ pub struct Publish {
     pub staged: String,
     #[prost(string, tag = "4")]
     pub path: String,
+    #[prost(message, optional, tag = "5")]
+    pub wanted: Option<Wanted>,
     #[prost(bool, tag = "6")]
     pub read_only: bool,
     #[prost(btree_map = "string, string", tag = "7")]
@@ -270,9 +283,23 @@ fn make(path: &str) {
     std::fs::write(Path::new(path).join("volume"), "x").expect("written");
 }
 
+/// The number of the device that it "publishes": a loop device that nobody needs to have.
+pub const DEVICE: (u64, u64) = (7, 201);
+
+fn make_device(path: &str) {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    if !Path::new(path).exists() {
+        let mode = Mode::from_bits_truncate(0o660);
+        mknod(path, SFlag::S_IFBLK, mode, makedev(DEVICE.0, DEVICE.1)).expect("a device");
+    }
+}
+
 fn remove(path: &str) {
-    if Path::new(path).exists() {
+    let path = Path::new(path);
+    if path.is_dir() {
         std::fs::remove_dir_all(path).expect("removed");
+    } else if path.exists() {
+        std::fs::remove_file(path).expect("removed");
     }
 }
 
@@ -314,7 +341,10 @@ fn reply(state: &mut State, call: &str, request: &[u8]) -> Result<Vec<u8>, &'sta
         }
         "NodePublishVolume" => {
             let publish = Publish::decode(request).expect("a request");
-            make(&publish.path);
+            match publish.wanted.as_ref().and_then(|wanted| wanted.block) {
+                Some(()) => make_device(&publish.path),
+                None => make(&publish.path),
+            }
             state.publishes.push(publish);
             vec![]
         }
