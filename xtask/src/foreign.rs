@@ -11,6 +11,21 @@ use std::process::Command;
 
 use crate::sh::{self, Outcome};
 
+/// The helm that installs a chart in the end-to-end story: the newest whose Kubernetes libraries are
+/// not newer than the kubectl's above, so that what both use is compiled once.
+const HELM: &str = "4.2.4";
+/// Of those libraries.
+const HELM_LIBRARIES: &[&str] = &[
+    "k8s.io/api",
+    "k8s.io/apiextensions-apiserver",
+    "k8s.io/apimachinery",
+    "k8s.io/apiserver",
+    "k8s.io/cli-runtime",
+    "k8s.io/client-go",
+    "k8s.io/component-base",
+    "k8s.io/kubectl",
+];
+
 /// The upstream release that we are measured against.
 pub const KUBERNETES: &str = "1.36.2";
 /// The etcd that API servers of several machines share.
@@ -19,6 +34,45 @@ const ETCD: &str = "3.6.5";
 /// The real kubectl; builds it when the cache has none (about three minutes on two cores).
 pub fn kubectl() -> Outcome<PathBuf> {
     program("kubectl", "k8s.io/kubernetes/cmd/kubectl")
+}
+
+/// An unmodified helm (its Kubernetes libraries at our release); after kubectl some two minutes.
+pub fn helm() -> Outcome<PathBuf> {
+    let directory = sh::cache_directory()?.join(format!("helm-v{HELM}"));
+    let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM}");
+    let libraries = KUBERNETES.replacen('1', "0", 1);
+    build(&directory, "helm", "helm.sh/helm/v4/cmd/helm", &flags, |directory| {
+        let mut modules = vec![("helm.sh/helm/v4", HELM)];
+        modules.extend(HELM_LIBRARIES.iter().map(|name| (*name, libraries.as_str())));
+        require(directory, &modules)
+    })
+}
+
+/// The mock driver of the end-to-end suite, which that runs inside of itself; as a program of its own
+/// (`csi_driver.go`) with the registrar's part. Half a minute after kubectl.
+pub fn csi_driver() -> Outcome<PathBuf> {
+    const SOURCE: &str = include_str!("csi_driver.go");
+    let directory = directory()?;
+    let source = directory.join("csi-driver-source/main.go");
+    let fail = |error: std::io::Error| format!("{}: {error}", source.display());
+    if !fs::read_to_string(&source).is_ok_and(|old| old == SOURCE) {
+        fs::create_dir_all(directory.join("csi-driver-source")).map_err(fail)?;
+        // Not the program of another source.
+        let _ = fs::remove_file(directory.join("csi-driver"));
+        fs::write(&source, SOURCE).map_err(fail)?;
+    }
+    program("csi-driver", "./csi-driver-source")
+}
+
+/// What the end-to-end story runs, one after the other: a build uses all there is by itself.
+pub fn of_the_story() -> Outcome {
+    kubectl()?;
+    // Without a toolchain their chapters say `skipped`.
+    if has_go() {
+        csi_driver()?;
+        helm()?;
+    }
+    Ok(())
 }
 
 /// The real API server, which runs on our etcd in the end-to-end story.
@@ -32,11 +86,7 @@ pub fn etcd() -> Outcome<PathBuf> {
     for (name, module) in [("etcd", "server"), ("etcdctl", "etcdctl"), ("etcdutl", "etcdutl")] {
         let package = format!("go.etcd.io/etcd/{module}/v3");
         build(&directory, name, &package, "-s -w", |directory| {
-            let text = format!(
-                "module decapod.invalid/foreign\n\ngo 1.24.0\n\nrequire {package} v{ETCD}\n"
-            );
-            let path = directory.join("go.mod");
-            fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+            require(directory, &[(&package, ETCD)])
         })?;
     }
     Ok(directory.join("etcd"))
@@ -130,6 +180,17 @@ fn write_module(directory: &Path) -> Outcome {
     if fs::read_to_string(&path).is_ok_and(|old| old == text) {
         return Ok(());
     }
+    fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// A module of our own that asks for modules at versions.
+fn require(directory: &Path, modules: &[(&str, &str)]) -> Outcome {
+    let mut text = "module decapod.invalid/foreign\n\ngo 1.24.0\n\nrequire (\n".to_owned();
+    for (module, version) in modules {
+        text.push_str(&format!("\t{module} v{version}\n"));
+    }
+    text.push_str(")\n");
+    let path = directory.join("go.mod");
     fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything that decides whether a change may land.
 //!
 //! In: the work tree. Out: the first failure, or the summary of the end-to-end story as the last
-//! lines. Cheap checks come first. The foreign kubectl is built beside our own build, because it
-//! mostly waits for downloads at first.
+//! lines. Cheap checks come first. Foreign programs are built beside our own build, because
+//! that mostly waits for downloads at first.
 //!
 //! All cargo runs select the whole workspace, so that features unify the same way every time and
 //! no dependency is built twice.
@@ -15,14 +15,14 @@ use crate::{conformance, foreign, fuzz, packages, tidy, wire};
 
 pub fn run() -> Outcome {
     timed("packages", packages)?;
-    let kubectl = start_kubectl()?;
+    let foreign = start_foreign()?;
     let tested = timed("format", format)
         .and_then(|()| timed("tidy", tidy::run))
         .and_then(|()| timed("lints", lints))
         .and_then(|()| timed("tests", tests));
-    let Some(build) = kubectl else { return tested };
+    let Some(build) = foreign else { return tested };
     // Waited for whatever the verdict: a finished build serves the next run.
-    let built = timed("kubectl", || finish(build));
+    let built = timed("foreign programs", || finish(build));
     tested.and(built)?;
     timed("wire", || wire::run(&[]))?;
     timed("fuzz", || fuzz::run(&[]))?;
@@ -84,18 +84,22 @@ fn story() -> Outcome {
 }
 
 /// Starts the build in the background. `None`, with a line, when this machine cannot build it.
-fn start_kubectl() -> Outcome<Option<Child>> {
+fn start_foreign() -> Outcome<Option<Child>> {
     if !foreign::has_go() && !foreign::has_kubectl() {
         println!("no Go toolchain: kubectl cannot be built, the end-to-end story is skipped");
         return Ok(None);
     }
     let itself = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(itself);
-    command.arg("kubectl").stdin(Stdio::null()).stdout(Stdio::null());
+    command.arg("foreign").stdin(Stdio::null()).stdout(Stdio::null());
     command.spawn().map(Some).map_err(|error| error.to_string())
 }
 
 fn finish(mut build: Child) -> Outcome {
     let status = build.wait().map_err(|error| error.to_string())?;
-    if status.success() { Ok(()) } else { Err("kubectl could not be built (see above)".to_owned()) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err("a foreign program could not be built (see above)".to_owned())
+    }
 }

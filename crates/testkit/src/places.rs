@@ -18,17 +18,31 @@ pub fn kubectl() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("DECAPOD_KUBECTL") {
         return Ok(path.into());
     }
-    let cache = cache()?;
-    let mut found: Vec<PathBuf> = std::fs::read_dir(&cache)
-        .with_context(|| format!("{}", cache.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path().join("kubectl")))
-        .filter(|path| path.is_file())
-        .collect();
-    found.sort();
-    match found.pop() {
+    match newest("kubectl")? {
         Some(path) => Ok(path),
-        None => bail!("no kubectl in {}: run `cargo xtask kubectl`", cache.display()),
+        None => bail!("no kubectl in {}: run `cargo xtask kubectl`", cache()?.display()),
     }
+}
+
+/// The newest helm that `cargo xtask helm` has built.
+pub fn helm() -> Option<PathBuf> {
+    let named = std::env::var_os("DECAPOD_HELM").map(PathBuf::from);
+    named.or_else(|| newest("helm").ok().flatten())
+}
+
+/// The mock driver that `cargo xtask csi-driver` has built.
+pub fn csi_driver() -> Option<PathBuf> {
+    newest("csi-driver").ok().flatten()
+}
+
+/// The last, by the name of its directory, of the cached programs with this name.
+fn newest(name: &str) -> Result<Option<PathBuf>> {
+    let cache = cache()?;
+    let found = std::fs::read_dir(&cache)
+        .with_context(|| format!("{}", cache.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path().join(name)))
+        .filter(|path| path.is_file());
+    Ok(found.max())
 }
 
 /// The program that a variable names, or the one of that place in the cache, as `etcd-3.6/etcd`.

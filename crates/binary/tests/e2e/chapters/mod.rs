@@ -1,12 +1,15 @@
 //! The chapters, in the order in which they are told.
 
 mod apply;
+mod block;
 mod clients;
 mod commands;
 mod containerd;
+mod csi;
 mod density;
 mod ending;
 mod healing;
+mod helm;
 mod keeping;
 mod killing;
 mod leaders;
@@ -68,6 +71,9 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("workloads: a CronJob and a DaemonSet", workloads::regular),
     chapter("workloads: a guestbook of three tiers", workloads::guestbook),
     chapter("workloads: kubectl top, and an autoscaler under load", workloads::autoscaling),
+    chapter("volumes: a storage driver that somebody else wrote", csi::driver),
+    chapter("volumes: a device of the node reaches containers", block::raw),
+    chapter("helm: a chart comes, changes, goes back, goes", helm::chart),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),
     chapter("stores: the past, a snapshot, a server made of it", stores::past_and_snapshots),
