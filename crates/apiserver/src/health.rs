@@ -48,7 +48,7 @@ impl Hook {
 
 impl Default for Health {
     fn default() -> Self {
-        let health = Self { checks: Arc::default(), is_shutting_down: Arc::default() };
+        let health = Self::bare();
         health.add("ping", || Ok(()));
         health.add("log", || Ok(()));
         health
@@ -56,6 +56,11 @@ impl Default for Health {
 }
 
 impl Health {
+    /// With no check yet, for programs that are no API server.
+    pub fn bare() -> Self {
+        Self { checks: Arc::default(), is_shutting_down: Arc::default() }
+    }
+
     pub fn add(&self, name: &str, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) {
         self.add_async(name, move || {
             let outcome = check();

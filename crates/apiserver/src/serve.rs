@@ -62,7 +62,29 @@ impl Default for Version {
 }
 
 impl Version {
-    fn encode(&self, out: &mut String) {
+    /// What `/version` answers.
+    pub fn json(&self) -> serde_json::Value {
+        let older =
+            self.minor.parse::<u32>().map_or(String::new(), |minor| (minor - 1).to_string());
+        serde_json::json!({
+            "major": self.major,
+            "minor": self.minor,
+            "emulationMajor": self.major,
+            "emulationMinor": self.minor,
+            "minCompatibilityMajor": self.major,
+            "minCompatibilityMinor": older,
+            "gitVersion": self.git_version,
+            "gitCommit": self.git_commit,
+            "gitTreeState": "clean",
+            "buildDate": self.build_date,
+            "goVersion": "none",
+            "compiler": "rustc",
+            "platform": base::platform::platform(),
+        })
+    }
+
+    /// The figure `kubernetes_build_info`.
+    pub fn encode(&self, out: &mut String) {
         let labels = labels([
             ("build_date", &self.build_date),
             ("compiler", "rustc"),

@@ -29,6 +29,7 @@ pub mod reload;
 pub mod request_header;
 pub mod reviews;
 pub mod service_account;
+pub mod sightings;
 #[cfg(test)]
 mod testing;
 pub mod token_file;

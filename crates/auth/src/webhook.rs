@@ -63,6 +63,11 @@ impl Webhook {
         Ok(Self { http, url: found.server })
     }
 
+    /// A server at an absolute URL, reached with a client that is there.
+    pub fn at(http: HttpClient, url: String) -> Self {
+        Self { http, url }
+    }
+
     /// Asks until there is an answer, up to `limit` in all.
     pub async fn ask(&self, review: &Json, limit: Duration) -> Result<Json, String> {
         let work = async {

@@ -14,14 +14,23 @@ use rustls_pki_types::CertificateDer;
 use transport::ConnectionInfo;
 use transport::tls::{ChainVerifier, TlsError};
 
+use crate::sightings::Sightings;
+
 pub struct X509 {
     verifier: Arc<ChainVerifier>,
+    sightings: Sightings,
 }
 
 impl X509 {
     /// `ca_pem`: the authorities that sign clients.
     pub fn new(ca_pem: &str) -> Result<Self, TlsError> {
-        Ok(Self { verifier: Arc::new(ChainVerifier::new(ca_pem)?) })
+        let verifier = Arc::new(ChainVerifier::new(ca_pem)?);
+        Ok(Self { verifier, sightings: Sightings::of(ca_pem) })
+    }
+
+    /// Who came with a certificate of any authority but the first.
+    pub fn sightings(&self) -> &Sightings {
+        &self.sightings
     }
 }
 
@@ -55,6 +64,7 @@ impl Authenticator for X509 {
         if leaf.common_name.is_empty() {
             return Ok(None);
         }
+        self.sightings.note(&leaf.common_name, &leaf, &chain);
         let digest: String = leaf.fingerprint().iter().map(|byte| format!("{byte:02x}")).collect();
         let id = format!("X509SHA256={digest}");
         Ok(Some(UserInfo {

@@ -4,13 +4,17 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use base::task::{Stop, Tasks};
-use client::Client;
-use client::election::{Election, Ended};
+use client::election::{Election, Ended, Leadership, Timing};
+use client::{Client, Informers};
 use ipnet::IpNet;
+use serde_json::{Value, json};
+
+use crate::secure_port::{Page, SecurePort};
 
 /// How long a component may take to end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
@@ -37,9 +41,59 @@ pub struct ControllerManager {
     cluster_signing_cert_file: Option<PathBuf>,
     #[arg(long)]
     cluster_signing_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    serving: SecurePort,
+}
+
+impl ControllerManager {
+    const PORT: u16 = 10257;
+
+    /// Upstream's `KubeControllerManagerConfiguration`, as far as there are flags.
+    fn configz(&self) -> Value {
+        let text = |path: &Option<PathBuf>| {
+            path.as_deref().map(|path| path.display().to_string()).unwrap_or_default()
+        };
+        let address = self.serving.address(Self::PORT);
+        json!({"kubecontrollermanager.config.k8s.io": {
+            "Generic": {
+                "Address": address.map_or_else(String::new, |address| address.ip().to_string()),
+                "Port": address.map_or(0, |address| address.port()),
+                "ClientConnection": {"kubeconfig": self.kubeconfig},
+                "Controllers": self.controllers,
+                "LeaderElection": election("kube-controller-manager", self.leader_elect),
+            },
+            "KubeCloudShared": {
+                "AllocateNodeCIDRs": self.allocate_node_cidrs,
+                "ClusterCIDR": self.cluster_cidr.clone().unwrap_or_default(),
+            },
+            "CSRSigningController": {
+                "ClusterSigningCertFile": text(&self.cluster_signing_cert_file),
+                "ClusterSigningKeyFile": text(&self.cluster_signing_key_file),
+            },
+            "NodeIPAMController": {"NodeCIDRMaskSize": self.node_cidr_mask_size},
+            "SAController": {"RootCAFile": text(&self.root_ca_file)},
+        }})
+    }
+}
+
+/// Upstream's `LeaderElectionConfiguration`.
+fn election(name: &str, elects: bool) -> Value {
+    let Timing { lease, renew_deadline, retry } = Timing::default();
+    let text = |time: Duration| format!("{}s", time.as_secs());
+    json!({
+        "leaderElect": elects,
+        "leaseDuration": text(lease),
+        "renewDeadline": text(renew_deadline),
+        "retryPeriod": text(retry),
+        "resourceLock": "leases",
+        "resourceName": name,
+        "resourceNamespace": "kube-system",
+    })
 }
 
 pub async fn controller_manager(flags: ControllerManager) -> anyhow::Result<()> {
+    const NAME: &str = "kube-controller-manager";
+    let configz = flags.configz();
     let options = controllers::Options {
         cluster_cidr: flags.cluster_cidr,
         allocate_node_cidrs: flags.allocate_node_cidrs,
@@ -49,14 +103,26 @@ pub async fn controller_manager(flags: ControllerManager) -> anyhow::Result<()> 
         signing_key: read(flags.cluster_signing_key_file.as_deref())?,
         ..controllers::Options::default()
     };
-    let client = crate::kubeconfig::client(&flags.kubeconfig, "kube-controller-manager")?;
+    let client = crate::kubeconfig::client(&flags.kubeconfig, NAME)?;
     let own = client.clone();
-    until_signal("kube-controller-manager", async move |stop: Stop| {
-        let work = |stop| controllers::run(|_| client.clone(), &flags.controllers, options, stop);
-        lead(own, "kube-controller-manager", flags.leader_elect, stop, work).await
+    until_signal(NAME, async move |tasks: &Tasks| {
+        let (elects, leadership) = (flags.leader_elect, Leadership::default());
+        let figures = [client::encode_queues as Figures, client::encode_requests];
+        let page = Page::new(NAME, elects, &leadership, configz, &figures);
+        flags.serving.serve(ControllerManager::PORT, &page, tasks).await?;
+        let work = |stop| {
+            for name in controllers::selected(&flags.controllers) {
+                page.healthz().add(name, || Ok(()));
+            }
+            controllers::run(|_| client.clone(), &flags.controllers, options, stop)
+        };
+        lead(own, NAME, elects, leadership, tasks.stop_signal(), work).await
     })
     .await
 }
+
+/// Writes metrics.
+type Figures = fn(&mut String);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Scheduler {
@@ -67,15 +133,67 @@ pub struct Scheduler {
     config: Option<PathBuf>,
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     leader_elect: bool,
+    #[command(flatten)]
+    serving: SecurePort,
+}
+
+impl Scheduler {
+    const PORT: u16 = 10259;
+
+    /// Upstream's `KubeSchedulerConfiguration`: what the file says, and the defaults of the rest.
+    fn configz(&self, config: &scheduler::Config) -> anyhow::Result<Value> {
+        let mut all = json!({
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": election("kube-scheduler", self.leader_elect),
+            "clientConnection": {"kubeconfig": self.kubeconfig},
+            "podInitialBackoffSeconds": config.first_backoff.as_secs(),
+            "podMaxBackoffSeconds": config.last_backoff.as_secs(),
+            "profiles": [{"schedulerName": scheduler::config::DEFAULT_NAME}],
+        });
+        if let Some(file) = read(self.config.as_deref())? {
+            let said: serde_json::Map<String, Value> = serde_saphyr::from_str(&file)?;
+            // Of leaderElection the flags decide.
+            let own = ["leaderElection", "clientConnection"];
+            for (key, value) in said.into_iter().filter(|(key, _)| !own.contains(&key.as_str())) {
+                all[key] = value;
+            }
+        }
+        Ok(json!({"componentconfig": all}))
+    }
 }
 
 pub async fn scheduler(flags: Scheduler) -> anyhow::Result<()> {
-    let client = crate::kubeconfig::client(&flags.kubeconfig, "kube-scheduler")?;
+    const NAME: &str = "kube-scheduler";
+    let client = crate::kubeconfig::client(&flags.kubeconfig, NAME)?;
     let config = scheduler_config(flags.config.as_deref(), &client)?;
+    let configz = flags.configz(&config)?;
     let own = client.clone();
-    until_signal("kube-scheduler", async move |stop: Stop| {
-        let work = |stop| scheduler::run(client, config, stop);
-        lead(own, "kube-scheduler", flags.leader_elect, stop, work).await
+    until_signal(NAME, async move |tasks: &Tasks| {
+        let (elects, leadership) = (flags.leader_elect, Leadership::default());
+        let figures =
+            [client::encode_queues as Figures, client::encode_requests, scheduler::encode_metrics];
+        let page = Page::new(NAME, elects, &leadership, configz, &figures);
+        // One that waits for the lease has nothing to keep in step.
+        let behind = Arc::new(AtomicBool::new(false));
+        let seen = behind.clone();
+        page.readyz().add("sched-handler-sync", move || match seen.load(Ordering::Acquire) {
+            true => Err("handlers are not fully synchronized".into()),
+            false => Ok(()),
+        });
+        flags.serving.serve(Scheduler::PORT, &page, tasks).await?;
+        let work = async |stop| {
+            behind.store(true, Ordering::Release);
+            let informers = Informers::new(client.clone(), tasks.clone());
+            let working = scheduler::run_with(informers.clone(), client, config, stop);
+            let following = async {
+                informers.synced().await;
+                behind.store(false, Ordering::Release);
+            };
+            // The first polled starts the informers that the second waits for.
+            tokio::join!(biased; working, following);
+        };
+        lead(own, NAME, elects, leadership, tasks.stop_signal(), work).await
     })
     .await
 }
@@ -133,7 +251,10 @@ pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
         ..proxy::Config::default()
     };
     let client = crate::kubeconfig::client(&flags.kubeconfig, "kube-proxy")?;
-    until_signal("kube-proxy", async move |stop| Ok(proxy::run(client, config, stop).await?)).await
+    until_signal("kube-proxy", async move |tasks: &Tasks| {
+        Ok(proxy::run(client, config, tasks.stop_signal()).await?)
+    })
+    .await
 }
 
 #[derive(clap::Args, Clone, Debug)]
@@ -251,6 +372,7 @@ async fn lead<F: Future<Output = ()>>(
     client: Client,
     name: &str,
     elects: bool,
+    leadership: Leadership,
     stop: Stop,
     work: impl FnOnce(Stop) -> F,
 ) -> anyhow::Result<()> {
@@ -260,6 +382,7 @@ async fn lead<F: Future<Output = ()>>(
     }
     let host = nix::unistd::gethostname().context("cannot read the host's name")?;
     let election = Election::new(client, "kube-system", name, &host.to_string_lossy());
+    let election = Election { leadership, ..election };
     match election.run(stop, work).await {
         // Work of a leader that no longer is one must not go on: the process ends, as upstream's.
         Ended::Lost => anyhow::bail!("leaderelection lost"),
@@ -270,12 +393,12 @@ async fn lead<F: Future<Output = ()>>(
 /// Runs one component until it ends or a signal stops it.
 async fn until_signal(
     name: &'static str,
-    work: impl AsyncFnOnce(Stop) -> anyhow::Result<()>,
+    work: impl AsyncFnOnce(&Tasks) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let tasks = Tasks::new(name);
-    let running = work(tasks.stop_signal());
+    let running = work(&tasks);
     tokio::pin!(running);
-    tokio::select! {
+    let outcome = tokio::select! {
         outcome = &mut running => outcome,
         signal = crate::server::termination() => {
             signal?;
@@ -283,5 +406,7 @@ async fn until_signal(
             let limit = tokio::time::timeout(SHUTDOWN_LIMIT, running).await;
             limit.with_context(|| format!("{name} did not stop in time"))?
         }
-    }
+    };
+    tasks.shutdown(SHUTDOWN_LIMIT).await;
+    outcome
 }

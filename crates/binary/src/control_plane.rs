@@ -185,6 +185,7 @@ pub async fn start_with(
         options,
     );
     show_figures(flags, &server, encryption, audit);
+    server.metrics().register(Box::new(move |out| who.sightings.encode(out)));
     let hooks: Vec<_> = HOOKS.iter().map(|name| server.health().hook(name)).collect();
 
     let tls = server_tls(flags, pki, credentials, address, &rotation)?;

@@ -9,11 +9,17 @@ use client::exec::Plugin;
 use transport::{ClientOptions, CredentialSource, HttpClient, Token};
 
 pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
+    Ok(Client::over(http(path)?.0, agent))
+}
+
+/// The connections below it, and the URL of the server.
+pub fn http(path: &Path) -> anyhow::Result<(HttpClient, String)> {
     let config = pki::Kubeconfig::read(path)?;
     let directory = path.parent().unwrap_or(Path::new("."));
     let credentials = config.resolve(None, directory)?;
     let plugin = credentials.exec.map(|exec| Plugin::new(&exec.config, exec.cluster, directory));
     let plugin = plugin.transpose().with_context(|| path.display().to_string())?;
+    let server = credentials.server.clone();
     let http = HttpClient::new(&ClientOptions {
         server: credentials.server,
         ca_pem: credentials.ca_pem,
@@ -26,5 +32,5 @@ pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
         source: plugin.map(|plugin| Arc::new(plugin) as Arc<dyn CredentialSource>),
     })
     .with_context(|| path.display().to_string())?;
-    Ok(Client::over(http, agent))
+    Ok((http, server))
 }

@@ -18,6 +18,7 @@ mod fuzz;
 mod kubeconfig;
 mod node;
 mod rotation;
+mod secure_port;
 mod server;
 mod snapshots;
 mod token;

@@ -4,7 +4,10 @@
 //! reads at its start. Out: a table, or files moved aside so that new ones are made.
 //!
 //! Invariants: nothing is deleted, what goes lies in `pki/old-TIME`; keys are of mode 0600; an
-//! authority is replaced only by one that can sign.
+//! authority is replaced only by one that can sign, and forgotten only when nobody comes with its
+//! certificates any more (`finish`).
+
+mod finish;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -42,7 +45,8 @@ pub enum Command {
     Check,
     /// Have new certificates made; a running server takes its own into use at once
     Rotate(Rotate),
-    /// Replace the certificate authorities; takes a restart of all servers and agents
+    /// Replace the certificate authorities; takes a restart of all servers and agents, and in the end
+    /// --finish
     RotateCa(RotateCa),
 }
 
@@ -53,15 +57,26 @@ pub struct Rotate {
     pub service: Vec<String>,
 }
 
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub struct RotateCa {
     /// Directory with ca.crt and ca.key, and the like for front-proxy-ca, sa.key [default: new ones
     /// are made]
     #[arg(long, value_name = "DIRECTORY")]
     pub path: Option<PathBuf>,
-    /// Also when clients that trust the present authority will not trust the new one
+    /// Also when clients that trust the present authority will not trust the new one; with --finish
+    /// also when somebody still comes with a certificate of the old one
     #[arg(long)]
     pub force: bool,
+    /// The last step: believe the new authority only, once nobody needs the old one any more
+    #[arg(long, conflicts_with = "path")]
+    pub finish: bool,
+    /// With --finish: certificates of the old authority that nobody has shown for this long count as
+    /// gone
+    #[arg(long, default_value = "1h", value_parser = duration::parse, value_name = "DURATION", requires = "finish")]
+    pub unused_for: Duration,
+    /// With --finish: asks the server with this [default: <data-dir>/kubeconfig]
+    #[arg(long, value_name = "FILE", requires = "finish")]
+    pub kubeconfig: Option<PathBuf>,
 }
 
 impl CertificateCommand {
@@ -69,7 +84,7 @@ impl CertificateCommand {
         let text = match self.command {
             Command::Check => check(data_dir)?,
             Command::Rotate(rotate) => rotate.run(data_dir).await?,
-            Command::RotateCa(rotate) => rotate.run(data_dir)?,
+            Command::RotateCa(rotate) => rotate.run(data_dir).await?,
         };
         print!("{text}");
         Ok(ExitCode::SUCCESS)
@@ -246,7 +261,15 @@ fn move_aside(path: &Path, aside: &Path) -> Result<()> {
 }
 
 impl RotateCa {
-    fn run(self, data_dir: &Path) -> Result<String> {
+    async fn run(self, data_dir: &Path) -> Result<String> {
+        if !self.finish {
+            return self.replace(data_dir);
+        }
+        let (kubeconfig, unused_for) = (self.kubeconfig.as_deref(), self.unused_for);
+        finish::Finish { data_dir, kubeconfig, unused_for, force: self.force }.run().await
+    }
+
+    fn replace(&self, data_dir: &Path) -> Result<String> {
         let directory = data_dir.join(PKI);
         let mut replaced = vec![];
         for (name, common_name) in [("ca", "kubernetes"), ("front-proxy-ca", "front-proxy-ca")] {
@@ -280,7 +303,8 @@ impl RotateCa {
         let names: Vec<&str> = replaced.iter().map(|(name, ..)| *name).collect();
         Ok(format!(
             "replaced: {}; the old files are in {}\n\
-             restart the server, then the agents; kubeconfigs and agents of before keep working\n",
+             restart the server, then the agents; kubeconfigs and agents of before keep working\n\
+             in the end, `decapod certificate rotate-ca --finish` takes the old authority out\n",
             names.join(", "),
             aside.display()
         ))
@@ -376,8 +400,7 @@ mod tests {
     #[test]
     fn a_new_authority_vouches_for_the_old_one() {
         let (root, before) = lab();
-        let rotate = RotateCa { path: None, force: false };
-        rotate.clone().run(root.path()).expect("rotated");
+        RotateCa::default().replace(root.path()).expect("rotated");
         let directory = root.path().join(PKI);
         let after = Pki::open_or_create(&directory).expect("loads");
         assert_ne!(after.cluster_ca.fingerprint(), before.cluster_ca.fingerprint());
@@ -406,11 +429,12 @@ mod tests {
         let other = tempfile::tempdir().expect("a directory");
         Pki::open_or_create(other.path()).expect("made");
         let path = Some(other.path().to_owned());
-        let rotate = RotateCa { path, force: false };
-        let told = rotate.run(root.path()).expect_err("refused").to_string();
+        let rotate = RotateCa { path, ..RotateCa::default() };
+        let told = rotate.replace(root.path()).expect_err("refused").to_string();
         assert!(told.contains("--force"), "{told}");
         let path = Some(other.path().to_owned());
-        RotateCa { path, force: true }.run(root.path()).expect("forced");
+        let rotate = RotateCa { path, force: true, ..RotateCa::default() };
+        rotate.replace(root.path()).expect("forced");
         let (new, brought) = (root.path().join("pki/ca.crt"), other.path().join("ca.crt"));
         assert_eq!(fs::read(new).expect("there"), fs::read(brought).expect("there"));
     }

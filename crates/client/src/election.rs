@@ -9,6 +9,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::task::{Stop, Tasks};
@@ -18,7 +19,7 @@ use kube::api::{WatchEvent, WatchParams};
 use machinery::{MicroTime, ObjectMeta};
 use tokio::time::Instant;
 
-use crate::client::{Client, ErrorExt, Result};
+use crate::client::{Client, ErrorExt};
 use crate::{Api, PostParams};
 
 /// Added to the time between tries, as a share of it.
@@ -49,6 +50,38 @@ pub struct Election {
     /// False where no second candidate can exist (an embedded store): the lease is taken once and
     /// not renewed, which saves a durable write every two seconds.
     pub renews: bool,
+    /// What others in the process may see of it.
+    pub leadership: Leadership,
+}
+
+/// Whether a candidate leads, for health checks and figures. Clones are the same one.
+/// Upstream: `leaderelection.HealthzAdaptor`.
+#[derive(Clone, Debug, Default)]
+pub struct Leadership(Arc<Mutex<Option<Instant>>>);
+
+impl Leadership {
+    pub fn leads(&self) -> bool {
+        self.renewed().is_some()
+    }
+
+    /// An error for a leader that has not renewed its lease, nor ended, `patience` after the lease
+    /// was over: it hangs, and should be killed.
+    pub fn check(&self, lease: &str, timing: Timing, patience: Duration) -> Result<(), String> {
+        match self.renewed() {
+            Some(renewed) if renewed.elapsed() > timing.lease + patience => {
+                Err(format!("failed election to renew leadership on lease {lease}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn renewed(&self) -> Option<Instant> {
+        *self.0.lock().expect("no panic while held")
+    }
+
+    fn set(&self, renewed: Option<Instant>) {
+        *self.0.lock().expect("no panic while held") = renewed;
+    }
 }
 
 /// Why [`Election::run`] ended.
@@ -93,6 +126,7 @@ impl Election {
             identity: format!("{host}_{}", base::rng::uuid()),
             timing: Timing::default(),
             renews: true,
+            leadership: Leadership::default(),
         }
     }
 
@@ -108,6 +142,7 @@ impl Election {
             return Ended::Stopped;
         }
         tracing::info!(lease = self.name, identity = self.identity, "became leader");
+        self.leadership.set(Some(Instant::now()));
         let leading = Tasks::new("leader");
         let mut working = pin!(work(leading.stop_signal()));
         let ended = tokio::select! {
@@ -123,6 +158,7 @@ impl Election {
                 tracing::warn!(lease = self.name, "the leader's work did not end in time");
             }
         }
+        self.leadership.set(None);
         if ended == Ended::Lost {
             tracing::error!(lease = self.name, "leadership lost");
         } else {
@@ -187,7 +223,10 @@ impl Election {
             tokio::time::sleep(self.timing.retry).await;
             let deadline = renewed + self.timing.renew_deadline;
             match tokio::time::timeout_at(deadline, self.attempt(observed)).await {
-                Ok(Ok(true)) => renewed = Instant::now(),
+                Ok(Ok(true)) => {
+                    renewed = Instant::now();
+                    self.leadership.set(Some(renewed));
+                }
                 Ok(Ok(false)) => {
                     // Somebody else holds it: there is nothing to wait for.
                     return;
@@ -208,7 +247,7 @@ impl Election {
     }
 
     /// Takes or renews the lease; false if it is somebody else's.
-    async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool> {
+    async fn attempt(&self, observed: &mut Option<Observed>) -> crate::Result<bool> {
         let api: Api<Lease> = self.client.api(Some(&self.namespace));
         let now = MicroTime(base::clock::now());
         let Some(lease) = api.get_opt(&self.name).await? else {
@@ -333,6 +372,26 @@ mod tests {
         check("other", 14, None);
         check("other", 15, Some(4));
         check("", 0, Some(4));
+    }
+
+    /// Upstream: `leaderelection.HealthzAdaptor`: only a leader that hangs is ill.
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_neither_renews_nor_ends_is_ill() {
+        let leadership = Leadership::default();
+        let check = |expected: bool| {
+            let outcome = leadership.check("it", Timing::default(), Duration::from_secs(20));
+            assert_eq!(outcome.is_ok(), expected, "{outcome:?}");
+        };
+        assert!(!leadership.leads());
+        check(true);
+        leadership.set(Some(Instant::now()));
+        tokio::time::advance(Duration::from_secs(35)).await;
+        assert!(leadership.leads());
+        check(true);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        check(false);
+        leadership.set(None);
+        check(true);
     }
 
     type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;

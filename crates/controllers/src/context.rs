@@ -137,6 +137,11 @@ fn is_enabled(selection: &[String], name: &str) -> bool {
     !named(&format!("-{name}")) && (selection.is_empty() || named("*"))
 }
 
+/// The names of those that `--controllers` selects.
+pub fn selected(selection: &[String]) -> impl Iterator<Item = &'static str> {
+    CONTROLLERS.iter().map(|row| row.name).filter(|name| is_enabled(selection, name))
+}
+
 /// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
 /// `kube-controller-manager` for the shared caches and events, then each controller's account
 /// (upstream's `--use-service-account-credentials`); one client for all is fine.

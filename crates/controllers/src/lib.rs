@@ -46,4 +46,4 @@ mod taint_eviction;
 mod ttl_after_finished;
 mod volume;
 
-pub use context::{CONTROLLERS, Context, Descriptor, Options, run};
+pub use context::{CONTROLLERS, Context, Descriptor, Options, run, selected};

@@ -136,23 +136,7 @@ fn only_get(parts: &Parts) -> Result<(), StatusError> {
 }
 
 fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
-    let version = &shared.options.version;
-    let text = json!({
-        "major": version.major,
-        "minor": version.minor,
-        "emulationMajor": version.major,
-        "emulationMinor": version.minor,
-        "minCompatibilityMajor": version.major,
-        "minCompatibilityMinor": version.minor.parse::<u32>().map_or(String::new(), |minor| (minor - 1).to_string()),
-        "gitVersion": version.git_version,
-        "gitCommit": version.git_commit,
-        "gitTreeState": "clean",
-        "buildDate": version.build_date,
-        "goVersion": "none",
-        "compiler": "rustc",
-        "platform": base::platform::platform(),
-    })
-    .to_string();
+    let text = shared.options.version.json().to_string();
     let accept =
         negotiate(&parts.headers, query, Offer::Object, Speaks::NoProtobuf).unwrap_or(Accept::JSON);
     // Upstream indents this one for everybody.

@@ -11,6 +11,7 @@ use auth::oidc::{self, AuthenticationConfiguration, Issuers};
 use auth::reload::Followed;
 use auth::request_header::{Headers, RequestHeader};
 use auth::service_account::ServiceAccounts;
+use auth::sightings::Sightings;
 use auth::token_webhook::TokenWebhook;
 use auth::tokens::{AnyAudience, BearerTokens, TokenAuthenticator};
 use auth::webhook::Webhook;
@@ -31,6 +32,8 @@ pub struct Authentication {
     pub anonymous_paths: Vec<String>,
     /// Who signs front proxies, PEM.
     pub front_proxy_ca_pem: String,
+    /// Who comes with certificates of an authority that has been replaced.
+    pub sightings: Sightings,
 }
 
 impl Authentication {
@@ -63,12 +66,21 @@ impl Authentication {
         }
         let bearer = Arc::new(BearerTokens::new(kinds, own.to_vec()));
         let (front_proxy, front_proxy_ca_pem) = front_proxy(access, pki)?;
+        let x509 = x509::X509::new(&credentials.client_ca_pem)?;
+        let sightings = x509.sightings().clone();
         let authenticators = Authenticators(vec![
             Box::new(front_proxy),
-            Box::new(x509::X509::new(&credentials.client_ca_pem)?),
+            Box::new(x509),
             Box::new(SharedTokens(bearer.clone())),
         ]);
-        Ok(Self { authenticators, bearer, anonymous, anonymous_paths, front_proxy_ca_pem })
+        Ok(Self {
+            authenticators,
+            bearer,
+            anonymous,
+            anonymous_paths,
+            front_proxy_ca_pem,
+            sightings,
+        })
     }
 }
 

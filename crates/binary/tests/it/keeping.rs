@@ -7,6 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use testkit::http::ApiClient;
+use testkit::wait;
 
 use crate::support::{LONG, Server};
 
@@ -63,6 +64,50 @@ fn who_trusts_the_old_authority_trusts_the_new_one() -> Result<()> {
     let listed = server.decapod(&["certificate", "check"])?;
     ensure!(listed.contains("CN=kubernetes@") && !listed.contains("EXPIRED"), "{listed}");
     Ok(())
+}
+
+/// The last step of a change of authorities: refused while somebody needs the old one, and then who
+/// comes with its certificates is a stranger.
+#[test]
+fn the_old_authority_is_forgotten_when_nobody_needs_it() -> Result<()> {
+    let mut server = Server::start(&[])?;
+    let before = server.kubeconfig()?;
+    let finish = ["certificate", "rotate-ca", "--finish", "--unused-for", "1s"];
+    ensure!(server.decapod(&finish)?.contains("no older authority"), "there is none yet");
+    server.decapod(&["certificate", "rotate-ca"])?;
+    let refused = |server: &Server, why: &str| -> Result<()> {
+        let told = server.decapod(&["certificate", "rotate-ca", "--finish"]);
+        let told = format!("{:#}", told.err().context("it was not refused")?);
+        ensure!(told.contains("nothing was changed") && told.contains(why), "{told}");
+        Ok(())
+    };
+    refused(&server, "the server has not been restarted since")?;
+    server.stop()?;
+    refused(&server, "the server cannot be asked who uses it")?;
+    server.launch()?;
+    let moved = before.replace(address_in(&before)?, address_in(&server.kubeconfig()?)?);
+    let answer = ApiClient::from_kubeconfig(&moved)?.get("/api/v1/namespaces", LONG)?;
+    ensure!(answer.status == 200, "a kubeconfig of before: {}", answer.body);
+    refused(&server, "kubernetes-admin came with a certificate of CN=kubernetes ")?;
+    // Later: the pods know the new one, and the old kubeconfig is not used any more.
+    wait::until(LONG, "nobody needs the old authority", || server.decapod(&finish))?;
+    ensure!(server.api()?.get("/readyz", LONG)?.status == 200, "the running server is lost");
+    server.stop()?;
+    server.launch()?;
+    let answer = server.api()?.get("/api/v1/namespaces", LONG)?;
+    ensure!(answer.status == 200, "the administrator: {}", answer.body);
+    let mixed = user_of(&server.kubeconfig()?, &before)?;
+    let answer = ApiClient::from_kubeconfig(&mixed)?.get("/api/v1/namespaces", LONG)?;
+    ensure!(answer.status == 401, "a certificate of before: {answer:?}");
+    Ok(())
+}
+
+/// A kubeconfig with the user of another.
+fn user_of(kubeconfig: &str, other: &str) -> Result<String> {
+    let mut config: Value = serde_saphyr::from_str(kubeconfig)?;
+    let other: Value = serde_saphyr::from_str(other)?;
+    config["users"] = other["users"].clone();
+    Ok(config.to_string())
 }
 
 fn address_in(kubeconfig: &str) -> Result<&str> {

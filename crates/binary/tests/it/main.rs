@@ -4,5 +4,6 @@
 mod audit;
 mod hostile;
 mod keeping;
+mod standalone;
 mod stopping;
 mod support;

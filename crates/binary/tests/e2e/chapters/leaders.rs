@@ -87,6 +87,10 @@ impl<'h> Control<'h> {
             let root = pki.join("ca.crt").display().to_string();
             words.extend(["--root-ca-file".into(), root]);
         }
+        // Two on one host cannot have the same port: the first has upstream's, the second none.
+        if number > 1 {
+            words.push("--secure-port=0".into());
+        }
         let name = format!("{component}-{number}");
         let mut daemon = Daemon::new(self.host, &name, &story.binary, words);
         daemon.launch(self.host)?;

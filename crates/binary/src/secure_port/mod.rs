@@ -1,0 +1,404 @@
+//! The port of a controller manager or a scheduler that runs alone: health, figures, settings.
+//!
+//! ```text
+//!  TLS ► who? ─► may they? ─► page
+//!        └── delegated: the cluster answers both
+//! ```
+//!
+//! In: upstream's flags, and what the component says about itself ([`Page`]). Out: the pages, over
+//! HTTPS only. Invariant: what is served before somebody is known is told by
+//! `--authorization-always-allow-paths` alone.
+//! Deviation: `/livez`, `/readyz` and `/version` are there for both; upstream's controller manager
+//! has `/healthz` alone, and neither has `/version`.
+//! Upstream: `controller-manager/app/serve.go`, `cmd/kube-scheduler/app/server.go`.
+
+mod delegated;
+
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use apiserver::codec::{self, Accept};
+use apiserver::health::Health;
+use apiserver::metrics::{family, process};
+use apiserver::verbs::query::Query;
+use base::task::Tasks;
+use client::election::{Leadership, Timing};
+use futures::FutureExt;
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use pki::{Authority, Issued, Profile};
+use serde_json::Value;
+use transport::tls::{ClientCerts, Identity, ServerTls};
+use transport::{Limits, Listener};
+
+use delegated::Delegated;
+
+/// After the end of its lease a leader has this long to end. Upstream: both components' watchdogs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
+const LOOK: Duration = Duration::from_secs(1800);
+const LEADS: &str = "leader_election_master_status";
+const LEADS_HELP: &str = "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 indicates backup, 1 indicates master. 'name' is the string used to identify the lease. Please make sure to group by name.";
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct SecurePort {
+    /// Where --secure-port listens
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
+    bind_address: IpAddr,
+    /// Port of health, metrics and settings, over HTTPS; 0: none [default: 10257 for
+    /// kube-controller-manager, 10259 for kube-scheduler]
+    #[arg(long)]
+    secure_port: Option<u16>,
+    /// Where a certificate that is made is kept [default: in memory]
+    #[arg(long, value_name = "DIRECTORY")]
+    cert_dir: Option<PathBuf>,
+    /// PEM; followed when it changes [default: one is made, signed by nobody else]
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    tls_cert_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    tls_private_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    delegated: delegated::Delegation,
+}
+
+/// What is served of a component.
+#[derive(Clone)]
+pub struct Page(Arc<Inner>);
+
+struct Inner {
+    name: &'static str,
+    /// By path. Upstream's controller manager adds its controllers to `/healthz`, its scheduler
+    /// what must be ready to `/readyz`.
+    health: [(&'static str, Health); 3],
+    leadership: Leadership,
+    configz: Value,
+    figures: Vec<fn(&mut String)>,
+}
+
+impl Page {
+    /// `elects`: whether there is a lease. `configz` is upstream's answer to that path.
+    pub fn new(
+        name: &'static str,
+        elects: bool,
+        leadership: &Leadership,
+        configz: Value,
+        figures: &[fn(&mut String)],
+    ) -> Self {
+        let health = ["healthz", "livez", "readyz"].map(|path| (path, Health::bare()));
+        for (path, health) in &health {
+            match elects && *path != "livez" {
+                true => {
+                    let leadership = leadership.clone();
+                    health.add("leaderElection", move || {
+                        leadership.check(name, Timing::default(), PATIENCE)
+                    });
+                }
+                false => health.add("ping", || Ok(())),
+            }
+        }
+        let (leadership, figures) = (leadership.clone(), figures.to_vec());
+        Self(Arc::new(Inner { name, health, leadership, configz, figures }))
+    }
+
+    pub fn healthz(&self) -> &Health {
+        &self.0.health[0].1
+    }
+
+    pub fn readyz(&self) -> &Health {
+        &self.0.health[2].1
+    }
+
+    async fn answer(&self, parts: &Parts) -> Response<apiserver::resource::Body> {
+        let path = parts.uri.path();
+        let query = Query::parse(parts.uri.query().unwrap_or_default());
+        for (name, health) in &self.0.health {
+            let below = path.trim_matches('/').split('/').next();
+            if below == Some(name)
+                && let Some(response) = health.serve(path, &query).await
+            {
+                return response;
+            }
+        }
+        let json =
+            |value: &Value| codec::json(&Accept::JSON, StatusCode::OK, value.to_string().into());
+        match path {
+            "/metrics" => codec::respond(
+                StatusCode::OK,
+                "text/plain; version=0.0.4; charset=utf-8",
+                codec::full(self.metrics()),
+            ),
+            "/configz" => json(&self.0.configz),
+            "/version" => json(&apiserver::serve::Version::default().json()),
+            _ => codec::page_not_found(),
+        }
+    }
+
+    fn metrics(&self) -> String {
+        let mut out = String::new();
+        apiserver::serve::Version::default().encode(&mut out);
+        process::encode(&mut out);
+        family(&mut out, LEADS, "gauge", LEADS_HELP);
+        let leads = u8::from(self.0.leadership.leads());
+        out.push_str(&format!("{LEADS}{{name=\"{}\"}} {leads}\n", self.0.name));
+        for figures in &self.0.figures {
+            figures(&mut out);
+        }
+        out
+    }
+}
+
+impl SecurePort {
+    /// Where it listens by `--secure-port` or by the component's default; `None` for port 0.
+    pub fn address(&self, usual: u16) -> Option<SocketAddr> {
+        let port = self.secure_port.unwrap_or(usual);
+        (port != 0).then_some(SocketAddr::new(self.bind_address, port))
+    }
+
+    /// Serves the page until the tasks end; returns when the port is open.
+    pub async fn serve(&self, usual: u16, page: &Page, tasks: &Tasks) -> anyhow::Result<()> {
+        let Some(address) = self.address(usual) else { return Ok(()) };
+        let pair = Pair::new(self, page.0.name);
+        let issued = pair.next(None)?;
+        let tls = transport::tls::server_tls(&identity(&issued)?, &ClientCerts::Request)?;
+        let listener = Listener::tcp(address).await.with_context(|| {
+            format!("cannot listen on {address}; --secure-port names another port, 0 none")
+        })?;
+        let delegated = Arc::new(Delegated::start(&self.delegated, page.0.name, tasks)?);
+        let page = page.clone();
+        let service = tower::service_fn(move |request: Request<_>| {
+            let (page, delegated) = (page.clone(), delegated.clone());
+            async move {
+                let (parts, _) = request.into_parts();
+                Ok::<_, Infallible>(guarded(&page, &delegated, &parts).await)
+            }
+        });
+        let (stop, served) = (tasks.stop_signal(), tls.clone());
+        let limits =
+            Limits { connections: 256, drain: Duration::from_secs(1), ..Limits::default() };
+        tasks.spawn_graceful("secure port", async move {
+            transport::serve(listener, Some(served), service, limits, stop).await;
+        });
+        tasks.spawn("secure port certificate", async move { pair.keep(issued, tls).await });
+        tracing::info!(%address, "Serving securely");
+        Ok(())
+    }
+}
+
+async fn guarded(
+    page: &Page,
+    delegated: &Delegated,
+    parts: &Parts,
+) -> Response<apiserver::resource::Body> {
+    let answer = async {
+        match delegated.admit(parts).await {
+            Ok(()) => page.answer(parts).await,
+            Err(refusal) => {
+                let mut response = codec::error(&Accept::JSON, &refusal);
+                let nosniff = HeaderValue::from_static("nosniff");
+                response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+                response
+            }
+        }
+    };
+    // A bug in a page is no reason to stop scheduling.
+    let answered = std::panic::AssertUnwindSafe(answer).catch_unwind().await;
+    let mut response = answered.unwrap_or_else(|_| {
+        codec::text(StatusCode::INTERNAL_SERVER_ERROR, "This request caused the server to panic\n")
+    });
+    let private = HeaderValue::from_static("no-cache, private");
+    response.headers_mut().insert(header::CACHE_CONTROL, private);
+    response
+}
+
+/// The certificate that is shown: brought along, kept in a directory, or in memory only.
+struct Pair {
+    files: Option<(PathBuf, PathBuf)>,
+    /// Whether it may be made here.
+    is_own: bool,
+    /// What it is called besides `localhost`.
+    names: Vec<String>,
+}
+
+impl Pair {
+    fn new(flags: &SecurePort, name: &str) -> Self {
+        let (files, is_own) = match (&flags.tls_cert_file, &flags.tls_private_key_file) {
+            (Some(cert), Some(key)) => (Some((cert.clone(), key.clone())), false),
+            _ => {
+                let named = |end: &str| {
+                    flags.cert_dir.as_ref().map(|dir| dir.join(format!("{name}.{end}")))
+                };
+                (named("crt").zip(named("key")), true)
+            }
+        };
+        let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        if !flags.bind_address.is_unspecified() && !flags.bind_address.is_loopback() {
+            names.push(flags.bind_address.to_string());
+        }
+        Self { files, is_own, names }
+    }
+
+    /// The one to use from now on; `present` while it will do.
+    fn next(&self, present: Option<&Issued>) -> anyhow::Result<Issued> {
+        let now = base::clock::now();
+        let stored = match &self.files {
+            Some((cert, key)) if !self.is_own || (cert.exists() && key.exists()) => {
+                Some(Issued { cert_pem: read(cert)?, key_pem: read(key)? })
+            }
+            _ => present.cloned(),
+        };
+        match stored {
+            Some(stored) if !self.is_own || !pki::needs_renewal(&stored.cert_pem, now) => {
+                Ok(stored)
+            }
+            _ => self.make(),
+        }
+    }
+
+    /// As upstream: an authority whose key nobody keeps, and a leaf of it.
+    fn make(&self) -> anyhow::Result<Issued> {
+        let stamp = base::clock::now().as_second();
+        let authority = Authority::generate(&format!("localhost-ca@{stamp}"))?;
+        let profile = Profile::server(format!("localhost@{stamp}"), vec![]).with_sans(&self.names);
+        let mut issued = authority.issue(&profile)?;
+        issued.cert_pem.push_str(authority.cert_pem());
+        if let Some((cert, key)) = &self.files {
+            if let Some(directory) = cert.parent() {
+                std::fs::create_dir_all(directory)
+                    .with_context(|| format!("cannot make {}", directory.display()))?;
+            }
+            pki::write_private(key, issued.key_pem.as_bytes(), 0o600)?;
+            pki::write_private(cert, issued.cert_pem.as_bytes(), 0o644)?;
+        }
+        Ok(issued)
+    }
+
+    /// Puts the next one into use, for ever: when files change, when what was made here grows old.
+    async fn keep(&self, mut present: Issued, tls: ServerTls) {
+        let watches: Vec<pki::FileWatch> = match &self.files {
+            Some((cert, key)) => {
+                [cert, key].into_iter().filter_map(|path| pki::FileWatch::open(path).ok()).collect()
+            }
+            None => vec![],
+        };
+        loop {
+            let changed = watches.iter().map(|watch| Box::pin(watch.changed()));
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                _ = futures::future::select_all(changed), if !watches.is_empty() => {}
+            }
+            match self.next(Some(&present)).and_then(|next| apply(&present, next, &tls)) {
+                Ok(next) => present = next,
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(error, "the certificate of the secure port was not replaced");
+                }
+            }
+        }
+    }
+}
+
+fn apply(present: &Issued, next: Issued, tls: &ServerTls) -> anyhow::Result<Issued> {
+    if (&present.cert_pem, &present.key_pem) != (&next.cert_pem, &next.key_pem) {
+        let config = transport::tls::server_config(&identity(&next)?, &ClientCerts::Request)?;
+        tls.store(Arc::new(config));
+        tracing::info!("the secure port has another certificate");
+    }
+    Ok(next)
+}
+
+fn identity(issued: &Issued) -> anyhow::Result<Identity> {
+    Ok(Identity::from_pem(&issued.cert_pem, &issued.key_pem)?)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    match text.trim() {
+        "" => bail!("{} is empty", path.display()),
+        _ => Ok(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: SecurePort,
+    }
+
+    fn flags(words: &[&str]) -> SecurePort {
+        Line::try_parse_from(["x"].iter().chain(words)).expect("flags").flags
+    }
+
+    #[test]
+    fn the_port_is_a_flag_or_the_components() {
+        let check = |words: &[&str], expected: Option<&str>| {
+            let address = flags(words).address(10259).map(|address| address.to_string());
+            assert_eq!(address.as_deref(), expected, "{words:?}");
+        };
+        check(&[], Some("0.0.0.0:10259"));
+        check(&["--secure-port=1234", "--bind-address=::1"], Some("[::1]:1234"));
+        check(&["--secure-port=0"], None);
+        assert!(Line::try_parse_from(["x", "--tls-cert-file=a"]).is_err());
+    }
+
+    #[test]
+    fn a_certificate_is_made_kept_and_renewed() {
+        let root = tempfile_dir();
+        let directory = root.join("certs");
+        let flags = flags(&["--cert-dir", &directory.display().to_string()]);
+        let pair = Pair::new(&flags, "kube-scheduler");
+        let first = pair.next(None).expect("made");
+        let chain = pki::certificates(first.cert_pem.as_bytes()).expect("PEM");
+        assert_eq!(chain.len(), 2);
+        assert!(chain[0].is_issued_by(&chain[1]), "the chain is whole");
+        assert!(directory.join("kube-scheduler.key").exists(), "it is kept");
+        let again = pair.next(None).expect("read");
+        assert_eq!(again.cert_pem, first.cert_pem, "a second start has the same");
+        // Without a directory each process has its own, and one for as long as it lasts.
+        let pair = Pair { files: None, is_own: true, names: vec!["localhost".into()] };
+        let first = pair.next(None).expect("made");
+        let again = pair.next(Some(&first)).expect("the same");
+        assert_eq!(again.cert_pem, first.cert_pem);
+        std::fs::remove_dir_all(root).expect("goes away");
+    }
+
+    fn tempfile_dir() -> PathBuf {
+        std::env::temp_dir().join(format!("decapod-secure-port-{}", base::rng::uuid()))
+    }
+
+    #[tokio::test]
+    async fn checks_are_upstreams() {
+        let leadership = Leadership::default();
+        let page = Page::new("kube-scheduler", true, &leadership, Value::Null, &[]);
+        page.readyz().add("sched-handler-sync", || Err("not yet".into()));
+        let check = async |uri: &str, expected: (u16, &str)| {
+            let (parts, ()) = Request::builder().uri(uri).body(()).expect("a request").into_parts();
+            let response = page.answer(&parts).await;
+            let status = response.status().as_u16();
+            let body = http_body_util::BodyExt::collect(response.into_body()).await;
+            let body = body.expect("no errors").to_bytes();
+            let body = String::from_utf8_lossy(&body);
+            assert_eq!((status, body.as_ref()), expected, "{uri}");
+        };
+        check("/healthz", (200, "ok")).await;
+        check("/healthz?verbose", (200, "[+]leaderElection ok\nhealthz check passed\n")).await;
+        check("/livez?verbose", (200, "[+]ping ok\nlivez check passed\n")).await;
+        let failing = "[+]leaderElection ok\n[-]sched-handler-sync failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n";
+        check("/readyz", (500, failing)).await;
+        check("/healthz/leaderElection", (200, "ok")).await;
+        check("/nothing", (404, "404 page not found\n")).await;
+        assert!(
+            page.metrics().contains("leader_election_master_status{name=\"kube-scheduler\"} 0")
+        );
+    }
+}
