@@ -54,14 +54,14 @@ async fn the_file_stays_below_twice_what_is_in_it() {
 
     let (store, before) = (open(dir.path(), &options), inode(dir.path()));
     let range = KeyRange::prefix(Bytes::new());
-    let start = Some(Revision(store.shared.state().revision.0 + 1));
-    let mut watch = store.watch(WatchRequest { range, start }).await.expect("it starts");
+    let mut next = Revision(store.shared.state().revision.0 + 1);
+    let request = WatchRequest { range, start: Some(next) };
+    let mut watch = store.watch(request).await.expect("it starts");
     churn(&store, 10).await;
     eventually(async || (inode(dir.path()) != before).then_some(())).await;
     churn(&store, 10).await;
     let last = store.revision().await.expect("it is open");
     // All events, of before and after.
-    let mut next = start.expect("just given");
     while next <= last {
         let item = tokio::time::timeout(LIMIT, watch.items.recv()).await.expect("in time");
         if let Some(WatchItem::Events(revision, _)) = item {
