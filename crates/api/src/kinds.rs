@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use k8s_openapi::Resource;
 use k8s_openapi::api::{
-    admissionregistration, apps, authentication, authorization, autoscaling, batch, certificates,
-    coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource,
-    scheduling, storage, storagemigration,
+    admissionregistration, apiserverinternal, apps, authentication, authorization, autoscaling,
+    batch, certificates, coordination, core, discovery, events, flowcontrol, networking, node,
+    policy, rbac, resource, scheduling, storage, storagemigration,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
@@ -26,6 +26,7 @@ pub fn codec(api_version: &str, kind: &str) -> Option<Arc<dyn Codec>> {
         .iter()
         .find(|row| row.api_version == api_version && row.kind == kind)
         .map(|row| (row.codec)(row))
+        .or_else(|| crate::versions::find(api_version, kind)?.codec())
 }
 
 /// A kind's codec with the habits of its Go struct: what comes in and what is stored look as
@@ -95,6 +96,7 @@ const KINDS: &[Kind] = kinds! {
         ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding ValidatingWebhookConfiguration
     }
     apiextensions::v1 { CustomResourceDefinition }
+    apiserverinternal::v1alpha1 { StorageVersion }
     apps::v1 { ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet }
     authentication::v1 { TokenReview TokenRequest SelfSubjectReview }
     authorization::v1 {
@@ -104,7 +106,9 @@ const KINDS: &[Kind] = kinds! {
     autoscaling::v2 { HorizontalPodAutoscaler }
     batch::v1 { CronJob Job }
     certificates::v1 { CertificateSigningRequest }
+    certificates::v1beta1 { ClusterTrustBundle PodCertificateRequest }
     coordination::v1 { Lease }
+    coordination::v1beta1 { LeaseCandidate }
     core::v1 {
         Binding ComponentStatus ConfigMap Endpoints Event LimitRange Namespace Node PersistentVolume
         PersistentVolumeClaim Pod PodTemplate ReplicationController ResourceQuota Secret Service
@@ -118,7 +122,9 @@ const KINDS: &[Kind] = kinds! {
     policy::v1 { Eviction PodDisruptionBudget }
     rbac::v1 { ClusterRole ClusterRoleBinding Role RoleBinding }
     resource::v1 { DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice }
+    resource::v1alpha3 { DeviceTaintRule ResourcePoolStatusRequest }
     scheduling::v1 { PriorityClass }
+    scheduling::v1alpha2 { PodGroup Workload }
     storage::v1 {
         CSIDriver CSINode CSIStorageCapacity StorageClass VolumeAttachment VolumeAttributesClass
     }

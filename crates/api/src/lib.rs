@@ -10,6 +10,7 @@ pub mod protobuf;
 pub mod quota;
 pub mod schema;
 pub mod types;
+pub mod versions;
 pub mod volumes;
 
 pub use k8s_openapi;
@@ -37,5 +38,6 @@ pub const GROUP_ORDER: &[&str] = &[
     "discovery.k8s.io",
     "resource.k8s.io",
     "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
     "storagemigration.k8s.io",
 ];

@@ -70,6 +70,14 @@ impl Resource {
         self.conversion.as_ref().map_or(&*self.codec, |conversion| conversion.stored_codec())
     }
 
+    /// What whoever uses the resource in this version is warned of.
+    pub fn deprecation(&self) -> Option<Cow<'_, str>> {
+        match self.conversion.as_ref().and_then(|conversion| conversion.deprecation()) {
+            Some(text) => Some(Cow::Borrowed(text)).filter(|text| !text.is_empty()),
+            None => self.strategy.deprecation_text(),
+        }
+    }
+
     pub fn subresource(&self, name: &str) -> Option<&Subresource> {
         self.subresources.iter().find(|one| one.name == name)
     }
@@ -95,6 +103,12 @@ pub trait Conversion: Send + Sync {
     /// Is this value kept in another version than the stored one?
     fn is_stale(&self, _value: &[u8]) -> bool {
         false
+    }
+
+    /// What users of the served version are warned of, empty if of nothing; `None`: the strategy
+    /// knows.
+    fn deprecation(&self) -> Option<&str> {
+        None
     }
 }
 

@@ -1,10 +1,10 @@
 //! `--runtime-config`: which groups, versions and resources are served.
 //!
-//! In: pairs of key and value, the rows, and which of them are served by default. Out: the rows that
-//! are not served. What is said about all of a kind of versions counts first, what is said about a
+//! In: pairs of key and value, the rows, and which of them are served by default. Out: which rows are
+//! served. What is said about all of a kind of versions counts first, what is said about a
 //! version next, what is said about one resource last. Upstream: `resourceconfig.MergeAPIResourceConfigs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::resource::{Resource, ResourceTable};
 
@@ -45,76 +45,81 @@ impl RuntimeConfig {
     }
 
     /// The rows, by group, version and plural, that are not to be served.
-    pub fn hidden(
-        &self,
-        table: &ResourceTable,
-        is_default: impl Fn(&Resource) -> bool,
-    ) -> Result<Vec<(String, String, String)>, String> {
-        self.check(table)?;
-        let mut hidden = vec![];
-        for row in table.iter().filter(|row| !row.custom) {
-            if !self.serves(row, is_default(row))? {
-                hidden.push((row.group.clone(), row.version.clone(), row.plural.clone()));
-            }
-        }
-        Ok(hidden)
+    pub fn hidden(&self, table: &ResourceTable) -> Vec<(String, String, String)> {
+        let rows = table.iter().filter(|row| !row.custom && !self.serves(row, true));
+        rows.map(|row| (row.group.clone(), row.version.clone(), row.plural.clone())).collect()
     }
 
-    fn serves(&self, row: &Resource, is_default: bool) -> Result<bool, String> {
+    /// Is the row served, given whether it is if nobody says anything? What [`check`](Self::check)
+    /// would refuse says nothing.
+    pub fn serves(&self, row: &Resource, is_default: bool) -> bool {
         let mut is_served = is_default;
         for (key, matches) in MATCHERS {
             match self.0.get(*key).map(String::as_str) {
                 Some("true") if matches(&row.version) => is_served = true,
                 Some("false") if matches(&row.version) => is_served = false,
-                None | Some("true" | "false") => {}
-                Some(value) => return Err(format!("invalid value {key}={value}")),
+                _ => {}
             }
         }
         // The core group has no key of its own: without it there is no cluster.
         if row.group.is_empty() {
-            return Ok(is_served);
+            return is_served;
         }
         let version = format!("{}/{}", row.group, row.version);
-        for key in [format!("{version}/{}", row.plural), version] {
-            if let Some(value) = self.0.get(&key) {
-                return parse_bool(&key, value);
-            }
-        }
-        Ok(is_served)
+        let said = |key: &str| parse_bool(key, self.0.get(key)?).ok();
+        said(&format!("{version}/{}", row.plural)).or_else(|| said(&version)).unwrap_or(is_served)
     }
 
-    fn check(&self, table: &ResourceTable) -> Result<(), String> {
+    /// Complains about what is not said well, or said about nothing: `known` has all groups with
+    /// their versions, served or not. Upstream: `APIEnablementOptions.Validate`, then
+    /// `MergeAPIResourceConfigs`.
+    pub fn check(&self, known: &BTreeSet<(String, String)>) -> Result<(), String> {
         if self.0.len() == 1 && self.0.get(ALL).is_some_and(|value| value == "false") {
             return Err(format!("invalid runtime-config with only {ALL}=false"));
         }
-        let mut unknown = vec![];
-        for (key, value) in &self.0 {
-            if MATCHERS.iter().any(|(name, _)| name == key) || key.starts_with("api/") {
-                continue;
+        let named = self.0.iter().filter(|(key, _)| !MATCHERS.iter().any(|(name, _)| name == key));
+        let mut unknown = BTreeSet::new();
+        for (key, _) in named.clone() {
+            let (group, version, _) =
+                parts(key).ok_or_else(|| format!("runtime-config invalid key {key}"))?;
+            if !known.iter().any(|(one, _)| one == group) {
+                unknown.insert(format!("{group}/{version}"));
             }
-            let tokens: Vec<&str> = key.split('/').collect();
-            let [group, version, rest @ ..] = tokens.as_slice() else { continue };
-            if rest.len() > 1 {
-                return Err(format!("invalid key {key}"));
+        }
+        if !unknown.is_empty() {
+            let unknown: Vec<String> = unknown.into_iter().collect();
+            return Err(format!("unknown api groups {}", unknown.join(",")));
+        }
+        for (key, _) in MATCHERS {
+            match self.0.get(*key).map(String::as_str) {
+                None | Some("true" | "false") => {}
+                Some(value) => return Err(format!("invalid value {key}={value}")),
             }
-            parse_bool(key, value)?;
-            if !table.iter().any(|row| row.group == *group) {
-                unknown.push(format!("{group}/{version}"));
-            } else if !table.iter().any(|row| row.group == *group && row.version == *version) {
+        }
+        for (key, value) in named {
+            let Some((group, version, resource)) = parts(key) else { continue };
+            if !known.contains(&(group.to_owned(), version.to_owned())) {
                 return Err(format!(
                     "group version {group}/{version} that has not been registered"
                 ));
             }
-            if let Some(resource) = rest.first().filter(|name| name.to_lowercase() != **name) {
+            parse_bool(key, value)?;
+            if resource.to_lowercase() != resource {
                 return Err(format!(
                     "invalid key {key}: group/version/resource and resource is always lowercase plural, not {resource:?}"
                 ));
             }
         }
-        match unknown.is_empty() {
-            true => Ok(()),
-            false => Err(format!("unknown api groups {}", unknown.join(","))),
-        }
+        Ok(())
+    }
+}
+
+/// `GROUP/VERSION[/RESOURCE]`.
+fn parts(key: &str) -> Option<(&str, &str, &str)> {
+    match key.split('/').collect::<Vec<_>>()[..] {
+        [group, version] => Some((group, version, "")),
+        [group, version, resource] => Some((group, version, resource)),
+        _ => None,
     }
 }
 
@@ -131,33 +136,76 @@ fn parse_bool(key: &str, value: &str) -> Result<bool, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::testing;
 
-    fn hidden(pairs: &str) -> Result<String, String> {
+    fn config(pairs: &str) -> RuntimeConfig {
         let pairs: Vec<String> = pairs.split(',').map(str::to_owned).collect();
-        let hidden = RuntimeConfig::parse(&pairs).hidden(&testing::table(), |_| true)?;
-        let names: Vec<&str> = hidden.iter().map(|(_, _, plural)| plural.as_str()).collect();
-        Ok(names.join(" "))
+        RuntimeConfig::parse(if pairs == [""] { &[] } else { &pairs })
     }
 
     #[test]
     fn the_narrower_key_wins() {
-        let check = |pairs: &str, expected: Result<&str, &str>| {
-            let expected = expected.map(str::to_owned).map_err(str::to_owned);
-            assert_eq!(hidden(pairs), expected, "{pairs}");
+        let check = |pairs: &str, expected: &str| {
+            let hidden = config(pairs).hidden(&testing::table());
+            let names: Vec<&str> = hidden.iter().map(|(_, _, plural)| plural.as_str()).collect();
+            assert_eq!(names.join(" "), expected, "{pairs}");
         };
-        check("", Ok(""));
-        check("apps/v1=false", Ok("deployments"));
-        check("apps/v1/deployments=false", Ok("deployments"));
-        check("apps/v1=false,apps/v1/deployments=true", Ok(""));
-        check("api/ga=false,api/all=true", Ok("configmaps namespaces deployments"));
-        check("api/all=false,apps/v1", Ok("configmaps namespaces"));
-        check("api/beta=true", Ok(""));
+        check("", "");
+        check("apps/v1=false", "deployments");
+        check("apps/v1/deployments=false", "deployments");
+        check("apps/v1=false,apps/v1/deployments=true", "");
+        check("api/ga=false,api/all=true", "configmaps namespaces deployments");
+        check("api/all=false,apps/v1", "configmaps namespaces");
+        check("api/beta=true", "");
+    }
+
+    #[test]
+    fn what_is_off_is_asked_for() {
+        let check = |pairs: &str, version: &str, expected: bool| {
+            let row = testing::table().get("apps", "v1", "deployments").cloned().expect("a row");
+            let mut row = Arc::into_inner(row).expect("nobody else has it");
+            row.version = version.into();
+            assert_eq!(config(pairs).serves(&row, false), expected, "{pairs} {version}");
+        };
+        for version in ["v1alpha1", "v1beta1"] {
+            check("", version, false);
+            check("api/all=true", version, true);
+            check("api/ga=true", version, false);
+            check("api/all=true,api/alpha=false", version, version == "v1beta1");
+            check("api/beta=true", version, version == "v1beta1");
+            check("api/alpha=true", version, version == "v1alpha1");
+            check("apps/v1beta1=true", version, version == "v1beta1");
+            check("apps/v1alpha1/deployments", version, version == "v1alpha1");
+            check("apps/v1alpha1/others", version, false);
+            check("api/all=true,apps/v1beta1/deployments=false", version, version == "v1alpha1");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_as_upstream_does() {
+        let known: BTreeSet<(String, String)> =
+            [("apps".into(), "v1".into()), ("apps".into(), "v1beta1".into())].into();
+        let check = |pairs: &str, expected: Result<(), &str>| {
+            let expected = expected.map_err(str::to_owned);
+            assert_eq!(config(pairs).check(&known), expected, "{pairs}");
+        };
+        check("", Ok(()));
+        check("api/all=false,apps/v1,apps/v1beta1/deployments=true", Ok(()));
         check("api/all=false", Err("invalid runtime-config with only api/all=false"));
         check("api/beta=maybe", Err("invalid value api/beta=maybe"));
-        check("nope/v1=true", Err("unknown api groups nope/v1"));
+        check("v1=true", Err("runtime-config invalid key v1"));
+        check("a/b/c/d=true", Err("runtime-config invalid key a/b/c/d"));
+        check("zz/v1=true,api/legacy=true", Err("unknown api groups api/legacy,zz/v1"));
         check("apps/v9=true", Err("group version apps/v9 that has not been registered"));
+        check(
+            "apps/v1/Deployments",
+            Err(
+                "invalid key apps/v1/Deployments: group/version/resource and resource is always lowercase plural, not \"Deployments\"",
+            ),
+        );
         check(
             "apps/v1=x",
             Err(

@@ -255,16 +255,13 @@ fn proxy_identity(issued: &Issued) -> extensions::aggregation::Identity {
     extensions::aggregation::Identity { cert_pem, key_pem }
 }
 
-/// Served only if `--runtime-config` says so, as upstream's beta versions.
-const OFF: &[(&str, &str)] = &[("storagemigration.k8s.io", "v1beta1")];
-
-/// Takes out of sight what `--runtime-config` turns off.
+/// Takes out of sight what `--runtime-config` turns off; complains about what there is not.
 fn hide_versions(serving: &flags::Serving, registry: &apiserver::Registry) -> anyhow::Result<()> {
-    let is_on = |row: &apiserver::resource::Resource| {
-        !OFF.contains(&(row.group.as_str(), row.version.as_str()))
-    };
-    let hidden = serving.runtime_config().hidden(&registry.resources(), is_on);
-    let hidden = hidden.map_err(anyhow::Error::msg)?;
+    let (config, table) = (serving.runtime_config(), registry.resources());
+    let mut known = resources::versions::known();
+    known.extend(table.iter().map(|row| (row.group.clone(), row.version.clone())));
+    config.check(&known).map_err(anyhow::Error::msg)?;
+    let hidden = config.hidden(&table);
     registry.change_resources(|table| table.hide(hidden));
     Ok(())
 }
@@ -326,11 +323,13 @@ fn registry(
     // What pods serve has certificates of their own making, and must not learn who we are.
     let plain = HttpClient::new(&ClientOptions { insecure: true, ..ClientOptions::default() })?;
     let facts: Option<Arc<dyn machinery::patch::Schema>> = Some(Arc::new(api::facts::Facts));
+    let config = flags.serving.runtime_config();
     let mut table = resources::table(resources::Options {
         schema: facts.clone(),
         node_ports: flags.service_node_port_range.clone(),
         kubelets: Arc::new(resources::Kubelets::new(http, plain)),
         tokens: Arc::new(TokenRequests::new(credentials.keys.clone())),
+        is_on: Box::new(move |row| config.serves(row, false)),
     });
     table.insert(Arc::new(extensions::definition::row(facts)));
     // The admission plugins come when the authorizers are there, before anything is served.

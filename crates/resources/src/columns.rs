@@ -9,10 +9,12 @@ use std::borrow::Cow;
 use api::schema::{JsonSchema, describe};
 use apiserver::resource::{CREATED_AT_COLUMN, Column, Doc, NAME_COLUMN};
 use k8s_openapi::api::{
-    apps::v1 as apps, autoscaling::v2 as autoscaling_v2, batch::v1 as batch,
-    certificates::v1 as certificates, coordination::v1 as coordination, core::v1 as core,
-    discovery::v1 as discovery, flowcontrol::v1 as flowcontrol, networking::v1 as networking,
-    resource::v1 as resource, scheduling::v1 as scheduling, storage::v1 as storage,
+    apiserverinternal::v1alpha1::StorageVersionStatus, apps::v1 as apps,
+    autoscaling::v2 as autoscaling_v2, batch::v1 as batch, certificates::v1 as certificates,
+    certificates::v1beta1 as trust, coordination::v1 as coordination,
+    coordination::v1beta1::LeaseCandidateSpec, core::v1 as core, discovery::v1 as discovery,
+    flowcontrol::v1 as flowcontrol, networking::v1 as networking, resource::v1 as resource,
+    scheduling::v1 as scheduling, scheduling::v1alpha2::PodGroupSpec, storage::v1 as storage,
 };
 use machinery::ObjectMeta;
 
@@ -63,6 +65,77 @@ impl Marked for Column {
 type Row = (&'static str, &'static str, fn() -> Vec<Column>);
 
 const COLUMNS: &[Row] = &[
+    ("certificates.k8s.io/v1beta1", "ClusterTrustBundle", || {
+        vec![
+            NAME_COLUMN,
+            doc::<trust::ClusterTrustBundleSpec>("SignerName", "string", "signerName"),
+        ]
+    }),
+    ("certificates.k8s.io/v1beta1", "PodCertificateRequest", || {
+        let spec = doc::<trust::PodCertificateRequestSpec>;
+        vec![
+            NAME_COLUMN,
+            spec("PodName", "string", "podName"),
+            spec("ServiceAccountName", "string", "serviceAccountName"),
+            spec("NodeName", "string", "nodeName"),
+            spec("SignerName", "string", "signerName"),
+            text("State", "string", "Is the request Pending, Issued, Denied, or Failed?"),
+            spec("UnverifiedUserAnnotations", "string", "unverifiedUserAnnotations"),
+        ]
+    }),
+    ("coordination.k8s.io/v1beta1", "LeaseCandidate", || {
+        vec![
+            NAME_COLUMN,
+            doc::<LeaseCandidateSpec>("LeaseName", "string", "leaseName"),
+            text("BinaryVersion", "string", ""),
+            text("EmulationVersion", "string", ""),
+            age(),
+        ]
+    }),
+    ("internal.apiserver.k8s.io/v1alpha1", "StorageVersion", || {
+        let status = doc::<StorageVersionStatus>;
+        vec![
+            NAME_COLUMN,
+            status("CommonEncodingVersion", "string", "commonEncodingVersion"),
+            status("StorageVersions", "string", "storageVersions"),
+            age(),
+        ]
+    }),
+    ("resource.k8s.io/v1alpha3", "DeviceTaintRule", || {
+        let taint = doc::<resource::DeviceTaint>;
+        vec![
+            NAME_COLUMN,
+            taint("Key", "string", "key"),
+            taint("Value", "string", "value"),
+            taint("Effect", "string", "effect"),
+            taint("TimeAdded", "string", "timeAdded"),
+            age(),
+        ]
+    }),
+    ("resource.k8s.io/v1alpha3", "ResourcePoolStatusRequest", || {
+        vec![
+            NAME_COLUMN,
+            text("Driver", "string", "The driver to query pools for."),
+            text("Total", "string", "Total number of devices across all pools."),
+            text("Available", "string", "Number of available devices across all pools."),
+            text("Allocated", "string", "Number of allocated devices across all pools."),
+            text("Unavailable", "string", "Number of unavailable devices across all pools."),
+            text("Errors", "string", "Number of pools with validation errors."),
+            text("Pools", "integer", "Total number of matching pools."),
+            text("Status", "string", "Processing status."),
+            text("Completed", "string", "Time since the observation completed."),
+        ]
+    }),
+    ("scheduling.k8s.io/v1alpha2", "PodGroup", || {
+        vec![
+            NAME_COLUMN,
+            doc::<PodGroupSpec>("Policy", "string", "schedulingPolicy"),
+            text("Workload", "string", "Name of the referenced Workload object"),
+            text("Status", "string", "Status of the PodGroup"),
+            age(),
+        ]
+    }),
+    ("scheduling.k8s.io/v1alpha2", "Workload", || vec![NAME_COLUMN, age()]),
     ("apiregistration.k8s.io/v1", "APIService", || {
         vec![
             NAME_COLUMN,

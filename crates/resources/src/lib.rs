@@ -19,6 +19,7 @@ mod kubelets;
 mod log_stream;
 mod metrics;
 mod native;
+mod optional;
 mod parts;
 mod print;
 mod printers;
@@ -29,11 +30,12 @@ mod rows;
 mod scale;
 pub mod schemas;
 mod validate;
+pub mod versions;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use apiserver::resource::{CreateHandler, ResourceTable};
+use apiserver::resource::{CreateHandler, Resource, ResourceTable};
 use machinery::patch::Schema;
 
 pub use kubelets::Kubelets;
@@ -44,6 +46,9 @@ pub use row::Row;
 const RESOURCES: &[&[fn() -> Row]] =
     &[core::ROWS, apps::ROWS, autoscaler::ROWS, events::ROWS, resource_claims::ROWS, rows::ROWS];
 
+/// As [`RESOURCES`], of kinds that no version is served of unless somebody asks for it.
+const OPTIONAL: &[&[fn() -> Row]] = &[optional::ROWS];
+
 /// What some rows need of the server they are in.
 pub struct Options {
     /// Tells patches about lists and maps.
@@ -53,19 +58,22 @@ pub struct Options {
     pub kubelets: Arc<Kubelets>,
     /// Answers `serviceaccounts/NAME/token`.
     pub tokens: Arc<dyn CreateHandler>,
+    /// Which of the rows that are off by default there are.
+    pub is_on: Box<dyn Fn(&Resource) -> bool>,
 }
 
 /// The table of built-in resources.
 pub fn table(options: Options) -> ResourceTable {
-    let Options { schema, node_ports, kubelets, tokens } = options;
+    let Options { schema, node_ports, kubelets, tokens, is_on } = options;
     let plain = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row());
+    let optional = versions::rows().filter(|row| is_on(row.resource()));
     let wired = [
         core::pod::row(&kubelets),
         core::node::row(&kubelets),
         core::service::row(node_ports, &kubelets),
         core::service_account(tokens),
     ];
-    let rows = plain.chain(wired).chain(metrics::rows(&kubelets));
+    let rows = plain.chain(wired).chain(metrics::rows(&kubelets)).chain(optional);
     ResourceTable::new(rows.map(|row| row.build(schema.clone())))
 }
 
@@ -80,7 +88,8 @@ pub fn places() -> Vec<(String, (String, String))> {
         ("serviceaccounts", "serviceaccounts"),
     ];
     let core = WIRED.iter().map(|(place, name)| ((*place).into(), (String::new(), (*name).into())));
-    let rows = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row().build(None));
+    let rows = RESOURCES.iter().chain(OPTIONAL).flat_map(|group| group.iter());
+    let rows = rows.map(|row| row().build(None));
     core.chain(rows.filter_map(|row| Some((row.storage?, (row.group, row.plural))))).collect()
 }
 
@@ -103,7 +112,13 @@ mod tests {
             panic!("a client without server is valid")
         };
         let kubelets = Arc::new(Kubelets::new(http.clone(), http));
-        Options { schema: None, node_ports: 30000..=32767, kubelets, tokens: Arc::new(NoTokens) }
+        Options {
+            schema: None,
+            node_ports: 30000..=32767,
+            kubelets,
+            tokens: Arc::new(NoTokens),
+            is_on: Box::new(|_| true),
+        }
     }
 
     struct NoTokens;

@@ -11,11 +11,12 @@ use machinery::Object;
 use machinery::object::{DecodeError, Unstructured};
 use serde::Deserialize;
 
-use crate::RESOURCES;
+use crate::{OPTIONAL, RESOURCES};
 
 /// Those that have nothing but their type; the others' objects are complete when they are stored.
 static ROWS: LazyLock<Vec<Resource>> = LazyLock::new(|| {
-    let rows = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row().build(None));
+    let rows = RESOURCES.iter().chain(OPTIONAL).flat_map(|group| group.iter());
+    let rows = rows.map(|row| row().build(None));
     rows.filter(|row| row.storage.is_some() && row.conversion.is_none()).collect()
 });
 
@@ -31,6 +32,12 @@ pub fn native(json: Vec<u8>) -> Result<Vec<u8>, DecodeError> {
     let Some(codec) = api::kinds::codec(&api_version, &kind) else {
         return Ok(Unstructured::from_value(serde_json::from_slice(&json)?)?.encode());
     };
+    // Upstream keeps some kinds in a version that is another one's view here.
+    if let Some(version) = api::versions::find(&api_version, &kind) {
+        let stored = api::versions::stored(codec.decode_stored(&json)?).encode();
+        debug_assert_ne!(version.stored(), api_version);
+        return native(stored);
+    }
     let mut object = codec.decode_stored(&json)?;
     if let Some(row) = ROWS.iter().find(|row| row.kind == kind && row.api_version() == api_version)
     {
@@ -63,6 +70,10 @@ mod tests {
         let set = json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "a"},
             "spec": {"selector": {}, "template": {}, "volumeClaimTemplates": [{"metadata": {"name": "d"}}]}});
         check(set, "/spec/volumeClaimTemplates/0/kind", "PersistentVolumeClaim".into());
+        let policy = json!({"apiVersion": "admissionregistration.k8s.io/v1beta1",
+            "kind": "MutatingAdmissionPolicy", "metadata": {"name": "a"}, "spec": {}});
+        check(policy.clone(), "/apiVersion", "admissionregistration.k8s.io/v1".into());
+        check(policy, "/spec/failurePolicy", "Fail".into());
         let custom =
             json!({"apiVersion": "a.b/v1", "kind": "C", "metadata": {"name": "a"}, "x": 1});
         check(custom, "/x", 1.into());

@@ -28,11 +28,13 @@ const RETURNED_WHEN_DELETED: &[&str] = &[
     "CSIDriver",
     "CSINode",
     "DeviceClass",
+    "DeviceTaintRule",
     "PersistentVolume",
     "PersistentVolumeClaim",
     "PodTemplate",
     "ResourceClaim",
     "ResourceClaimTemplate",
+    "ResourcePoolStatusRequest",
     "ResourceQuota",
     "ResourceSlice",
     "ServiceAccount",
@@ -94,6 +96,8 @@ pub(crate) struct SpecStatus<T: 'static> {
     pub(crate) generation: bool,
     pub(crate) default: fn(&mut T),
     pub(crate) cells: fn(&T) -> Vec<Value>,
+    /// Changes what is written beside the status, knowing what was there before.
+    closed: fn(&mut T, Option<&T>),
     selectable_names: &'static [&'static str],
     selectable: Selectable<T>,
 }
@@ -105,6 +109,7 @@ impl<T: Object> SpecStatus<T> {
             generation: false,
             default: |_| {},
             cells: |object| crate::print::name_and_age_cells(object),
+            closed: |_, _| {},
             selectable_names: &[],
             selectable: |_| vec![],
         }
@@ -118,6 +123,11 @@ impl<T: Object> SpecStatus<T> {
 
     pub(crate) fn default(mut self, default: fn(&mut T)) -> Self {
         self.default = default;
+        self
+    }
+
+    pub(crate) fn closed(mut self, closed: fn(&mut T, Option<&T>)) -> Self {
+        self.closed = closed;
         self
     }
 
@@ -146,12 +156,16 @@ impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
 
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         self.parts.prepare_create(object);
+        (self.closed)(object.expect_mut(), None);
         // The cleared status has defaults, too.
         (self.default)(object.expect_mut());
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         self.parts.prepare_update(ctx, object, old);
+        if ctx.subresource != "status" {
+            (self.closed)(object.expect_mut(), Some(old.expect()));
+        }
     }
 
     fn has_generation(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::any::TypeId;
 use std::sync::Arc;
 
+use api::versions::Version;
 use apiserver::resource::{
     ALL_VERBS, Behaviour, Conversion, Resource, Strategy, Subresource, SubresourceKind,
 };
@@ -11,6 +12,8 @@ use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
 use machinery::patch::Schema;
 use machinery::{Object, ObjectMeta};
 use serde_json::Value;
+
+use crate::versions;
 
 /// A row in the making.
 pub struct Row(Resource);
@@ -93,6 +96,17 @@ impl Row {
     pub fn converted(mut self, conversion: impl Conversion + 'static) -> Self {
         self.0.conversion = Some(Arc::new(conversion));
         self
+    }
+
+    /// The same resource in another version than the stored one, which is this.
+    pub fn in_version(mut self, version: Version) -> Self {
+        self.0.version = version.version().into();
+        self.0.codec = version.codec().expect("api knows the kind of every further version");
+        self.converted(versions::Renamed::new(version))
+    }
+
+    pub(crate) fn resource(&self) -> &Resource {
+        &self.0
     }
 
     /// Other verbs than the usual eight.
@@ -198,6 +212,7 @@ fn definition(group: &str, version: &str, kind: &str) -> String {
         "apiregistration.k8s.io" => {
             format!("io.k8s.kube-aggregator.pkg.apis.apiregistration.{version}.{kind}")
         }
+        "internal.apiserver.k8s.io" => format!("io.k8s.api.apiserverinternal.{version}.{kind}"),
         "" => format!("io.k8s.api.core.{version}.{kind}"),
         _ => format!("io.k8s.api.{}.{version}.{kind}", group.split('.').next().unwrap_or_default()),
     }

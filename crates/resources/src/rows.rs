@@ -5,7 +5,6 @@ use k8s_openapi::api::{
     coordination::v1 as coordination, discovery::v1 as discovery, flowcontrol::v1 as flowcontrol,
     networking::v1 as networking, node::v1 as node, policy::v1 as policy, rbac::v1 as rbac,
     scheduling::v1 as scheduling, storage::v1 as storage,
-    storagemigration::v1beta1 as storagemigration,
 };
 use machinery::Object;
 use serde_json::Value;
@@ -131,13 +130,6 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
         Row::new::<storage::CSIDriver>(
             Simple::new(printers::csi_driver).default(defaults::csi_driver),
         )
-    },
-    || {
-        let strategy = SpecStatus::new(parts!(storagemigration::StorageVersionMigration));
-        Row::new::<storagemigration::StorageVersionMigration>(
-            strategy.cells(printers::storage_version_migration),
-        )
-        .status()
     },
     || Row::new::<storage::CSINode>(Simple::new(printers::csi_node)),
     || Row::new::<storage::CSIStorageCapacity>(Plain::<storage::CSIStorageCapacity>::new()),

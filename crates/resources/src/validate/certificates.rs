@@ -150,7 +150,7 @@ fn pem(at: &At<'_>) {
 }
 
 /// `domain/path`
-fn signer_name(at: &At<'_>) {
+pub(super) fn signer_name(at: &At<'_>) {
     if !at.need() {
         return;
     }

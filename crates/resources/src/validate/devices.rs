@@ -37,7 +37,7 @@ fn list<'a>(
     }
 }
 
-fn label(at: &At<'_>) {
+pub(super) fn label(at: &At<'_>) {
     at.name(names::dns1123_label);
 }
 
@@ -323,7 +323,7 @@ fn device_status(at: &At<'_>, allocation: &At<'_>) {
     }
 }
 
-fn pool_name(at: &At<'_>) {
+pub(super) fn pool_name(at: &At<'_>) {
     const LONGEST: usize = 253;
     if !at.need() {
         return;
@@ -555,7 +555,7 @@ fn attribute(at: &At<'_>) {
 }
 
 /// `1.2.3-rc.1+build`
-fn is_version(text: &str) -> bool {
+pub(super) fn is_version(text: &str) -> bool {
     let (text, build) = text.split_once('+').map_or((text, None), |(text, b)| (text, Some(b)));
     let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
     let is_number = |part: &str| {
@@ -575,7 +575,7 @@ fn is_version(text: &str) -> bool {
         && build.is_none_or(|build| build.split('.').all(is_word))
 }
 
-fn taint(at: &At<'_>) {
+pub(super) fn taint(at: &At<'_>) {
     at.get("key").need_name(names::qualified_name);
     let value = at.get("value");
     if !value.is_empty() {

@@ -20,6 +20,7 @@ mod internal;
 mod ip;
 mod migration;
 mod networking;
+mod optional;
 mod pod;
 mod podupdate;
 mod policy;
@@ -28,6 +29,7 @@ mod service;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod volumes;
 mod warnings;
 mod workloads;
@@ -200,6 +202,36 @@ static RULES: &[Rules] = &[
         .metadata(MetadataRules::Plain)
         .create_on_update()
         .conditional(),
+    kind("certificates.k8s.io", "ClusterTrustBundle", trust::bundle)
+        .update(trust::bundle_update)
+        .named(names::path_segment)
+        .conditional(),
+    kind("certificates.k8s.io", "PodCertificateRequest", trust::request)
+        .update(trust::request_update)
+        .parts(&[("status", trust::request_status)])
+        .conditional(),
+    kind("coordination.k8s.io", "LeaseCandidate", optional::lease_candidate)
+        .update(optional::lease_candidate_update)
+        .named(names::config_map_key)
+        .create_on_update()
+        .conditional()
+        .deprecated("coordination.k8s.io/v1beta1 LeaseCandidate is deprecated in v1.36+, unavailable in v1.39+"),
+    kind("internal.apiserver.k8s.io", "StorageVersion", optional::storage_version)
+        .update(core::unchecked)
+        .parts(&[("status", optional::storage_version_status)])
+        .named(optional::storage_version_name)
+        .conditional(),
+    kind(DEVICES, "DeviceTaintRule", optional::device_taint_rule)
+        .parts(&[("status", optional::device_taint_status)])
+        .deprecated("resource.k8s.io/v1alpha3 DeviceTaintRule is deprecated in v1.36+, unavailable in v1.39+"),
+    kind(DEVICES, "ResourcePoolStatusRequest", optional::pool_request)
+        .update(optional::pool_request_update)
+        .parts(&[("status", optional::pool_request_status)])
+        .conditional(),
+    kind("scheduling.k8s.io", "Workload", optional::workload).update(optional::workload_update),
+    kind("scheduling.k8s.io", "PodGroup", optional::pod_group)
+        .update(optional::pod_group_update)
+        .parts(&[("status", optional::pod_group_status)]),
     kind("discovery.k8s.io", "EndpointSlice", networking::endpoint_slice)
         .update(networking::endpoint_slice_update),
     kind("flowcontrol.apiserver.k8s.io", "FlowSchema", flow::schema),

@@ -1,0 +1,383 @@
+//! Further versions of built-in kinds: those that are served only if somebody asks for them.
+//!
+//! In: a table. Out: a [`Version`] with its codec, and objects of it: each is the stored version's
+//! object under another name, so that no kind has a second Rust type. Where the versions' fields
+//! differ, they do by a box around some of them ([`BOXES`]).
+//!
+//! Invariant: an object that goes to another version and back is what it was.
+
+use std::sync::Arc;
+
+use machinery::object::{Codec, DecodeError, Decoded, Unstructured};
+use machinery::protobuf::{MessageId, Unsettled};
+use machinery::{Object, ObjectMeta};
+use serde_json::{Map, Value};
+
+use crate::{facts, kinds, protobuf};
+
+/// Kinds that are served in a version, and stored in another.
+pub struct Family {
+    /// `resource.k8s.io/v1beta1`.
+    pub api_version: &'static str,
+    /// What they are stored as.
+    pub stored: &'static str,
+    pub kinds: &'static [&'static str],
+    /// What users are told behind version and kind; empty where nothing is deprecated yet.
+    deprecation: &'static str,
+}
+
+const fn family(
+    api_version: &'static str,
+    stored: &'static str,
+    kinds: &'static [&'static str],
+    deprecation: &'static str,
+) -> Family {
+    Family { api_version, stored, kinds, deprecation }
+}
+
+const POLICIES: &[&str] = &["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"];
+const DEVICES: &[&str] =
+    &["DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"];
+
+/// All that v1.36 has; none is served by default.
+pub const FAMILIES: &[Family] = &[
+    family(
+        "admissionregistration.k8s.io/v1alpha1",
+        "admissionregistration.k8s.io/v1",
+        POLICIES,
+        "is deprecated in v1.35+, unavailable in v1.38+",
+    ),
+    family("admissionregistration.k8s.io/v1beta1", "admissionregistration.k8s.io/v1", POLICIES, ""),
+    family(
+        "certificates.k8s.io/v1alpha1",
+        "certificates.k8s.io/v1beta1",
+        &["ClusterTrustBundle"],
+        "is deprecated in v1.34+, unavailable in v1.37+",
+    ),
+    family(
+        "coordination.k8s.io/v1alpha2",
+        "coordination.k8s.io/v1beta1",
+        &["LeaseCandidate"],
+        "is deprecated in v1.35+, unavailable in v1.38+",
+    ),
+    family(
+        "networking.k8s.io/v1beta1",
+        "networking.k8s.io/v1",
+        &["IPAddress", "ServiceCIDR"],
+        "is deprecated in v1.34+, unavailable in v1.37+",
+    ),
+    family(
+        "resource.k8s.io/v1beta1",
+        "resource.k8s.io/v1",
+        DEVICES,
+        "is deprecated in v1.35+, unavailable in v1.38+",
+    ),
+    family(
+        "resource.k8s.io/v1beta2",
+        "resource.k8s.io/v1",
+        DEVICES,
+        "is deprecated in v1.36+, unavailable in v1.39+",
+    ),
+    family("resource.k8s.io/v1beta2", "resource.k8s.io/v1alpha3", &["DeviceTaintRule"], ""),
+    family(
+        "storage.k8s.io/v1beta1",
+        "storage.k8s.io/v1",
+        &["VolumeAttributesClass"],
+        "is deprecated in v1.34+, unavailable in v1.37+; use storage.k8s.io/v1 VolumeAttributesClass",
+    ),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    ToStored,
+    ToServed,
+}
+
+/// Elements of a list that one of two versions has flat, and the other with most fields in a box.
+struct Boxed {
+    api_version: &'static str,
+    kind: &'static str,
+    list: &'static str,
+    /// The field that holds the others, and in which direction they go into it.
+    field: &'static str,
+    into: Way,
+    /// Fields that stay outside.
+    outside: &'static [&'static str],
+    /// Is there a box even if nothing is in it?
+    always: bool,
+}
+
+const V1BETA1: &str = "resource.k8s.io/v1beta1";
+
+const BOXES: &[Boxed] = &[
+    Boxed {
+        api_version: V1BETA1,
+        kind: "ResourceClaim",
+        list: "/spec/devices/requests",
+        field: "exactly",
+        into: Way::ToStored,
+        outside: &["name", "firstAvailable"],
+        always: false,
+    },
+    Boxed {
+        api_version: V1BETA1,
+        kind: "ResourceClaimTemplate",
+        list: "/spec/spec/devices/requests",
+        field: "exactly",
+        into: Way::ToStored,
+        outside: &["name", "firstAvailable"],
+        always: false,
+    },
+    Boxed {
+        api_version: V1BETA1,
+        kind: "ResourceSlice",
+        list: "/spec/devices",
+        field: "basic",
+        into: Way::ToServed,
+        outside: &["name"],
+        always: true,
+    },
+];
+
+/// A kind in one of the versions of [`FAMILIES`].
+#[derive(Clone, Copy)]
+pub struct Version {
+    family: &'static Family,
+    pub kind: &'static str,
+}
+
+/// Of all kinds.
+pub fn all() -> impl Iterator<Item = Version> {
+    FAMILIES.iter().flat_map(|family| family.kinds.iter().map(|kind| Version { family, kind }))
+}
+
+pub fn find(api_version: &str, kind: &str) -> Option<Version> {
+    all().find(|one| one.family.api_version == api_version && one.kind == kind)
+}
+
+impl Version {
+    pub fn group(self) -> &'static str {
+        self.family.api_version.split_once('/').map_or("", |(group, _)| group)
+    }
+
+    /// `v1beta1`.
+    pub fn version(self) -> &'static str {
+        self.family.api_version.split_once('/').map_or("", |(_, version)| version)
+    }
+
+    pub fn api_version(self) -> &'static str {
+        self.family.api_version
+    }
+
+    /// The version that is stored, with its group.
+    pub fn stored(self) -> &'static str {
+        self.family.stored
+    }
+
+    /// What upstream warns its users of.
+    pub fn deprecation(self) -> Option<String> {
+        let Family { api_version, deprecation, .. } = self.family;
+        (!deprecation.is_empty()).then(|| format!("{api_version} {} {deprecation}", self.kind))
+    }
+
+    pub fn codec(self) -> Option<Arc<dyn Codec>> {
+        let stored = kinds::codec(self.family.stored, self.kind)?;
+        Some(Arc::new(Renaming { version: self, stored }))
+    }
+
+    /// An object of the stored version as one of this.
+    pub fn show(self, stored: Box<dyn Object>) -> Box<dyn Object> {
+        Box::new(Renamed { version: self, stored })
+    }
+
+    fn box_of(self) -> Option<&'static Boxed> {
+        BOXES.iter().find(|one| one.api_version == self.api_version() && one.kind == self.kind)
+    }
+
+    fn message(self) -> Option<MessageId> {
+        protobuf::descriptors().kind(self.api_version(), self.kind)
+    }
+
+    fn reshape(self, tree: &mut Value, way: Way) {
+        let Some(one) = self.box_of() else { return };
+        let Some(Value::Array(list)) = tree.pointer_mut(one.list) else { return };
+        for element in list.iter_mut().filter_map(Value::as_object_mut) {
+            if way == one.into {
+                fill(one, element);
+            } else if let Some(Value::Object(inner)) = element.remove(one.field) {
+                element.extend(inner);
+            }
+        }
+    }
+}
+
+/// Puts the fields into the box.
+fn fill(one: &Boxed, element: &mut Map<String, Value>) {
+    let (outer, inner): (Map<_, _>, Map<_, _>) =
+        std::mem::take(element).into_iter().partition(|(name, _)| one.outside.contains(&&**name));
+    *element = outer;
+    if one.always || inner.values().any(|value| !is_zero(value)) {
+        element.insert(one.field.into(), inner.into());
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_i64() == Some(0),
+        Value::Array(list) => list.is_empty(),
+        Value::Bool(_) | Value::Object(_) => false,
+    }
+}
+
+/// An object of the stored version, shown in another.
+struct Renamed {
+    version: Version,
+    stored: Box<dyn Object>,
+}
+
+/// The object in the stored version; one that is not of another is returned as it is.
+pub fn stored(object: Box<dyn Object>) -> Box<dyn Object> {
+    object.downcast::<Renamed>().map_or_else(|| object.boxed_clone(), |one| one.stored.clone())
+}
+
+impl Object for Renamed {
+    fn api_version(&self) -> &str {
+        self.version.api_version()
+    }
+
+    fn kind(&self) -> &str {
+        self.stored.kind()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.stored.meta()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.stored.meta_mut()
+    }
+
+    fn to_value(&self) -> Value {
+        let mut tree = self.stored.to_value();
+        self.version.reshape(&mut tree, Way::ToServed);
+        tree["apiVersion"] = self.version.api_version().into();
+        tree
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let json = self.stored.encode();
+        let head = format!("{{\"apiVersion\":\"{}\"", self.version.stored());
+        match json.strip_prefix(head.as_bytes()).filter(|_| self.version.box_of().is_none()) {
+            Some(rest) => {
+                let mut out =
+                    format!("{{\"apiVersion\":\"{}\"", self.version.api_version()).into_bytes();
+                out.extend_from_slice(rest);
+                out
+            }
+            None => Unstructured::from_value(self.to_value())
+                .expect("an object's tree is an object")
+                .encode(),
+        }
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Object> {
+        self.version.show(self.stored.clone())
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn std::any::Any {
+        self
+    }
+}
+
+/// Reads a version by way of the stored one.
+struct Renaming {
+    version: Version,
+    stored: Arc<dyn Codec>,
+}
+
+impl Codec for Renaming {
+    fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
+        let settled = self.version.message().map(|one| protobuf::descriptors().settle(one, json));
+        match settled {
+            Some(Ok(settled)) => self.renamed(serde_json::from_slice(&settled)?),
+            None | Some(Err(Unsettled::Malformed)) => self.renamed(serde_json::from_slice(json)?),
+            Some(Err(Unsettled::Value(why))) => Err(DecodeError(why)),
+        }
+    }
+
+    fn decode_value(&self, value: Value) -> Result<Decoded, DecodeError> {
+        self.decode(&serde_json::to_vec(&value).map_err(DecodeError::from)?)
+    }
+
+    fn decode_stored(&self, json: &[u8]) -> Result<Box<dyn Object>, DecodeError> {
+        Ok(self.renamed(serde_json::from_slice(json)?)?.object)
+    }
+
+    fn empty(&self) -> Box<dyn Object> {
+        self.version.show(self.stored.empty())
+    }
+
+    fn settle(&self, json: Vec<u8>) -> Vec<u8> {
+        let Some(message) = self.version.message() else { return json };
+        protobuf::descriptors().settle(message, &json).unwrap_or(json)
+    }
+}
+
+impl Renaming {
+    fn renamed(&self, mut tree: Value) -> Result<Decoded, DecodeError> {
+        let version = self.version;
+        let mut unknown = vec![];
+        if version.box_of().is_some() {
+            // What is unknown here may be known there.
+            let name = facts::definition_name(version.group(), version.version(), version.kind);
+            prune(name.unwrap_or_default(), &mut tree, "", &mut unknown);
+            version.reshape(&mut tree, Way::ToStored);
+        }
+        if let Some(fields) = tree.as_object_mut() {
+            fields.insert("apiVersion".into(), version.stored().into());
+        }
+        let Decoded { object, unknown_fields } = self.stored.decode_value(tree)?;
+        unknown.extend(unknown_fields);
+        Ok(Decoded { object: version.show(object), unknown_fields: unknown })
+    }
+}
+
+/// Takes out the fields that a definition does not have, and notes their paths.
+fn prune(name: &str, value: &mut Value, path: &str, unknown: &mut Vec<String>) {
+    let Some(definition) = facts::definition(name).filter(|one| one.fields().next().is_some())
+    else {
+        return;
+    };
+    let Value::Object(fields) = value else { return };
+    let below = |name: &str| if path.is_empty() { name.into() } else { format!("{path}.{name}") };
+    fields.retain(|name, value| {
+        let Some(field) = definition.field(name) else {
+            unknown.push(below(name));
+            return false;
+        };
+        if facts::OPAQUE.contains(&field.definition) {
+            return true;
+        }
+        match (field.shape, value) {
+            ("[]", Value::Array(items)) => {
+                for (index, item) in items.iter_mut().enumerate() {
+                    let path = format!("{}[{index}]", below(name));
+                    prune(field.definition, item, &path, unknown);
+                }
+            }
+            ("{}", Value::Object(items)) => {
+                for (key, item) in items {
+                    prune(field.definition, item, &format!("{}.{key}", below(name)), unknown);
+                }
+            }
+            (_, value) => prune(field.definition, value, &below(name), unknown),
+        }
+        true
+    });
+}

@@ -1,0 +1,105 @@
+//! What is served only if somebody asks for it: further versions of the kinds that there are, and
+//! kinds of which no version is served by default. Upstream: `--runtime-config`.
+//!
+//! In: [`api::versions`], which knows versions and their fields, and rows. Out: [`rows`], all of them,
+//! of which the table takes those that are on; and [`known`], what may be named without being served.
+//!
+//! Deviation: upstream's gates of these kinds (ClusterTrustBundle, PodCertificateRequest,
+//! GenericWorkload, StorageVersionMigrator) have no flag here: who asks for the version has the kind.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use api::versions::{self, Version};
+use apiserver::resource::Conversion;
+use machinery::object::Codec;
+use machinery::{Object, StatusError};
+
+use crate::{OPTIONAL, RESOURCES, Row};
+
+/// Versions that upstream's scheme has and none of its servers of this release serves: naming them
+/// is no mistake.
+const EMPTY: &[&str] = &[
+    "admission.k8s.io/v1",
+    "admission.k8s.io/v1beta1",
+    "apps/v1beta1",
+    "apps/v1beta2",
+    "authentication.k8s.io/v1alpha1",
+    "authentication.k8s.io/v1beta1",
+    "authorization.k8s.io/v1beta1",
+    "batch/v1beta1",
+    "discovery.k8s.io/v1beta1",
+    "events.k8s.io/v1beta1",
+    "extensions/v1beta1",
+    "flowcontrol.apiserver.k8s.io/v1beta1",
+    "flowcontrol.apiserver.k8s.io/v1beta2",
+    "flowcontrol.apiserver.k8s.io/v1beta3",
+    "imagepolicy.k8s.io/v1alpha1",
+    "node.k8s.io/v1alpha1",
+    "node.k8s.io/v1beta1",
+    "policy/v1beta1",
+    "rbac.authorization.k8s.io/v1alpha1",
+    "rbac.authorization.k8s.io/v1beta1",
+    "scheduling.k8s.io/v1beta1",
+    "storage.k8s.io/v1alpha1",
+];
+
+/// All rows that are off by default.
+pub(crate) fn rows() -> impl Iterator<Item = Row> {
+    let kinds = || RESOURCES.iter().chain(OPTIONAL).flat_map(|group| group.iter());
+    let further = kinds().flat_map(|row| {
+        let is_of = |version: &Version, row: &Row| {
+            let resource = row.resource();
+            version.kind == resource.kind && version.stored() == resource.api_version()
+        };
+        let of = row();
+        versions::all()
+            .filter(move |version| is_of(version, &of))
+            .map(|version| row().in_version(version))
+    });
+    further.chain(OPTIONAL.iter().flat_map(|group| group.iter()).map(|row| row()))
+}
+
+/// Groups and versions that may be named whether they are served or not.
+pub fn known() -> BTreeSet<(String, String)> {
+    let pair = |text: &str| {
+        let (group, version) = text.split_once('/')?;
+        Some((group.to_owned(), version.to_owned()))
+    };
+    let optional = rows().map(|row| row.resource().api_version());
+    let empty = EMPTY.iter().map(|text| (*text).to_owned());
+    optional.chain(empty).filter_map(|text| pair(&text)).collect()
+}
+
+/// Between the stored version and a view of it.
+pub(crate) struct Renamed {
+    version: Version,
+    stored: Arc<dyn Codec>,
+    deprecation: String,
+}
+
+impl Renamed {
+    pub(crate) fn new(version: Version) -> Self {
+        let stored = api::kinds::codec(version.stored(), version.kind);
+        let stored = stored.expect("api knows what every version is stored as");
+        Self { version, stored, deprecation: version.deprecation().unwrap_or_default() }
+    }
+}
+
+impl Conversion for Renamed {
+    fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+        Ok(versions::stored(object))
+    }
+
+    fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+        Ok(self.version.show(object))
+    }
+
+    fn stored_codec(&self) -> &dyn Codec {
+        &*self.stored
+    }
+
+    fn deprecation(&self) -> Option<&str> {
+        Some(&self.deprecation)
+    }
+}
