@@ -26,9 +26,9 @@ use store::{
 };
 use tokio::sync::{mpsc, watch};
 
-use crate::registry::Stored;
 use crate::request::Key;
 use crate::resource::Resource;
+use crate::stored::Stored;
 
 /// Events kept in memory for watchers that come back; older ones are read from the store.
 const RING_EVENTS: usize = 1024;

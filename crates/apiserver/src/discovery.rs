@@ -25,8 +25,9 @@ use crate::aggregate::Remote;
 use crate::codec::decode::group_version;
 use crate::codec::negotiate::clauses;
 use crate::codec::{self, Accept, As};
+use crate::options::Options;
+use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable, Subresource};
-use crate::serve::Shared;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
@@ -66,12 +67,13 @@ impl Discovery {
     /// Answers `/api` and `/apis` and what is below; `path` has no trailing slash.
     pub(crate) fn serve(
         &self,
-        shared: &Shared,
+        registry: &Registry,
+        options: &Options,
         path: &str,
         headers: &HeaderMap,
         accept: Result<Accept, StatusError>,
     ) -> Response<Body> {
-        let documents = self.documents(shared);
+        let documents = self.documents(registry, options);
         if let Some((json, tag)) = documents.aggregated.get(path)
             && wants_aggregated(headers)
         {
@@ -84,7 +86,7 @@ impl Discovery {
             _ => return codec::error(&Accept::JSON, &not_acceptable()),
         };
         if path == "/api" {
-            let json = api_versions(&shared.options.advertised);
+            let json = api_versions(&options.advertised);
             return codec::json(&accept, StatusCode::OK, json.to_string().into());
         }
         match documents.by_path.get(path) {
@@ -94,14 +96,14 @@ impl Discovery {
     }
 
     /// The paths of all documents.
-    pub(crate) fn paths(&self, shared: &Shared) -> Vec<String> {
-        let mut paths: Vec<String> = self.documents(shared).by_path.keys().cloned().collect();
+    pub(crate) fn paths(&self, registry: &Registry, options: &Options) -> Vec<String> {
+        let mut paths: Vec<String> =
+            self.documents(registry, options).by_path.keys().cloned().collect();
         paths.push("/api".into());
         paths
     }
 
-    fn documents(&self, shared: &Shared) -> Arc<Documents> {
-        let registry = &shared.registry;
+    fn documents(&self, registry: &Registry, options: &Options) -> Arc<Documents> {
         // Read first: rows that change meanwhile make the documents old, not new ones stale.
         let generation = registry.resources_generation();
         let mut cached = self.cached.lock().expect("no panic under the lock");
@@ -110,7 +112,7 @@ impl Discovery {
         {
             return documents.clone();
         }
-        let remotes = shared.options.aggregator.as_ref().map(|aggregator| aggregator.remotes());
+        let remotes = options.aggregator.as_ref().map(|aggregator| aggregator.remotes());
         let remotes = remotes.as_ref().map_or(&[][..], |remotes| remotes.as_slice());
         let documents = Arc::new(build(&registry.resources(), remotes, self.group_order));
         *cached = Some((generation, documents.clone()));

@@ -12,8 +12,8 @@ use futures::future::BoxFuture;
 use http::{Response, StatusCode};
 
 use crate::codec;
+use crate::query::Query;
 use crate::resource::Body;
-use crate::verbs::query::Query;
 
 /// A check that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -52,6 +52,22 @@ pub struct RequestInfo {
     pub field_selector: String,
 }
 
+impl RequestInfo {
+    pub fn is_read(&self) -> bool {
+        matches!(self.verb.as_str(), "get" | "list" | "watch" | "head" | "options")
+    }
+
+    /// Watches, and byte streams through the server.
+    pub fn is_long_running(&self) -> bool {
+        const STREAMS: &[&str] = &["attach", "exec", "proxy", "log", "portforward"];
+        let is_stream = self.is_resource && STREAMS.contains(&self.subresource.as_str());
+        self.verb == "watch"
+            || self.verb == "proxy"
+            || is_stream
+            || self.path.starts_with("/debug/pprof/")
+    }
+}
+
 /// One object's place: a resource's name within an (optional) namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {

@@ -127,7 +127,7 @@ fn parse_bool(key: &str, value: &str) -> Result<bool, String> {
     if value.is_empty() {
         return Ok(true);
     }
-    crate::verbs::query::parse_bool(value).ok_or_else(|| {
+    crate::query::parse_bool(value).ok_or_else(|| {
         format!(
             "invalid value of {key}: {value}, err: strconv.ParseBool: parsing {value:?}: invalid syntax"
         )

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::codec::negotiate::{Clause, clauses};
 use crate::codec::{self, Accept, Media};
 use crate::resource::Body;
-use crate::serve::Shared;
+use crate::shared::Shared;
 
 const COMPONENT: &str = "kube-apiserver";
 const GROUP: &str = "config.k8s.io";
@@ -98,7 +98,8 @@ fn status_text(shared: &Shared) -> String {
 
 fn status_json(shared: &Shared) -> Value {
     let version = &shared.options.version;
-    let mut paths: Vec<String> = crate::verbs::index(shared)
+    let mut paths: Vec<String> = shared
+        .paths()
         .iter()
         .filter_map(|path| {
             Some(format!("/{}", path.split('/').nth(1).filter(|part| !part.is_empty())?))

@@ -323,8 +323,9 @@ impl RotateCa {
         let Some(path) = &self.path else {
             let present =
                 Authority::from_pem(&old, &read(&directory.join(format!("{name}.key")))?)?;
-            // A name of its own: some programs look for an issuer by its name alone.
-            let stamp = base::clock::now().as_second();
+            // A name of its own, whenever the last one was made: some programs look for an issuer by its
+            // name alone.
+            let stamp = base::clock::now().as_millisecond();
             let authority = Authority::generate(&format!("{common_name}@{stamp}"))?;
             let vouched = authority.vouched_for_by(&present)?;
             let bundle = [authority.cert_pem(), &vouched, &old].concat();

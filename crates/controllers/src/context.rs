@@ -1,11 +1,10 @@
-//! The table of controllers and what each is given.
+//! What a controller is given, and how it is described.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::task::{Stop, Tasks};
+use base::task::Tasks;
 use client::{Client, EventRecorder, Informers};
 
 /// Flags of kube-controller-manager that controllers read.
@@ -82,114 +81,4 @@ pub struct Descriptor {
     pub component: &'static str,
     /// Subscribes and spawns; returns at once.
     pub start: fn(Context),
-}
-
-/// All controllers. Order does not matter.
-pub const CONTROLLERS: &[Descriptor] = &[
-    crate::deployment::DESCRIPTOR,
-    crate::replicaset::DESCRIPTOR,
-    crate::replication::DESCRIPTOR,
-    crate::job::DESCRIPTOR,
-    crate::cronjob::DESCRIPTOR,
-    crate::ttl_after_finished::DESCRIPTOR,
-    crate::daemonset::DESCRIPTOR,
-    crate::statefulset::DESCRIPTOR,
-    crate::endpointslice::DESCRIPTOR,
-    crate::endpoints::DESCRIPTOR,
-    crate::serviceaccount::DESCRIPTOR,
-    crate::root_ca::DESCRIPTOR,
-    crate::namespace::DESCRIPTOR,
-    crate::node_ipam::DESCRIPTOR,
-    crate::node_lifecycle::DESCRIPTOR,
-    crate::taint_eviction::DESCRIPTOR,
-    crate::pod_gc::DESCRIPTOR,
-    crate::policy_status::DESCRIPTOR,
-    crate::certificates::APPROVER,
-    crate::certificates::SIGNER,
-    crate::csr_cleaner::DESCRIPTOR,
-    crate::bootstrap_tokens::CLEANER,
-    crate::bootstrap_tokens::SIGNER,
-    crate::node_ttl::DESCRIPTOR,
-    crate::service_cidr::DESCRIPTOR,
-    crate::garbage::DESCRIPTOR,
-    crate::volume::DESCRIPTOR,
-    crate::volume::CLAIM_PROTECTION,
-    crate::volume::VOLUME_PROTECTION,
-    crate::volume::CLASS_PROTECTION,
-    crate::volume::EPHEMERAL,
-    crate::volume::EXPAND,
-    crate::volume::ATTACH,
-    crate::disruption::DESCRIPTOR,
-    crate::autoscaler::DESCRIPTOR,
-    crate::resource_quota::DESCRIPTOR,
-    crate::resource_claim::DESCRIPTOR,
-    crate::cluster_role_aggregation::DESCRIPTOR,
-    crate::endpointslice_mirroring::DESCRIPTOR,
-    crate::storage_version_migrator::DESCRIPTOR,
-];
-
-/// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.
-fn is_enabled(selection: &[String], name: &str) -> bool {
-    let named = |wanted: &str| selection.iter().any(|one| one == wanted);
-    if named(name) {
-        return true;
-    }
-    !named(&format!("-{name}")) && (selection.is_empty() || named("*"))
-}
-
-/// The names of those that `--controllers` selects.
-pub fn selected(selection: &[String]) -> impl Iterator<Item = &'static str> {
-    CONTROLLERS.iter().map(|row| row.name).filter(|name| is_enabled(selection, name))
-}
-
-/// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
-/// `kube-controller-manager` for the shared caches and events, then each controller's account
-/// (upstream's `--use-service-account-credentials`); one client for all is fine.
-pub async fn run(
-    client_for: impl Fn(&str) -> Client,
-    selection: &[String],
-    options: Options,
-    stop: Stop,
-) {
-    let tasks = Tasks::new("kube-controller-manager");
-    let client = client_for("kube-controller-manager");
-    let informers = Informers::new(client.clone(), tasks.clone());
-    let events = EventRecorder::new(client, &tasks, "kube-controller-manager", None);
-    let options = Arc::new(options);
-    let mut started = BTreeSet::new();
-    for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name)) {
-        assert!(started.insert(row.name), "a controller has one row");
-        (row.start)(Context {
-            client: client_for(row.account),
-            informers: informers.clone(),
-            events: events.for_component(row.component),
-            tasks: tasks.clone(),
-            options: options.clone(),
-        });
-    }
-    tracing::info!(controllers = started.len(), "controllers started");
-    let group = tasks.stop_signal();
-    tokio::select! {
-        () = stop.wait() => {}
-        () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
-    }
-    tasks.shutdown(Duration::from_secs(5)).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_flag_selects_controllers() {
-        let check = |selection: &[&str], name: &str, expected: bool| {
-            let selection: Vec<_> = selection.iter().map(|one| one.to_string()).collect();
-            assert_eq!(is_enabled(&selection, name), expected, "{selection:?} {name}");
-        };
-        check(&[], "a", true);
-        check(&["*"], "a", true);
-        check(&["*", "-a"], "a", false);
-        check(&["b"], "a", false);
-        check(&["a"], "a", true);
-    }
 }

@@ -42,8 +42,10 @@ mod service_cidr;
 mod serviceaccount;
 mod statefulset;
 mod storage_version_migrator;
+mod table;
 mod taint_eviction;
 mod ttl_after_finished;
 mod volume;
 
-pub use context::{CONTROLLERS, Context, Descriptor, Options, run, selected};
+pub use context::{Context, Descriptor, Options};
+pub use table::{CONTROLLERS, run, selected};

@@ -20,7 +20,7 @@ pub mod schema;
 use std::sync::Arc;
 
 use apiserver::Registry;
-use apiserver::openapi::SchemaSource;
+use apiserver::schemas::SchemaSource;
 use arc_swap::ArcSwap;
 use base::task::Tasks;
 

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use apiserver::openapi::SchemaSource;
+use apiserver::schemas::SchemaSource;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};

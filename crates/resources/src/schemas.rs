@@ -1,7 +1,7 @@
 //! The built-in kinds' schemas as the server's OpenAPI documents want them: crate `api` knows them,
 //! crate `apiserver` asks; this joins the two.
 
-use apiserver::openapi::SchemaSource;
+use apiserver::schemas::SchemaSource;
 use serde_json::{Map, Value, json};
 
 /// What `/version` answers, which is no kind.

@@ -1,6 +1,8 @@
-//! Where things are: the cache, the foreign kubectl.
+//! Where things are: the cache, the foreign kubectl, addresses of one's own.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context, Result, bail};
 
@@ -49,6 +51,14 @@ fn newest(name: &str) -> Result<Option<PathBuf>> {
 pub fn cached(variable: &str, place: &str) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
     named.or_else(|| cache().ok().map(|cache| cache.join(place)).filter(|path| path.is_file()))
+}
+
+/// A loopback address that no other call and no other process of now is given: programs that must be
+/// told their ports have all of them there. A port that was free a moment ago may be taken.
+pub fn own_loopback() -> Ipv4Addr {
+    static GIVEN: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high, low, GIVEN.fetch_add(1, Ordering::Relaxed))
 }
 
 /// A program on the search path.

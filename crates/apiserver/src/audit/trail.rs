@@ -24,10 +24,8 @@ use super::event::{Event, ObjectReference, Status, user_agent, without_managed_f
 use super::policy::{Level, Stage, Verdict};
 use crate::authn::LocalIdentity;
 use crate::codec::protobuf::Protobuf;
-use crate::filters::in_flight::is_long_running;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
-use crate::serve::Shared;
 
 /// See the module. Clones of the `Arc` travel with the request's extensions.
 pub struct Trail {
@@ -42,12 +40,12 @@ impl Trail {
     /// Nothing where the policy is not interested. Writes the first event; an error means that the
     /// request must not go on.
     pub async fn begin(
-        shared: &Shared,
+        audit: Option<&Arc<Audit>>,
         info: &Arc<RequestInfo>,
         parts: &mut Parts,
         user: &UserInfo,
     ) -> Result<Option<Arc<Self>>, StatusError> {
-        let Some(audit) = &shared.options.audit else { return Ok(None) };
+        let Some(audit) = audit else { return Ok(None) };
         let Some(trail) = Self::new(audit, info, parts, Some(user)) else { return Ok(None) };
         let trail = Arc::new(trail);
         if !trail.write(Stage::RequestReceived).await {
@@ -93,7 +91,7 @@ impl Trail {
             received: base::clock::now(),
             annotations: BTreeMap::new(),
         };
-        let is_long = is_long_running(info);
+        let is_long = info.is_long_running();
         Some(Self { audit: audit.clone(), verdict, is_long, event: Mutex::new(Some(event)) })
     }
 
@@ -213,7 +211,11 @@ impl Trail {
     }
 
     /// An answer: what is noted of it depends on the level, and on whether it is a `Status`.
-    async fn answered(&self, shared: &Shared, response: Response<Body>) -> Response<Body> {
+    async fn answered(
+        &self,
+        protobuf: Option<Protobuf>,
+        response: Response<Body>,
+    ) -> Response<Body> {
         let code = response.status().as_u16();
         let is_resource = self.is_of_resource();
         self.set_status(Status::of_code(code));
@@ -230,7 +232,7 @@ impl Trail {
             return Response::from_parts(head, crate::codec::full(Bytes::new()));
         };
         let bytes = whole.to_bytes();
-        if let Some(json) = as_json(shared, &head.headers, &bytes) {
+        if let Some(json) = as_json(protobuf, &head.headers, &bytes) {
             if let Ok(tree) = serde_json::from_slice::<Value>(&json)
                 && tree["kind"] == "Status"
                 && tree["apiVersion"] == "v1"
@@ -252,7 +254,7 @@ pub struct AuditId(pub HeaderValue);
 
 /// Does the work of a request, and writes what becomes of it.
 pub(crate) async fn follow(
-    shared: &Shared,
+    protobuf: Option<Protobuf>,
     trail: Option<Arc<Trail>>,
     work: impl Future<Output = Result<Response<Body>, StatusError>>,
 ) -> Result<Response<Body>, StatusError> {
@@ -282,7 +284,7 @@ pub(crate) async fn follow(
             trail.write(Stage::ResponseComplete).await;
             return Err(error);
         }
-        Ok(response) => trail.answered(shared, response).await,
+        Ok(response) => trail.answered(protobuf, response).await,
     };
     if !trail.is_long {
         trail.write(Stage::ResponseComplete).await;
@@ -322,12 +324,12 @@ impl Drop for Left {
 
 /// Of a request whose credentials are wrong there is one event, without a user.
 pub(crate) async fn failed_authentication(
-    shared: &Shared,
+    audit: Option<&Arc<Audit>>,
     info: &RequestInfo,
     parts: &Parts,
     error: &StatusError,
 ) {
-    let Some(audit) = &shared.options.audit else { return };
+    let Some(audit) = audit else { return };
     let Some(trail) = Trail::new(audit, info, parts, None) else { return };
     trail.refused(error);
     let tried = tried(parts);
@@ -403,14 +405,13 @@ fn may_be_status(response: &Response<Body>) -> bool {
 }
 
 /// The answer as JSON, whatever the client asked for.
-fn as_json(shared: &Shared, headers: &HeaderMap, bytes: &Bytes) -> Option<Bytes> {
+fn as_json(protobuf: Option<Protobuf>, headers: &HeaderMap, bytes: &Bytes) -> Option<Bytes> {
     let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     if kind.starts_with("application/json") {
         return Some(bytes.clone());
     }
     if kind.starts_with("application/vnd.kubernetes.protobuf") {
-        let protobuf = Protobuf(shared.options.protobuf?);
-        return (protobuf.0)().to_json(bytes).ok().map(Bytes::from);
+        return (protobuf?.0)().to_json(bytes).ok().map(Bytes::from);
     }
     None
 }

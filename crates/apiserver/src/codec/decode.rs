@@ -18,9 +18,9 @@ use serde_json::Value;
 use super::explain::explain;
 use super::gojson;
 use super::protobuf::{self, Protobuf};
-use crate::openapi::SchemaSource;
 use crate::request::{FieldValidation, RequestContext};
 use crate::resource::ResourceTable;
+use crate::schemas::SchemaSource;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFormat {
@@ -430,7 +430,7 @@ mod tests {
             kind: "ConfigMap",
             codec: &codec,
             table: &table,
-            schemas: &crate::openapi::NoSchemas,
+            schemas: &crate::schemas::NoSchemas,
         };
         let object = decode(body.as_bytes(), format, &wanted, &ctx)
             .map_err(|error| error.message.clone())?;

@@ -9,8 +9,8 @@ use store::Revision;
 
 use super::table::{self, TableOptions};
 use super::{Accept, As, Media, partial};
-use crate::registry::{Stored, WatchEvent};
 use crate::resource::Resource;
+use crate::stored::{Stored, WatchEvent};
 
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 

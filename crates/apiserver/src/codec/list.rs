@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::decode::group_version;
 use super::table::{self, TableOptions};
 use super::{Accept, As, Media, full, not_acceptable, partial, respond};
-use crate::registry::{List, Stored};
 use crate::resource::{Body, Resource};
+use crate::stored::{List, Stored};
 
 /// Lists up to about this size go out in one piece; of longer ones as much is in memory at a time.
 const PIECE_BYTES: usize = 256 << 10;

@@ -28,8 +28,8 @@ use serde_json::Value;
 
 pub use negotiate::{Accept, As, Media};
 
-use crate::registry::Stored;
 use crate::resource::Body;
+use crate::stored::Stored;
 use table::TableOptions;
 
 pub fn full(bytes: impl Into<Bytes>) -> Body {

@@ -9,7 +9,7 @@ use machinery::StatusError;
 use machinery::status::Reason;
 
 use super::protobuf::{self, Protobuf};
-use crate::verbs::query::Query;
+use crate::query::Query;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Media {
@@ -189,7 +189,7 @@ fn shown_as(clause: &Clause<'_>) -> Option<As> {
 /// The query says so, or a person asks: curl, wget and browsers.
 pub fn wants_pretty(headers: &HeaderMap, query: &Query) -> bool {
     if let Some(text) = query.first("pretty").filter(|text| !text.is_empty()) {
-        return crate::verbs::query::parse_bool(text).unwrap_or(false);
+        return crate::query::parse_bool(text).unwrap_or(false);
     }
     let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|person| agent.starts_with(person))

@@ -10,8 +10,8 @@ use machinery::status::Reason;
 use serde_json::Value;
 
 use super::decode::group_version;
-use crate::registry::List;
 use crate::resource::Resource;
+use crate::stored::List;
 
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 

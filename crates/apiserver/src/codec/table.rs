@@ -6,9 +6,9 @@ use machinery::StatusError;
 use serde_json::{Value, json};
 
 use super::partial;
-use crate::registry::Stored;
+use crate::query::Query;
 use crate::resource::Resource;
-use crate::verbs::query::Query;
+use crate::stored::Stored;
 
 /// What a row carries besides its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

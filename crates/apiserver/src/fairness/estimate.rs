@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::queues::Work;
+use crate::query::Query;
 use crate::request::RequestInfo;
-use crate::verbs::query::Query;
 
 const BYTES_PER_SEAT: u64 = 100_000;
 /// What a list from the watch cache, which is streamed, holds at one time.

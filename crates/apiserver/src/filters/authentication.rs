@@ -5,7 +5,7 @@ use machinery::StatusError;
 
 use crate::authn::LocalIdentity;
 use crate::request::UserInfo;
-use crate::serve::Shared;
+use crate::shared::Shared;
 
 pub const AUTHENTICATED: &str = "system:authenticated";
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";

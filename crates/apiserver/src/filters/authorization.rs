@@ -7,7 +7,7 @@ use machinery::StatusError;
 use crate::audit::Trail;
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::request::{RequestInfo, UserInfo};
-use crate::serve::Shared;
+use crate::shared::Shared;
 
 pub async fn authorize(
     shared: &Shared,

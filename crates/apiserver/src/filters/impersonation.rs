@@ -11,9 +11,9 @@ use machinery::StatusError;
 use super::authentication::{ANONYMOUS, UNAUTHENTICATED, with_group};
 use super::authorization::{decide, forbidden};
 use crate::authz::{Attributes, Decision};
+use crate::query::decode_path;
 use crate::request::{RequestInfo, UserInfo};
-use crate::serve::Shared;
-use crate::verbs::query::decode_path;
+use crate::shared::Shared;
 
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");

@@ -8,15 +8,16 @@ use std::time::Duration;
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
 use http::request::Parts;
 use http::{Response, StatusCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::codec;
 use crate::fairness::{Class, Fairness, Place, Refused, Stored, WatchGuard, work};
+use crate::limiter::Limiter;
+use crate::query::Query;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
-use crate::serve::Shared;
-use crate::verbs::query::Query;
+use crate::shared::Shared;
 
 const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
@@ -25,40 +26,6 @@ const MASTERS: &str = "system:masters";
 /// A request may wait for this part of the time it has, and no longer than the other.
 const WAITING_PART: u32 = 4;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
-/// What limits the requests of a server.
-pub enum Limiter {
-    Fair(Fairness),
-    InFlight(InFlight),
-}
-
-/// Places of reads and of writes; none where there is no limit.
-pub struct InFlight {
-    reads: Option<Arc<Semaphore>>,
-    writes: Option<Arc<Semaphore>>,
-}
-
-impl InFlight {
-    /// 0 stands for no limit.
-    pub fn new(reads: usize, writes: usize) -> Self {
-        let places = |count| (count > 0).then(|| Arc::new(Semaphore::new(count)));
-        Self { reads: places(reads), writes: places(writes) }
-    }
-}
-
-pub fn is_read(info: &RequestInfo) -> bool {
-    matches!(info.verb.as_str(), "get" | "list" | "watch" | "head" | "options")
-}
-
-/// Watches, and byte streams through the server.
-pub fn is_long_running(info: &RequestInfo) -> bool {
-    const STREAMS: &[&str] = &["attach", "exec", "proxy", "log", "portforward"];
-    let is_stream = info.is_resource && STREAMS.contains(&info.subresource.as_str());
-    info.verb == "watch"
-        || info.verb == "proxy"
-        || is_stream
-        || info.path.starts_with("/debug/pprof/")
-}
 
 /// The right to be answered. Places are kept until the answer's head is there: of a watch, that is
 /// when it begins.
@@ -122,11 +89,11 @@ pub async fn enter(
     time: Duration,
 ) -> Result<Held, Response<Body>> {
     match &shared.limiter {
-        Limiter::Fair(fairness) if !is_long_running(info) || info.verb == "watch" => {
+        Limiter::Fair(fairness) if !info.is_long_running() || info.verb == "watch" => {
             enter_fairly(shared, fairness, info, user, parts, time).await
         }
-        Limiter::InFlight(limits) if !is_long_running(info) => {
-            let places = if is_read(info) { &limits.reads } else { &limits.writes };
+        Limiter::InFlight(limits) if !info.is_long_running() => {
+            let places = if info.is_read() { &limits.reads } else { &limits.writes };
             let Some(places) = places else { return Ok(Held::Free) };
             match places.clone().try_acquire_owned() {
                 Ok(_place) => Ok(Held::InFlight { _place }),

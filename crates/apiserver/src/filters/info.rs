@@ -8,8 +8,8 @@
 
 use http::{Method, Request};
 
+use crate::query::{Query, decode_path};
 use crate::request::RequestInfo;
-use crate::verbs::query::{Query, decode_path};
 
 pub fn parse<B>(request: &Request<B>) -> RequestInfo {
     let path = request.uri().path();

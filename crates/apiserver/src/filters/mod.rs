@@ -7,7 +7,6 @@
 mod audit_id;
 pub(crate) mod authentication;
 pub(crate) mod authorization;
-pub mod body;
 mod gzip;
 pub(crate) mod impersonation;
 pub(crate) mod in_flight;
@@ -28,7 +27,7 @@ use crate::audit;
 use crate::codec;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
-use crate::serve::Shared;
+use crate::shared::Shared;
 use crate::verbs;
 
 /// The stack.
@@ -74,19 +73,21 @@ async fn inside(
     request: Request<Body>,
     time: Duration,
 ) -> Result<Response<Body>, StatusError> {
+    let audit = shared.options.audit.as_ref();
     let (mut parts, body) = request.into_parts();
     // Who is it? Certificates, tokens, or the process itself.
     let user = match authentication::authenticate(shared, &parts).await {
         Ok(user) => user,
         Err(error) => {
-            audit::failed_authentication(shared, info, &parts, &error).await;
+            audit::failed_authentication(audit, info, &parts, &error).await;
             return Err(error);
         }
     };
     // What is asked, what is decided and what comes of it is noted from here on, if anybody wants.
-    let trail = audit::Trail::begin(shared, info, &mut parts, &user).await?;
+    let trail = audit::Trail::begin(audit, info, &mut parts, &user).await?;
     let work = known(shared, info, user, parts, body, time);
-    audit::follow(shared, trail, work).await
+    let protobuf = shared.options.protobuf.map(codec::protobuf::Protobuf);
+    audit::follow(protobuf, trail, work).await
 }
 
 /// What follows once it is known who asks.

@@ -12,7 +12,7 @@ use super::in_flight::{UntilTheEnd, Waited};
 use crate::metrics::{Answer, Metrics, Subject};
 use crate::request::RequestInfo;
 use crate::resource::Body;
-use crate::serve::Shared;
+use crate::shared::Shared;
 
 /// A short request that takes longer than this is worth a line.
 const SLOW_SECONDS: f64 = 1.0;

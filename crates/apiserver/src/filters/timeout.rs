@@ -7,15 +7,14 @@ use http::Uri;
 use machinery::StatusError;
 use machinery::status::Reason;
 
-use super::in_flight::is_long_running;
+use crate::query::Query;
 use crate::request::RequestInfo;
-use crate::serve::Shared;
-use crate::verbs::query::Query;
+use crate::shared::Shared;
 
 /// How long a request may take. `timeout` of the query shortens it, and never lengthens it.
 pub fn of(shared: &Shared, info: &RequestInfo, uri: &Uri) -> Result<Duration, StatusError> {
     let most = shared.options.request_timeout;
-    if is_long_running(info) || uri.query().is_none() {
+    if info.is_long_running() || uri.query().is_none() {
         return Ok(most);
     }
     let query = Query::of(uri);
@@ -38,7 +37,7 @@ pub async fn limit<T>(
     info: &RequestInfo,
     work: impl Future<Output = Result<T, StatusError>>,
 ) -> Result<T, StatusError> {
-    if is_long_running(info) {
+    if info.is_long_running() {
         return work.await;
     }
     match tokio::time::timeout(time, work).await {

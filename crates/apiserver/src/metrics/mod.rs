@@ -184,8 +184,8 @@ impl Metrics {
 impl Subject {
     /// `is_known`: there is a row for what is asked for.
     pub fn new(info: &RequestInfo, method: &str, is_known: bool, is_dry_run: bool) -> Self {
-        let is_long = crate::filters::in_flight::is_long_running(info);
-        let is_read = crate::filters::in_flight::is_read(info);
+        let is_long = info.is_long_running();
+        let is_read = info.is_read();
         let scope = match (info.name.is_empty(), info.namespace.is_empty()) {
             _ if !info.is_resource || !is_known => "",
             (false, _) => "resource",

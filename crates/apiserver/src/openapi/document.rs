@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::operations::{Operation, Shape, group_word, operations, parameter, tag};
-use super::{SchemaSource, rows_of};
+use super::rows_of;
+use crate::options::Page;
 use crate::resource::{Resource, ResourceTable};
-use crate::serve::Page;
+use crate::schemas::SchemaSource;
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 const MEDIA_TYPES: &[&str] = &["application/json", "application/yaml"];

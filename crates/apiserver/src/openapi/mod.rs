@@ -19,52 +19,13 @@ use machinery::status::Reason;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::aggregate::Aggregator;
 use crate::codec::negotiate::clauses;
 use crate::codec::{self, Accept};
+use crate::options::Page;
 use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable};
-use crate::serve::{Page, Shared};
-
-/// Knows the schemas of kinds, as JSON schemas with references of the form `#/definitions/NAME`.
-pub trait SchemaSource: Send + Sync {
-    /// The definition of a kind, as `io.k8s.api.apps.v1.Deployment`.
-    fn definition_name(&self, group: &str, version: &str, kind: &str) -> Option<String>;
-
-    /// Is there a definition of this name?
-    fn knows(&self, name: &str) -> bool;
-
-    /// One definition, `x-kubernetes-*` extensions included.
-    fn definition(&self, name: &str) -> Option<Value>;
-
-    /// The same for OpenAPI v2, whose clients read less.
-    fn definition_v2(&self, name: &str) -> Option<Value> {
-        self.definition(name)
-    }
-
-    /// Changes with the definitions; part of the documents' hashes.
-    fn revision(&self) -> String;
-}
-
-/// No schemas: the documents have paths only.
-pub(crate) struct NoSchemas;
-
-impl SchemaSource for NoSchemas {
-    fn definition_name(&self, _: &str, _: &str, _: &str) -> Option<String> {
-        None
-    }
-
-    fn knows(&self, _: &str) -> bool {
-        false
-    }
-
-    fn definition(&self, _: &str) -> Option<Value> {
-        None
-    }
-
-    fn revision(&self) -> String {
-        String::new()
-    }
-}
+use crate::schemas::{NoSchemas, SchemaSource};
 
 /// Media types of the protobuf form of v2: the old name, and the one with a dot.
 const PROTOBUF: [&str; 2] = [
@@ -99,8 +60,13 @@ impl OpenApi {
         &*self.schemas
     }
 
-    pub(crate) fn serve(&self, shared: &Shared, path: &str, headers: &HeaderMap) -> Response<Body> {
-        let registry = &shared.registry;
+    pub(crate) fn serve(
+        &self,
+        registry: &Registry,
+        aggregator: Option<&dyn Aggregator>,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Response<Body> {
         let protobuf = if path == "/openapi/v2" { wanted_protobuf(headers) } else { None };
         if protobuf.is_none() && !accepts_json(headers) {
             let error = StatusError::new(
@@ -110,7 +76,7 @@ impl OpenApi {
             return codec::error(&Accept::JSON, &error.without_details());
         }
         if path == "/openapi/v3" || path == "/openapi/v3/" {
-            let index = self.index(shared).to_string();
+            let index = self.index(registry, aggregator).to_string();
             return codec::text(StatusCode::OK, index);
         }
         match self.document(registry, path, protobuf) {
@@ -123,8 +89,7 @@ impl OpenApi {
         }
     }
 
-    fn index(&self, shared: &Shared) -> Value {
-        let registry = &shared.registry;
+    fn index(&self, registry: &Registry, aggregator: Option<&dyn Aggregator>) -> Value {
         let table = registry.resources();
         let generation = registry.resources_generation();
         let mut paths = serde_json::Map::new();
@@ -133,7 +98,7 @@ impl OpenApi {
             let url = format!("/openapi/v3/{path}?hash={hash}");
             paths.insert(path, json!({ "serverRelativeURL": url }));
         }
-        let remotes = shared.options.aggregator.as_ref().map(|aggregator| aggregator.remotes());
+        let remotes = aggregator.map(|aggregator| aggregator.remotes());
         for remote in remotes.iter().flat_map(|remotes| remotes.iter()) {
             // Whoever asks again gets what is there then: nobody here knows when it changes.
             let path = format!("apis/{}/{}", remote.group, remote.version);

@@ -11,7 +11,6 @@ mod metadata;
 mod options;
 mod patched;
 mod read;
-mod stored;
 mod write;
 
 use std::collections::HashMap;
@@ -24,10 +23,7 @@ use store::{RangeRequest, Revision, Store};
 use tokio::sync::watch;
 
 pub use compiled::Compiled;
-pub use options::{
-    DeleteOptions, EventStream, Intent, List, ListOptions, Modify, Outcome, WatchEvent, Written,
-};
-pub use stored::Stored;
+pub use options::{DeleteOptions, Intent, ListOptions, Modify, Outcome, Written};
 
 use crate::StatusError;
 use crate::admission::{Attributes, Chain, Operation};
@@ -35,6 +31,7 @@ use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
 use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
 use crate::resource::{CreateHandler, Created, Resource, ResourceTable};
+pub use crate::stored::{EventStream, List, Stored, WatchEvent};
 
 /// See the module. Clones are the same registry.
 #[derive(Clone)]

@@ -1,17 +1,14 @@
 //! What a caller asks of the registry: reads, writes, and what comes back.
 
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::Stream;
 use machinery::Object;
 use machinery::patch::PatchKind;
 use machinery::selector::Selector;
-use store::Revision;
 
-use super::Stored;
 use crate::StatusError;
+use crate::stored::Stored;
 
 /// The options of list and watch. Upstream: `metainternalversion.ListOptions`.
 #[derive(Clone, Debug, Default)]
@@ -27,30 +24,6 @@ pub struct ListOptions {
     pub allow_bookmarks: bool,
     pub send_initial_events: Option<bool>,
 }
-
-pub struct List {
-    pub items: Vec<Stored>,
-    /// Of the store at the read.
-    pub revision: Revision,
-    pub continue_token: Option<String>,
-    /// How many follow; only known for lists without selectors.
-    pub remaining: Option<u64>,
-}
-
-pub enum WatchEvent {
-    Added(Stored),
-    Modified(Stored),
-    /// The last state, at the deleting revision.
-    Deleted(Stored),
-    Bookmark {
-        revision: Revision,
-        initial_events_end: bool,
-    },
-    /// The watch ends with this.
-    Error(StatusError),
-}
-
-pub type EventStream = Pin<Box<dyn Stream<Item = WatchEvent> + Send>>;
 
 /// What a write is to do. create, update, patch, apply, delete, status, scale, bind and evict
 /// differ in nothing else.

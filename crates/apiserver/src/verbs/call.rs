@@ -9,17 +9,17 @@ use machinery::protobuf::Descriptors;
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
 
-use super::query::Query;
 use crate::audit::Trail;
 use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
 use crate::codec::negotiate::{Offer, Speaks, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
+use crate::query::Query;
 use crate::registry::Registry;
 use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
 use crate::resource::{Behaviour, Resource, ResourceTable};
-use crate::serve::Shared;
+use crate::shared::Shared;
 
 pub(crate) struct Call {
     pub shared: Arc<Shared>,

@@ -6,7 +6,7 @@ use machinery::object::Unstructured;
 use serde_json::Value;
 
 use super::Call;
-use super::query::Query;
+use crate::query::Query;
 use crate::resource::{Body, Connect};
 
 /// Fields of the options kinds (`PodExecOptions`, `NodeProxyOptions`) by what they hold.

@@ -6,9 +6,9 @@ use machinery::object::Codec;
 use serde_json::json;
 
 use super::Call;
+use super::body;
 use super::options::{self, OptionsKind};
 use crate::codec::{self, decode::decode};
-use crate::filters::body;
 use crate::registry::Intent;
 use crate::request::Key;
 use crate::resource::{Body, Created};

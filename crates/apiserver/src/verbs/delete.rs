@@ -6,12 +6,12 @@ use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::body;
 use super::options::{check_dry_run, finish};
-use super::query::{Query, parse_bool};
 use super::{Call, list_options};
 use crate::codec::decode::{self, BodyFormat};
 use crate::codec::{self};
-use crate::filters::body;
+use crate::query::{Query, parse_bool};
 use crate::registry::{DeleteOptions, Intent, Outcome, Stored};
 use crate::resource::Body;
 

@@ -10,8 +10,9 @@ use machinery::field::{FieldErrors, Path};
 use machinery::selector::{Requirement, Selector, Test};
 use machinery::status::Reason;
 
+use super::Call;
 use super::options::finish;
-use super::{Call, query::Query};
+use crate::query::Query;
 use crate::registry::ListOptions;
 use crate::resource::Resource;
 

@@ -3,6 +3,7 @@
 //! In: a request that passed the filters. Out: a response. [`VERBS`] is the table; a verb is a file.
 //! Which requests have a route at all (404, 405) follows from the resource's row.
 
+mod body;
 mod call;
 mod connect;
 mod create;
@@ -13,7 +14,6 @@ pub(crate) mod list_options;
 mod options;
 mod patch;
 mod paths;
-pub mod query;
 mod subresource;
 mod update;
 mod watch;
@@ -28,14 +28,13 @@ use machinery::StatusError;
 use machinery::status::Reason;
 
 pub(crate) use call::Call;
-pub(crate) use paths::index;
 
 use crate::aggregate::elsewhere;
 use crate::audit::Trail;
 use crate::codec;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::{Body, Resource};
-use crate::serve::Shared;
+use crate::shared::Shared;
 
 type Handler = fn(Call, Body) -> BoxFuture<'static, Result<Response<Body>, StatusError>>;
 

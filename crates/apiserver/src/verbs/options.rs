@@ -4,7 +4,7 @@
 use machinery::StatusError;
 use machinery::field::{FieldError, FieldErrors, Path};
 
-use super::query::Query;
+use crate::query::Query;
 use crate::request::{FieldValidation, RequestContext};
 
 /// The kind that errors are about.

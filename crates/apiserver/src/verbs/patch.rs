@@ -10,11 +10,11 @@ use machinery::status::Reason;
 use serde::de::IgnoredAny;
 
 use super::Call;
+use super::body;
 use super::call::unsupported_media_type;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
 use crate::codec::{self, decode, gojson};
-use crate::filters::body;
 use crate::registry::{Intent, Written};
 use crate::request::FieldValidation;
 use crate::resource::Body;

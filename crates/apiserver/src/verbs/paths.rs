@@ -10,14 +10,15 @@ use machinery::status::Reason;
 use serde_json::json;
 
 use super::no_method;
-use super::query::Query;
 use crate::codec::negotiate::{Offer, Speaks, clauses, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::{self, Accept};
-use crate::filters::in_flight::Limiter;
+use crate::limiter::Limiter;
+use crate::options::Page;
+use crate::query::Query;
 use crate::request::RequestInfo;
 use crate::resource::Body;
-use crate::serve::Shared;
+use crate::shared::Shared;
 use crate::zpages;
 
 pub async fn serve(
@@ -32,27 +33,23 @@ pub async fn serve(
     }
     if let Some(page) = shared.options.pages.iter().find(|page| page.path == path) {
         only_get(&parts)?;
-        if !accepts(&parts.headers, page.content_type) {
-            let message =
-                format!("406: Not Acceptable\n\nAvailable representations: {}", page.content_type);
-            return Err(StatusError::new(Reason::NotAcceptable, message));
-        }
-        return Ok(codec::respond(
-            StatusCode::OK,
-            page.content_type,
-            codec::full(page.body.clone()),
-        ));
+        return document(page, &parts.headers);
     }
     if let Some(response) = zpages::serve(shared, path, &parts.headers) {
         return Ok(response);
     }
     if path.starts_with("/openapi/") {
-        return Ok(shared.openapi.serve(shared, path, &parts.headers));
+        return Ok(shared.openapi.serve(
+            &shared.registry,
+            shared.options.aggregator.as_deref(),
+            path,
+            &parts.headers,
+        ));
     }
     match path.trim_end_matches('/') {
         "" => {
             only_get(&parts)?;
-            let paths = json!({ "paths": index(shared) });
+            let paths = json!({ "paths": shared.paths() });
             Ok(codec::json(&Accept::JSON, StatusCode::OK, paths.to_string().into()))
         }
         "/version" => {
@@ -63,12 +60,7 @@ pub async fn serve(
             only_get(&parts)?;
             revision_at(shared, &query).await
         }
-        "/metrics" => {
-            let mut response = codec::text(StatusCode::OK, shared.metrics.encode());
-            let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-            response.headers_mut().insert(CONTENT_TYPE, kind);
-            Ok(response)
-        }
+        "/metrics" => Ok(metrics(shared)),
         path if path.starts_with("/debug/api_priority_and_fairness/") => {
             let page = match &shared.limiter {
                 Limiter::Fair(fairness) => fairness.dump(path),
@@ -85,10 +77,32 @@ pub async fn serve(
             let protobuf = shared.options.protobuf.map(Protobuf);
             let speaks = protobuf.map_or(Speaks::NoProtobuf, Speaks::Protobuf);
             let accept = negotiate(&parts.headers, &query, Offer::Object, speaks);
-            Ok(shared.discovery.serve(shared, path, &parts.headers, accept))
+            Ok(shared.discovery.serve(
+                &shared.registry,
+                &shared.options,
+                path,
+                &parts.headers,
+                accept,
+            ))
         }
         _ => Ok(codec::page_not_found()),
     }
+}
+
+fn document(page: &Page, headers: &HeaderMap) -> Result<Response<Body>, StatusError> {
+    if !accepts(headers, page.content_type) {
+        let message =
+            format!("406: Not Acceptable\n\nAvailable representations: {}", page.content_type);
+        return Err(StatusError::new(Reason::NotAcceptable, message));
+    }
+    Ok(codec::respond(StatusCode::OK, page.content_type, codec::full(page.body.clone())))
+}
+
+fn metrics(shared: &Shared) -> Response<Body> {
+    let mut response = codec::text(StatusCode::OK, shared.metrics.encode());
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
 }
 
 /// Ours, not upstream's: `?time=2026-01-31T12:00:00Z` asks for the revision of that time, which a list
@@ -141,17 +155,4 @@ fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
         negotiate(&parts.headers, query, Offer::Object, Speaks::NoProtobuf).unwrap_or(Accept::JSON);
     // Upstream indents this one for everybody.
     codec::json(&Accept { pretty: true, ..accept }, StatusCode::OK, text.into())
-}
-
-/// What `/` lists.
-pub(crate) fn index(shared: &Shared) -> Vec<String> {
-    let mut paths: Vec<String> =
-        ["/healthz", "/livez", "/readyz", "/metrics", "/openapi/v2", "/openapi/v3", "/version"]
-            .map(str::to_owned)
-            .into();
-    paths.extend(shared.options.pages.iter().map(|page| page.path.clone()));
-    paths.extend(shared.discovery.paths(shared));
-    paths.sort();
-    paths.dedup();
-    paths
 }

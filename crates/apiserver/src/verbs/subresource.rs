@@ -5,13 +5,13 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 use machinery::StatusError;
 
+use super::body;
 use super::create::created;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
 use super::{Call, connect, get, patch, update};
 use crate::codec::decode::{Wanted, decode};
 use crate::codec::{self};
-use crate::filters::body;
 use crate::registry::{Intent, Stored, Written};
 use crate::resource::{Behaviour, Body, CreateHandler, Resource, Subresource, View};
 

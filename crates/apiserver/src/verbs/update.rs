@@ -4,9 +4,9 @@ use http::{Response, StatusCode};
 use machinery::StatusError;
 
 use super::Call;
+use super::body;
 use super::options::{self, OptionsKind};
 use crate::codec::{self, decode::decode};
-use crate::filters::body;
 use crate::registry::{Intent, Outcome};
 use crate::resource::Body;
 

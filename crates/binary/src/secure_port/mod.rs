@@ -24,7 +24,7 @@ use anyhow::{Context, bail};
 use apiserver::codec::{self, Accept};
 use apiserver::health::Health;
 use apiserver::metrics::{family, process};
-use apiserver::verbs::query::Query;
+use apiserver::query::Query;
 use base::task::Tasks;
 use client::election::{Leadership, Timing};
 use futures::FutureExt;

@@ -3,7 +3,7 @@
 
 extern crate decapod_etcd as etcd;
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -130,29 +130,29 @@ fn an_old_etcd_keeps_the_contract() {
 
 /// Starts an etcd with its data in `dir`, or finds the one that a case started there before.
 fn open(dir: &Path, program: fn() -> Option<PathBuf>) -> store::Result<Arc<dyn Store>> {
-    let file = dir.join("port");
-    let port = match std::fs::read_to_string(&file) {
-        Ok(port) => port.parse().expect("written below"),
+    let file = dir.join("address");
+    let address = match std::fs::read_to_string(&file) {
+        Ok(address) => address,
         Err(_) => {
-            let port = start(dir, &program().expect("asked before"));
-            std::fs::write(&file, port.to_string()).expect("the directory is ours");
-            port
+            let address = start(dir, &program().expect("asked before")).to_string();
+            std::fs::write(&file, &address).expect("the directory is ours");
+            address
         }
     };
-    let endpoints = vec![format!("http://127.0.0.1:{port}")];
+    let endpoints = vec![format!("http://{address}:{CLIENT_PORT}")];
     etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("it is bound").port()
-}
+/// Where members of etcd listen for clients, each at an address of its own.
+const CLIENT_PORT: u16 = 2379;
+/// And for each other.
+const PEER_PORT: u16 = 2380;
 
 /// Runs until the thread of its case ends. Leases may be as short as the contract's.
-fn start(dir: &Path, program: &Path) -> u16 {
-    let (client, peer) = (free_port(), free_port());
+fn start(dir: &Path, program: &Path) -> Ipv4Addr {
+    let address = places::own_loopback();
     let (client_url, peer_url) =
-        (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        (format!("http://{address}:{CLIENT_PORT}"), format!("http://{address}:{PEER_PORT}"));
     let mut command = Command::new(program);
     command
         .arg("--data-dir")
@@ -172,14 +172,14 @@ fn start(dir: &Path, program: &Path) -> u16 {
     }
     #[expect(clippy::zombie_processes, reason = "it is killed with the thread of its case")]
     let _etcd = command.spawn().expect("etcd starts");
-    let connect = || Ok(TcpStream::connect(("127.0.0.1", client))?);
+    let connect = || Ok(TcpStream::connect((address, CLIENT_PORT))?);
     wait::until(START_LIMIT, "etcd answers", connect).expect("a started etcd");
-    client
+    address
 }
 
 #[tokio::test]
 async fn a_missing_etcd_is_named() {
-    let endpoints = vec![format!("http://127.0.0.1:{}", free_port())];
+    let endpoints = vec![format!("http://{}:{CLIENT_PORT}", places::own_loopback())];
     let store =
         etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() }).expect("a URL");
     let Err(Error::Unavailable(why)) = store.revision().await else { panic!("nobody is there") };

@@ -2,6 +2,7 @@
 //! the other (so the leader is among them), one that does not answer for a while, all of them down
 //! and back. What clients saw must have an order, and a watch must miss nothing.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -11,17 +12,23 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pki::{Authority, Profile, San};
 use store::{KeyRange, Revision, Store, Watch, WatchItem, WatchRequest};
+use testkit::places;
 
-use crate::{free_port, linear, program};
+use crate::{CLIENT_PORT, PEER_PORT, linear, program};
 
 const MEMBERS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Member {
     name: String,
-    client: u16,
-    peer: u16,
+    address: Ipv4Addr,
     running: Option<Child>,
+}
+
+impl Member {
+    fn client_url(&self) -> String {
+        format!("https://{}:{CLIENT_PORT}", self.address)
+    }
 }
 
 /// Members are killed when it is dropped.
@@ -41,7 +48,10 @@ impl Cluster {
     fn start() -> Self {
         let authority = Authority::generate("etcd").expect("an authority");
         let dir = tempfile::tempdir().expect("a directory");
-        let sans = vec![San::parse("127.0.0.1"), San::parse("localhost")];
+        let member =
+            |at| Member { name: format!("m{at}"), address: places::own_loopback(), running: None };
+        let members: Vec<_> = (0..MEMBERS).map(member).collect();
+        let sans = members.iter().map(|member| San::parse(&member.address.to_string())).collect();
         let served = authority.issue(&Profile::server("etcd", sans)).expect("a certificate");
         for (name, pem) in [
             ("ca.pem", authority.cert_pem()),
@@ -50,13 +60,6 @@ impl Cluster {
         ] {
             std::fs::write(dir.path().join(name), pem).expect("the directory is ours");
         }
-        let member = |at| Member {
-            name: format!("m{at}"),
-            client: free_port(),
-            peer: free_port(),
-            running: None,
-        };
-        let members = (0..MEMBERS).map(member).collect();
         let mut cluster = Self { dir, members, authority };
         (0..MEMBERS).for_each(|at| cluster.run(at));
         cluster
@@ -68,11 +71,11 @@ impl Cluster {
 
     /// Starts a member, or starts it again on its data.
     fn run(&mut self, at: usize) {
-        let url = |scheme: &str, port: u16| format!("{scheme}://127.0.0.1:{port}");
-        let all = self.members.iter().map(|m| format!("{}={}", m.name, url("http", m.peer)));
+        let peer_url = |member: &Member| format!("http://{}:{PEER_PORT}", member.address);
+        let all = self.members.iter().map(|m| format!("{}={}", m.name, peer_url(m)));
         let all = all.collect::<Vec<_>>().join(",");
         let member = &self.members[at];
-        let (client, peer) = (url("https", member.client), url("http", member.peer));
+        let (client, peer) = (member.client_url(), peer_url(member));
         let mut command = Command::new(program().expect("asked before"));
         command
             .args(["--name", &member.name, "--initial-cluster", &all])
@@ -111,9 +114,8 @@ impl Cluster {
     fn open(&self) -> Arc<dyn Store> {
         let client = Profile::client("apiserver", &[]);
         let client = self.authority.issue(&client).expect("a certificate");
-        let url = |member: &Member| format!("https://127.0.0.1:{}", member.client);
         etcd::Etcd::open(&etcd::Options {
-            endpoints: self.members.iter().map(url).collect(),
+            endpoints: self.members.iter().map(Member::client_url).collect(),
             ca_pem: Some(self.authority.cert_pem().into()),
             identity_pem: Some((client.cert_pem.into(), client.key_pem.into())),
             ..Default::default()

@@ -11,7 +11,7 @@ use store::{
 };
 use testkit::http;
 
-use crate::{open, program, served};
+use crate::{CLIENT_PORT, open, program, served};
 
 const CLIENTS: usize = 3;
 const RESOURCES: usize = 40;
@@ -64,8 +64,8 @@ async fn each_client_has_one_stream_for_all_its_watches() {
             watches.insert((at, resource), watch(&**client, prefix, None).await);
         }
     }
-    let port = std::fs::read_to_string(dir.path().join("port")).expect("it runs");
-    assert_eq!(watchers(&port), CLIENTS, "of {} watches", watches.len());
+    let address = std::fs::read_to_string(dir.path().join("address")).expect("it runs");
+    assert_eq!(watchers(&address), CLIENTS, "of {} watches", watches.len());
     let mut written: BTreeMap<usize, Vec<(Bytes, Revision)>> = BTreeMap::new();
     let mut last = Revision(0);
     for at in 0..WRITES {
@@ -83,9 +83,10 @@ async fn each_client_has_one_stream_for_all_its_watches() {
 }
 
 /// How many watches etcd counts.
-fn watchers(port: &str) -> usize {
+fn watchers(address: &str) -> usize {
     const NAME: &str = "etcd_debugging_mvcc_watcher_total ";
-    let page = http::get(&format!("127.0.0.1:{port}"), "/metrics", PATIENCE).expect("a page");
+    let page =
+        http::get(&format!("{address}:{CLIENT_PORT}"), "/metrics", PATIENCE).expect("a page");
     let line = page.body.lines().find_map(|line| line.strip_prefix(NAME));
     line.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {NAME}"))
 }

@@ -77,6 +77,11 @@ impl Short<'_> {
         self.0.txn(Txn { compare, success, failure }).await.expect("the transaction runs")
     }
 
+    pub async fn try_run(&self, ops: Vec<Op>) -> Result<Revision> {
+        let txn = Txn { compare: vec![], success: ops, failure: vec![] };
+        self.0.txn(txn).await.map(|response| response.revision)
+    }
+
     pub async fn run(&self, ops: Vec<Op>) -> Revision {
         self.txn(vec![], ops, vec![]).await.revision
     }

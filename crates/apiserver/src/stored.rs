@@ -1,12 +1,15 @@
-//! An object at rest, on its way out: bytes, revision, and where the one goes into the other.
+//! Objects at rest, on their way out: alone, in lists, in watches. Bytes, revision, and where the one
+//! goes into the other.
 //!
 //! Stored values carry no resourceVersion: it is the store's mod revision, and is spliced in right
 //! behind `"metadata":{`. For `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},…}` at
 //! revision 7, [`Stored::json`] copies the prefix, `"resourceVersion":"7",` and the rest.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::Stream;
 use machinery::Object;
 use machinery::object::DecodeError;
 use store::Revision;
@@ -134,6 +137,30 @@ impl Stored {
         }
     }
 }
+
+pub struct List {
+    pub items: Vec<Stored>,
+    /// Of the store at the read.
+    pub revision: Revision,
+    pub continue_token: Option<String>,
+    /// How many follow; only known for lists without selectors.
+    pub remaining: Option<u64>,
+}
+
+pub enum WatchEvent {
+    Added(Stored),
+    Modified(Stored),
+    /// The last state, at the deleting revision.
+    Deleted(Stored),
+    Bookmark {
+        revision: Revision,
+        initial_events_end: bool,
+    },
+    /// The watch ends with this.
+    Error(StatusError),
+}
+
+pub type EventStream = Pin<Box<dyn Stream<Item = WatchEvent> + Send>>;
 
 /// The value in the row's own version; `None` where it is that already.
 fn convert(row: &Resource, value: &[u8]) -> Result<Option<Vec<u8>>, StatusError> {

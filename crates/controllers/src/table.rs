@@ -1,0 +1,127 @@
+//! The table of controllers, and the one place that starts them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::task::{Stop, Tasks};
+use client::{Client, EventRecorder, Informers};
+
+use crate::context::{Context, Descriptor, Options};
+use crate::{
+    autoscaler, bootstrap_tokens, certificates, cluster_role_aggregation, cronjob, csr_cleaner,
+    daemonset, deployment, disruption, endpoints, endpointslice, endpointslice_mirroring, garbage,
+    job, namespace, node_ipam, node_lifecycle, node_ttl, pod_gc, policy_status, replicaset,
+    replication, resource_claim, resource_quota, root_ca, service_cidr, serviceaccount,
+    statefulset, storage_version_migrator, taint_eviction, ttl_after_finished, volume,
+};
+
+/// All controllers. Order does not matter.
+pub const CONTROLLERS: &[Descriptor] = &[
+    deployment::DESCRIPTOR,
+    replicaset::DESCRIPTOR,
+    replication::DESCRIPTOR,
+    job::DESCRIPTOR,
+    cronjob::DESCRIPTOR,
+    ttl_after_finished::DESCRIPTOR,
+    daemonset::DESCRIPTOR,
+    statefulset::DESCRIPTOR,
+    endpointslice::DESCRIPTOR,
+    endpoints::DESCRIPTOR,
+    serviceaccount::DESCRIPTOR,
+    root_ca::DESCRIPTOR,
+    namespace::DESCRIPTOR,
+    node_ipam::DESCRIPTOR,
+    node_lifecycle::DESCRIPTOR,
+    taint_eviction::DESCRIPTOR,
+    pod_gc::DESCRIPTOR,
+    policy_status::DESCRIPTOR,
+    certificates::APPROVER,
+    certificates::SIGNER,
+    csr_cleaner::DESCRIPTOR,
+    bootstrap_tokens::CLEANER,
+    bootstrap_tokens::SIGNER,
+    node_ttl::DESCRIPTOR,
+    service_cidr::DESCRIPTOR,
+    garbage::DESCRIPTOR,
+    volume::DESCRIPTOR,
+    volume::CLAIM_PROTECTION,
+    volume::VOLUME_PROTECTION,
+    volume::CLASS_PROTECTION,
+    volume::EPHEMERAL,
+    volume::EXPAND,
+    volume::ATTACH,
+    disruption::DESCRIPTOR,
+    autoscaler::DESCRIPTOR,
+    resource_quota::DESCRIPTOR,
+    resource_claim::DESCRIPTOR,
+    cluster_role_aggregation::DESCRIPTOR,
+    endpointslice_mirroring::DESCRIPTOR,
+    storage_version_migrator::DESCRIPTOR,
+];
+
+/// Whether `--controllers` selects `name`: `*` for all, `-name` to leave one out. Empty means all.
+fn is_enabled(selection: &[String], name: &str) -> bool {
+    let named = |wanted: &str| selection.iter().any(|one| one == wanted);
+    if named(name) {
+        return true;
+    }
+    !named(&format!("-{name}")) && (selection.is_empty() || named("*"))
+}
+
+/// The names of those that `--controllers` selects.
+pub fn selected(selection: &[String]) -> impl Iterator<Item = &'static str> {
+    CONTROLLERS.iter().map(|row| row.name).filter(|name| is_enabled(selection, name))
+}
+
+/// Runs the selected controllers until `stop`. `client_for` gives a client for an identity:
+/// `kube-controller-manager` for the shared caches and events, then each controller's account
+/// (upstream's `--use-service-account-credentials`); one client for all is fine.
+pub async fn run(
+    client_for: impl Fn(&str) -> Client,
+    selection: &[String],
+    options: Options,
+    stop: Stop,
+) {
+    let tasks = Tasks::new("kube-controller-manager");
+    let client = client_for("kube-controller-manager");
+    let informers = Informers::new(client.clone(), tasks.clone());
+    let events = EventRecorder::new(client, &tasks, "kube-controller-manager", None);
+    let options = Arc::new(options);
+    let mut started = BTreeSet::new();
+    for row in CONTROLLERS.iter().filter(|row| is_enabled(selection, row.name)) {
+        assert!(started.insert(row.name), "a controller has one row");
+        (row.start)(Context {
+            client: client_for(row.account),
+            informers: informers.clone(),
+            events: events.for_component(row.component),
+            tasks: tasks.clone(),
+            options: options.clone(),
+        });
+    }
+    tracing::info!(controllers = started.len(), "controllers started");
+    let group = tasks.stop_signal();
+    tokio::select! {
+        () = stop.wait() => {}
+        () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
+    }
+    tasks.shutdown(Duration::from_secs(5)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_selects_controllers() {
+        let check = |selection: &[&str], name: &str, expected: bool| {
+            let selection: Vec<_> = selection.iter().map(|one| one.to_string()).collect();
+            assert_eq!(is_enabled(&selection, name), expected, "{selection:?} {name}");
+        };
+        check(&[], "a", true);
+        check(&["*"], "a", true);
+        check(&["*", "-a"], "a", false);
+        check(&["b"], "a", false);
+        check(&["a"], "a", true);
+    }
+}
