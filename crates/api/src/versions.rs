@@ -381,3 +381,89 @@ fn prune(name: &str, value: &mut Value, path: &str, unknown: &mut Vec<String>) {
         true
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// The fields of a definition and of all that it is made of, without the version.
+    fn shape(name: &str, api_version: &str, found: &mut BTreeMap<String, Vec<String>>) {
+        let (group, version) = api_version.split_once('/').expect("a group");
+        let own = format!("io.k8s.api.{}.", group.split('.').next().unwrap_or_default());
+        let plain = |name: &str| name.replace(&format!("{own}{version}."), &own);
+        let Some(definition) = facts::definition(name) else { return };
+        if found.contains_key(&plain(name)) {
+            return;
+        }
+        let field = |field: facts::Field| format!("{} {}", field.name, plain(field.definition));
+        found.insert(plain(name), definition.fields().map(field).collect());
+        for field in definition.fields() {
+            shape(field.definition, api_version, found);
+        }
+    }
+
+    #[test]
+    fn versions_without_a_box_have_the_same_fields() {
+        for version in all() {
+            let of = |api_version: &str| {
+                let (group, number) = api_version.split_once('/').expect("a group");
+                let name = facts::definition_name(group, number, version.kind).expect("a kind");
+                let mut found = BTreeMap::new();
+                shape(name, api_version, &mut found);
+                found
+            };
+            let is_same = of(version.api_version()) == of(version.stored());
+            let is_boxed = version.box_of().is_some();
+            assert_eq!(is_same, !is_boxed, "{} {}", version.api_version(), version.kind);
+            assert!(version.message().is_some() && version.codec().is_some(), "{}", version.kind);
+        }
+    }
+
+    #[test]
+    fn objects_go_there_and_back() {
+        let check = |kind: &str, served: Value, path: &str, expected: Value, unknown: &[&str]| {
+            let mut whole = json!({"apiVersion": V1BETA1, "kind": kind, "metadata": {"name": "a"}});
+            whole["spec"] = served["spec"].clone();
+            let codec = kinds::codec(V1BETA1, kind).expect("a codec");
+            let decoded = codec.decode_value(whole).expect("an object");
+            assert_eq!(decoded.unknown_fields, unknown, "{kind}");
+            let there = stored(decoded.object.boxed_clone()).to_value();
+            assert_eq!(there["apiVersion"], "resource.k8s.io/v1");
+            assert_eq!(there.pointer(path), Some(&expected), "{there}");
+            let json = codec.settle(decoded.object.encode());
+            assert!(json.starts_with(b"{\"apiVersion\":\"resource.k8s.io/v1beta1\",\"kind\":"));
+            let again = codec.decode_stored(&json).expect("an object");
+            assert_eq!(again.to_value(), decoded.object.to_value());
+        };
+        let request = json!({"name": "r", "deviceClassName": "c", "count": 2, "exactly": {"x": 1}});
+        check(
+            "ResourceClaim",
+            json!({"spec": {"devices": {"requests": [request]}}}),
+            "/spec/devices/requests/0/exactly/count",
+            2.into(),
+            &["spec.devices.requests[0].exactly"],
+        );
+        let either =
+            json!({"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": "c"}]});
+        check(
+            "ResourceClaimTemplate",
+            json!({"spec": {"spec": {"devices": {"requests": [either]}}}}),
+            "/spec/spec/devices/requests/0",
+            json!({"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": "c"}]}),
+            &[],
+        );
+        let device = json!({"name": "d", "basic": {"nodeName": "n", "taint": 1}});
+        check(
+            "ResourceSlice",
+            json!({"spec": {"driver": "x", "pool": {"name": "p", "generation": 1,
+                "resourceSliceCount": 1}, "devices": [device]}}),
+            "/spec/devices/0",
+            json!({"name": "d", "nodeName": "n"}),
+            &["spec.devices[0].basic.taint"],
+        );
+    }
+}

@@ -103,3 +103,65 @@ impl Conversion for Renamed {
         Some(&self.deprecation)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What v1.36 has and does not serve by default: versions with resources and their subresources.
+    const EXPECTED: &[(&str, &str)] = &[
+        (
+            "admissionregistration.k8s.io/v1alpha1",
+            "mutatingadmissionpolicies mutatingadmissionpolicybindings",
+        ),
+        (
+            "admissionregistration.k8s.io/v1beta1",
+            "mutatingadmissionpolicies mutatingadmissionpolicybindings",
+        ),
+        ("certificates.k8s.io/v1alpha1", "clustertrustbundles"),
+        (
+            "certificates.k8s.io/v1beta1",
+            "clustertrustbundles podcertificaterequests podcertificaterequests/status",
+        ),
+        ("coordination.k8s.io/v1alpha2", "leasecandidates"),
+        ("coordination.k8s.io/v1beta1", "leasecandidates"),
+        ("internal.apiserver.k8s.io/v1alpha1", "storageversions storageversions/status"),
+        ("networking.k8s.io/v1beta1", "ipaddresses servicecidrs servicecidrs/status"),
+        (
+            "resource.k8s.io/v1alpha3",
+            "devicetaintrules devicetaintrules/status resourcepoolstatusrequests resourcepoolstatusrequests/status",
+        ),
+        (
+            "resource.k8s.io/v1beta1",
+            "deviceclasses resourceclaims resourceclaims/status resourceclaimtemplates resourceslices",
+        ),
+        (
+            "resource.k8s.io/v1beta2",
+            "deviceclasses devicetaintrules devicetaintrules/status resourceclaims resourceclaims/status resourceclaimtemplates resourceslices",
+        ),
+        ("scheduling.k8s.io/v1alpha2", "podgroups podgroups/status workloads"),
+        ("storage.k8s.io/v1beta1", "volumeattributesclasses"),
+        (
+            "storagemigration.k8s.io/v1beta1",
+            "storageversionmigrations storageversionmigrations/status",
+        ),
+    ];
+
+    #[test]
+    fn rows_are_upstreams() {
+        let mut found = std::collections::BTreeMap::<String, BTreeSet<String>>::new();
+        for row in rows() {
+            let row = row.build(None);
+            let names = found.entry(row.api_version()).or_default();
+            names.extend(row.subresources.iter().map(|sub| format!("{}/{}", row.plural, sub.name)));
+            names.insert(row.plural);
+        }
+        let found: Vec<(String, String)> = found
+            .into_iter()
+            .map(|(version, names)| (version, names.into_iter().collect::<Vec<_>>().join(" ")))
+            .collect();
+        let expected: Vec<(String, String)> =
+            EXPECTED.iter().map(|(version, names)| ((*version).into(), (*names).into())).collect();
+        assert_eq!(found, expected);
+    }
+}

@@ -7,3 +7,4 @@ mod keeping;
 mod standalone;
 mod stopping;
 mod support;
+mod versions;

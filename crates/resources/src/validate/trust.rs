@@ -411,3 +411,79 @@ fn times(status: &At<'_>, from: i64, to: i64) -> bool {
     at.invalid(why);
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::validate::at::judge;
+
+    /// A self-signed authority, and a request, both of a key of their own (P-256).
+    const ANCHOR: &str = "MIIBeDCCAR+gAwIBAgIUYTzQjI8ya7aMXM44e4nUxPQUx1MwCgYIKoZIzj0EAwIwETEPMA0GA1UEAwwGYW5jaG9yMCAXDTI2MTEyMjAzNTU1MFoYDzIxMjYxMDI5MDM1NTUwWjARMQ8wDQYDVQQDDAZhbmNob3IwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAAShkX5EP12aRn3UAgTlZ+tVtcgMMnKwR3hEsyKs6E3zf0ILDHi/EBMClsNerVr+pBmYpPbUChKTvYoxs5GjY24No1MwUTAdBgNVHQ4EFgQUn+6xvFyyJxrhVzA6rEYmtGrquCcwHwYDVR0jBBgwFoAUn+6xvFyyJxrhVzA6rEYmtGrquCcwDwYDVR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNHADBEAiAQ4P1XBHJImgp802gUqlotg1u6ZhBbFUYDt88a6EB3CgIgdGBqzhN3uW5U2N2od5Ip9gHRQYyJmNtaavpazMswI5M=";
+    const REQUEST: &str = "MIHFMG4CAQAwDDEKMAgGA1UEAwwBeDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABDWE+tp5PLCcOQWhaT0tX1uzDLnA/kLrTHZEQEJSN0uT0Zt9JjKMIY41xVTO5mp9KkDau+p0I7gSMk5iQ/QobdqgADAKBggqhkjOPQQDAgNHADBEAiBTHELyypy/w6TgX//hjlN6lHoa8YNPaPW8AmScQOGEBAIgAjGon9JeENlkFiyEAIhD/p4V4NNcnwZE9D0MqAQyvBI=";
+
+    fn anchor() -> String {
+        format!("-----BEGIN CERTIFICATE-----\n{ANCHOR}\n-----END CERTIFICATE-----\n")
+    }
+
+    #[test]
+    fn bundles_hold_anchors() {
+        let check = |name: &str, bundle: String, expected: &[&str]| {
+            let tree = json!({"metadata": {"name": name},
+                "spec": {"signerName": "a.example/b", "trustBundle": bundle}});
+            let errors = judge(&tree, super::bundle);
+            let found: Vec<String> = errors
+                .0
+                .iter()
+                .map(|error| format!("{}: {}", error.field, error.message))
+                .collect();
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(found.contains(expected), "{found}");
+            }
+        };
+        let twice = anchor() + "text between\n" + &anchor();
+        check("a.example:b:c", anchor(), &[]);
+        check("c", anchor(), &["must be named with prefix a.example:b:"]);
+        check("a.example:b:c", String::new(), &["at least one trust anchor must be provided"]);
+        check("a.example:b:c", twice, &["duplicate trust anchor (indices [0 1])"]);
+        check(
+            "a.example:b:c",
+            anchor().replace("CERTIFICATE", "OTHER"),
+            &["entry 0 has bad block type: OTHER"],
+        );
+        check(
+            "a.example:b:c",
+            anchor().replace(ANCHOR, REQUEST),
+            &["entry 0 does not parse as X.509"],
+        );
+    }
+
+    #[test]
+    fn requests_are_for_a_key() {
+        let check = |changed: Value, expected: &[&str]| {
+            let mut spec = json!({"signerName": "a.example/b", "podName": "p", "podUID": "1",
+                "serviceAccountName": "s", "serviceAccountUID": "2", "nodeName": "n",
+                "nodeUID": "3", "maxExpirationSeconds": 86400, "stubPKCS10Request": REQUEST});
+            let fields = spec.as_object_mut().expect("an object");
+            fields.extend(changed.as_object().cloned().unwrap_or_default());
+            let errors = judge(&json!({"spec": spec}), super::request);
+            let found: Vec<&str> = errors.0.iter().map(|error| error.field.as_str()).collect();
+            assert_eq!(found, expected, "{changed}");
+        };
+        let broken = REQUEST.replacen('A', "B", 1);
+        check(json!({}), &[]);
+        check(json!({"podUID": "", "nodeName": "N"}), &["spec.podUID", "spec.nodeName"]);
+        check(json!({"maxExpirationSeconds": 60}), &["spec.maxExpirationSeconds"]);
+        let own = json!({"signerName": "kubernetes.io/x", "maxExpirationSeconds": 86401});
+        check(own, &["spec.maxExpirationSeconds"]);
+        check(json!({"stubPKCS10Request": broken}), &["spec.stubPKCS10Request"]);
+        check(json!({"stubPKCS10Request": ""}), &["spec"]);
+        check(json!({"pkixPublicKey": "AA==", "proofOfPossession": "AA=="}), &["spec"]);
+        check(
+            json!({"stubPKCS10Request": "", "pkixPublicKey": "AA==", "proofOfPossession": "AA=="}),
+            &["spec.pkixPublicKey"],
+        );
+    }
+}
