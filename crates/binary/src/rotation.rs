@@ -27,6 +27,9 @@ const LOOK: Duration = Duration::from_secs(1800);
 const REMINDER: Duration = Duration::from_secs(3600);
 /// What is due now is not looked at in a circle.
 const SHORTEST: Duration = Duration::from_secs(1);
+/// Files that belong together change one after the other: certificate and key, an authority and its
+/// leaves.
+const SETTLE: Duration = Duration::from_millis(200);
 /// After a renewal that failed.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -129,6 +132,9 @@ impl Rotation {
                 () = tokio::time::sleep(left) => false,
                 () = any_change(&watches) => true,
             };
+            if has_changed {
+                tokio::time::sleep(SETTLE).await;
+            }
             if has_changed || base::clock::now() >= due {
                 due = self.refresh();
             }
@@ -150,7 +156,7 @@ impl Rotation {
     /// Looks at all leaves once, and tells when something will be due.
     fn refresh(&self) -> Timestamp {
         let retry = base::clock::now() + RETRY;
-        let pki = match Pki::open_or_create(&self.0.directory) {
+        let pki = match Pki::open(&self.0.directory) {
             Ok(pki) => pki,
             Err(error) => {
                 tracing::error!(%error, "the certificates cannot be looked after");

@@ -30,7 +30,7 @@ const ROOTS: [&str; 2] = ["ca", "front-proxy-ca"];
 const WARNING_DAYS: i64 = 120;
 /// How long a running server may take to make what is missing.
 const PATIENCE: Duration = Duration::from_secs(15);
-const STAMP: &str = "%Y%m%dT%H%M%SZ";
+const STAMP: &str = "%Y%m%dT%H%M%S%.3fZ";
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -260,6 +260,15 @@ fn move_aside(path: &Path, aside: &Path) -> Result<()> {
     fs::rename(path, aside.join(name)).with_context(|| format!("cannot move {}", path.display()))
 }
 
+/// The old file is kept aside, and at no moment is there none: a server that starts or looks without
+/// its authority would make another.
+fn replace_file(path: &Path, content: &str, aside: &Path) -> Result<()> {
+    let name = path.file_name().context("a file has a name")?;
+    fs::hard_link(path, aside.join(name))
+        .with_context(|| format!("cannot keep {} in {}", path.display(), aside.display()))?;
+    Ok(pki::write_private(path, content.as_bytes(), 0o600)?)
+}
+
 impl RotateCa {
     async fn run(self, data_dir: &Path) -> Result<String> {
         if !self.finish {
@@ -280,25 +289,20 @@ impl RotateCa {
             bail!("there is no ca.crt in the directory given with --path");
         }
         let aside = aside(&directory)?;
-        for one in find(data_dir)?.iter().filter(|one| one.path.starts_with(&directory)) {
-            move_aside(&one.path, &aside)?;
-        }
         for (name, cert, key) in &replaced {
-            let key_path = directory.join(format!("{name}.key"));
-            move_aside(&key_path, &aside)?;
-            pki::write_private(&key_path, key.as_bytes(), 0o600)?;
-            pki::write_private(&directory.join(format!("{name}.crt")), cert.as_bytes(), 0o600)?;
-        }
-        // An authority that stays was moved with the leaves.
-        for name in ROOTS.iter().filter(|name| replaced.iter().all(|(one, ..)| one != *name)) {
-            let file = format!("{name}.crt");
-            fs::rename(aside.join(&file), directory.join(&file))?;
+            replace_file(&directory.join(format!("{name}.key")), key, &aside)?;
+            replace_file(&directory.join(format!("{name}.crt")), cert, &aside)?;
         }
         if let Some(key) = self.service_account_key()? {
-            for file in ["sa.key", "sa.pub"] {
-                move_aside(&directory.join(file), &aside)?;
+            replace_file(&directory.join("sa.key"), &key, &aside)?;
+            move_aside(&directory.join("sa.pub"), &aside)?;
+        }
+        // Last: a running server issues new leaves as soon as it misses one, but not of an authority
+        // that it does not know.
+        for one in find(data_dir)?.iter().filter(|one| one.path.starts_with(&directory)) {
+            if !ROOTS.contains(&one.name.as_str()) {
+                move_aside(&one.path, &aside)?;
             }
-            pki::write_private(&directory.join("sa.key"), key.as_bytes(), 0o600)?;
         }
         let names: Vec<&str> = replaced.iter().map(|(name, ..)| *name).collect();
         Ok(format!(

@@ -33,12 +33,23 @@ impl Pki {
     /// Loads the directory, making what it lacks. A few milliseconds, disk syncs aside.
     pub fn open_or_create(directory: &Path) -> Result<Self, Error> {
         file::private_dir(directory)?;
-        let cluster_ca = authority(directory, "ca", "kubernetes")?;
-        let front_proxy_ca = authority(directory, "front-proxy-ca", "front-proxy-ca")?;
+        Self::load(directory, Lacking::Made)
+    }
+
+    /// Loads the directory as it is. Who looks while it is being changed takes nothing that is not
+    /// there yet for lost.
+    pub fn open(directory: &Path) -> Result<Self, Error> {
+        Self::load(directory, Lacking::Refused)
+    }
+
+    fn load(directory: &Path, lacking: Lacking) -> Result<Self, Error> {
+        let cluster_ca = authority(directory, "ca", "kubernetes", lacking)?;
+        let front_proxy_ca = authority(directory, "front-proxy-ca", "front-proxy-ca", lacking)?;
         let key_path = directory.join("sa.key");
         let service_account_key = match file::read(&key_path)? {
             Some(text) => text,
             None => {
+                lacking.may_be_made(&key_path)?;
                 let text = KeyPair::generate()?.serialize_pem();
                 write_private(&key_path, text.as_bytes(), 0o600)?;
                 text
@@ -51,7 +62,9 @@ impl Pki {
                 let key = KeyPair::from_pem(&service_account_key)
                     .map_err(|error| malformed(key_path.display().to_string(), error))?;
                 let text = authority::pem("PUBLIC KEY", &key.subject_public_key_info());
-                write_private(&public_path, text.as_bytes(), 0o600)?;
+                if lacking == Lacking::Made {
+                    write_private(&public_path, text.as_bytes(), 0o600)?;
+                }
                 text
             }
         };
@@ -109,7 +122,28 @@ impl Pki {
     }
 }
 
-fn authority(directory: &Path, name: &str, common_name: &str) -> Result<Authority, Error> {
+/// What becomes of what a directory lacks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lacking {
+    Made,
+    Refused,
+}
+
+impl Lacking {
+    fn may_be_made(self, path: &Path) -> Result<(), Error> {
+        match self {
+            Self::Made => Ok(()),
+            Self::Refused => Err(malformed(path.display().to_string(), "missing")),
+        }
+    }
+}
+
+fn authority(
+    directory: &Path,
+    name: &str,
+    common_name: &str,
+    lacking: Lacking,
+) -> Result<Authority, Error> {
     let cert_path = directory.join(format!("{name}.crt"));
     let key_path = directory.join(format!("{name}.key"));
     match (file::read(&cert_path)?, file::read(&key_path)?) {
@@ -123,6 +157,7 @@ fn authority(directory: &Path, name: &str, common_name: &str) -> Result<Authorit
         // The key goes first: a crash in between leaves a key without a certificate, which is
         // completed below, never a certificate whose key is lost.
         (None, key) => {
+            lacking.may_be_made(&cert_path)?;
             let authority = Authority::generate(common_name)?;
             if key.is_some() {
                 tracing::warn!(path = %key_path.display(), "a key without a certificate is replaced");
@@ -199,6 +234,24 @@ mod tests {
         assert_eq!(mode(&directory), 0o700);
         for entry in std::fs::read_dir(&directory).expect("lists") {
             assert_eq!(mode(&entry.expect("lists").path()), 0o600);
+        }
+    }
+
+    #[test]
+    fn who_only_looks_makes_nothing() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let directory = root.path().join("pki");
+        assert!(Pki::open(&directory).is_err());
+        let made = Pki::open_or_create(&directory).expect("creates");
+        let seen = Pki::open(&directory).expect("all is there");
+        assert_eq!(seen.cluster_ca.fingerprint(), made.cluster_ca.fingerprint());
+        for name in ["ca.crt", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key"] {
+            let (path, aside) = (directory.join(name), directory.join("aside"));
+            std::fs::rename(&path, &aside).expect("moved");
+            let error = Pki::open(&directory).err().expect("something is missing").to_string();
+            assert!(error.contains(name) && error.contains("missing"), "{error}");
+            assert!(!path.exists(), "{name}");
+            std::fs::rename(&aside, &path).expect("moved back");
         }
     }
 
