@@ -416,7 +416,6 @@ fn times(status: &At<'_>, from: i64, to: i64) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
     use crate::validate::at::judge;
 
     /// A self-signed authority, and a request, both of a key of their own (P-256).
