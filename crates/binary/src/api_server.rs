@@ -16,9 +16,11 @@ use base::task::Tasks;
 use clap::Parser;
 use pki::{Issued, Pki};
 
-use crate::control_plane::{self, Brought, Credentials};
+use crate::access::{Brought, Credentials};
+use crate::control_plane;
 use crate::flags;
-use crate::server::{advertised, prepare_data_dir, say, wait_for_signal, write_kubeconfig};
+use crate::process::{prepare_data_dir, say, wait_for_signal};
+use crate::server::{advertised, write_kubeconfig};
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ApiServer {
@@ -47,7 +49,7 @@ pub struct ApiServer {
     #[arg(long, value_name = "FILE")]
     service_account_signing_key_file: Option<PathBuf>,
     /// Who issues service account tokens; the first one signs
-    #[arg(long, value_delimiter = ',', default_value = control_plane::ISSUER)]
+    #[arg(long, value_delimiter = ',', default_value = crate::access::ISSUER)]
     service_account_issuer: Vec<String>,
     /// Who tokens are for [default: the issuers]
     #[arg(long, value_delimiter = ',')]

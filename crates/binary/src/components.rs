@@ -356,7 +356,7 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
     };
     let tasks = Tasks::new("kubelet");
     crate::node::start(described, &node, &tasks).await?;
-    crate::server::wait_for_signal(&[&tasks]).await?;
+    crate::process::wait_for_signal(&[&tasks]).await?;
     tasks.shutdown(SHUTDOWN_LIMIT).await;
     Ok(())
 }
@@ -400,7 +400,7 @@ async fn until_signal(
     tokio::pin!(running);
     let outcome = tokio::select! {
         outcome = &mut running => outcome,
-        signal = crate::server::termination() => {
+        signal = crate::process::termination() => {
             signal?;
             tasks.stop();
             let limit = tokio::time::timeout(SHUTDOWN_LIMIT, running).await;

@@ -1,7 +1,7 @@
 //! The API server put together: store, rows, identities, the listener.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,12 +22,9 @@ use resources::Row;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
-use crate::access::{self, Authentication};
+use crate::access::{self, Authentication, Brought, Credentials};
 use crate::rotation::Rotation;
 use crate::{datastore, flags};
-
-/// What tokens of service accounts say they are from, and for.
-pub const ISSUER: &str = "https://kubernetes.default.svc";
 
 /// A running API server. Clones are the same one.
 #[derive(Clone)]
@@ -87,42 +84,6 @@ fn agent_of(user: &str) -> &str {
 
 pub fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
-}
-
-/// Who the API server believes, and what it shows others: from the data directory, or brought along.
-pub struct Credentials {
-    /// Whose signatures make clients known, PEM.
-    pub client_ca_pem: String,
-    /// Of the listener, and its files; without it one is made of the cluster's authority.
-    pub serving: Option<Brought>,
-    /// As whom kubelets are called, and who signs theirs, PEM.
-    pub kubelet_client: Issued,
-    /// Where that was brought from, unless it is our own.
-    pub kubelet_client_files: Option<(PathBuf, PathBuf)>,
-    pub kubelet_ca_pem: String,
-    pub keys: TokenKeys,
-}
-
-/// A certificate with the files that it came from, which are followed.
-pub struct Brought {
-    pub issued: Issued,
-    pub cert: PathBuf,
-    pub key: PathBuf,
-}
-
-impl Credentials {
-    pub fn of_cluster(pki: &Pki) -> anyhow::Result<Self> {
-        let keys =
-            TokenKeys::of_cluster(pki, ISSUER).context("the service account key cannot be used")?;
-        Ok(Self {
-            client_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
-            serving: None,
-            kubelet_client: pki.component(Component::KubeletClient)?,
-            kubelet_client_files: None,
-            kubelet_ca_pem: pki.cluster_ca.cert_pem().to_owned(),
-            keys,
-        })
-    }
 }
 
 /// [`start_with`] what the data directory has.

@@ -4,7 +4,7 @@
 //! `<data-dir>/dns.pid` names the process; it is ours if its command line says so. A process that
 //! serves other settings than today's is replaced.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,11 @@ pub struct Service {
     pub renewed: Arc<Notify>,
 }
 
+/// Addresses with the DNS port.
+pub fn sockets(addresses: &[IpAddr]) -> Vec<SocketAddr> {
+    addresses.iter().map(|address| SocketAddr::new(*address, 53)).collect()
+}
+
 /// `decapod dns`: runs by itself until it is told to stop.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Dns {
@@ -47,15 +52,15 @@ pub struct Dns {
 
 pub async fn run(flags: Dns) -> anyhow::Result<()> {
     let client = crate::kubeconfig::client(&flags.kubeconfig, "decapod-dns")?;
-    let config = dns::Config::new(crate::node::dns_sockets(&flags.address), &flags.domain);
+    let config = dns::Config::new(sockets(&flags.address), &flags.domain);
     let tasks = Tasks::new("dns");
     let stop = tasks.stop_signal();
-    crate::server::give_back_what_the_start_needed(&tasks);
+    crate::process::give_back_what_the_start_needed(&tasks);
     let serving = dns::run(client, config, stop);
     tokio::pin!(serving);
     tokio::select! {
         outcome = &mut serving => outcome.context("the DNS server ended"),
-        signal = crate::server::termination() => {
+        signal = crate::process::termination() => {
             signal?;
             tasks.stop();
             serving.await.context("the DNS server ended")

@@ -19,7 +19,7 @@ use transport::Listener;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 
 use crate::flags::push_setting;
-use crate::server::{prepare_data_dir, say, termination};
+use crate::process::{prepare_data_dir, say, termination};
 
 /// Requests and commits get this long at the end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);

@@ -17,6 +17,7 @@ mod flags;
 mod fuzz;
 mod kubeconfig;
 mod node;
+mod process;
 mod rotation;
 mod secure_port;
 mod server;

@@ -124,7 +124,7 @@ async fn open_runtime(
         refuse_leftovers(&home)?;
         let remote = tokio::select! {
             remote = wait_for_runtime(&endpoints, tasks) => remote?,
-            signal = crate::server::termination() => {
+            signal = crate::process::termination() => {
                 signal?;
                 bail!("stopped while the container runtime did not answer");
             }
@@ -324,11 +324,6 @@ fn taint(text: &str) -> anyhow::Result<Taint> {
     let (key, value) =
         what.split_once('=').map_or((what, None), |(key, value)| (key, Some(value.to_owned())));
     Ok(Taint { key: key.into(), value, effect: effect.into(), ..Taint::default() })
-}
-
-/// Addresses with the DNS port.
-pub fn dns_sockets(addresses: &[IpAddr]) -> Vec<SocketAddr> {
-    addresses.iter().map(|address| SocketAddr::new(*address, 53)).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use base::task::{Stop, Tasks};
+use base::task::Tasks;
 use client::election::Ended;
 use client::{Client, Election};
 use pki::{Component, Issued, Pki, Profile, San};
@@ -16,12 +16,11 @@ use tokio::time::Instant;
 use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
 use crate::node::{self, Node};
+use crate::process::{give_back_what_the_start_needed, prepare_data_dir, say, wait_for_signal};
 
 /// What may be left out with `--disable`.
 const COMPONENTS: [&str; 5] =
     ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns", "pod-routes"];
-/// After this long a start is over.
-const SETTLED: Duration = Duration::from_secs(20);
 /// Components get this long at the end, before the API server does.
 const COMPONENTS_LIMIT: Duration = Duration::from_secs(10);
 
@@ -55,19 +54,6 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Once, when caches are filled and the node is Ready.
-pub fn give_back_what_the_start_needed(tasks: &Tasks) {
-    tasks.spawn("memory", async {
-        tokio::time::sleep(SETTLED).await;
-        runtime::memory::trim();
-    });
-}
-
-/// Progress for the person at the terminal.
-pub fn say(text: &str) {
-    println!("{text}");
-}
-
 fn check(flags: &Server) -> anyhow::Result<()> {
     flags.serving.check()?;
     flags.access.check()?;
@@ -85,20 +71,6 @@ fn check(flags: &Server) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Makes the directory, private to its owner, and returns its absolute path.
-pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
-    use std::os::unix::fs::DirBuilderExt;
-    let display = wanted.display();
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(wanted).with_context(|| {
-        format!("cannot make the data directory {display}; choose another with --data-dir")
-    })?;
-    let path = wanted.canonicalize().with_context(|| format!("cannot read {display}"))?;
-    let pid = std::process::id().to_string();
-    std::fs::write(path.join("decapod.pid"), pid)
-        .with_context(|| format!("cannot write to {display}"))?;
-    Ok(path)
 }
 
 /// The address that others reach this server at.
@@ -223,27 +195,6 @@ fn candidate(flags: &Server, client: Client, name: &str) -> Election {
     }
     let identity = format!("{}_embedded", host.to_string_lossy());
     Election { renews: false, identity, ..election }
-}
-
-/// Until Ctrl-C, SIGTERM, or the end of a task that must not end, in any of the groups.
-pub async fn wait_for_signal(groups: &[&Tasks]) -> anyhow::Result<()> {
-    let signals: Vec<Stop> = groups.iter().map(|group| group.stop_signal()).collect();
-    let broken = futures::future::select_all(signals.iter().map(|one| Box::pin(one.wait())));
-    tokio::select! {
-        signal = termination() => Ok(signal?),
-        _ = broken => bail!("a part of the server broke; see the log above"),
-    }
-}
-
-/// Resolves at Ctrl-C or SIGTERM.
-pub async fn termination() -> std::io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
-    }
 }
 
 /// The node in this process: its components enter the API server without a socket.

@@ -19,8 +19,8 @@ use auth::{Authenticators, bootstrap_token, token_file, x509};
 use base::task::Tasks;
 use pki::{Component, Pki};
 
+use super::Credentials;
 use super::{Access, read};
-use crate::control_plane::Credentials;
 
 /// All that the server needs to know who asks.
 pub struct Authentication {

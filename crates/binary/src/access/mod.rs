@@ -6,6 +6,7 @@
 
 mod authentication;
 mod authorization;
+mod credentials;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 pub use authentication::Authentication;
 pub use authorization::authorizers;
+pub use credentials::{Brought, Credentials, ISSUER};
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Access {

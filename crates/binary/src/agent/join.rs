@@ -18,7 +18,7 @@ use transport::{ClientOptions, HttpClient, Token};
 use super::certificates::{self, Home, Order};
 use super::{Machine, connect};
 use crate::flags;
-use crate::server::say;
+use crate::process::say;
 
 const CA: &str = "ca.crt";
 const SETTINGS: &str = "cluster.json";

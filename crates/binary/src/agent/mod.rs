@@ -31,7 +31,7 @@ use transport::tls::{ClientCerts, Identity, ServerTls};
 
 use crate::flags;
 use crate::node::{self, Node};
-use crate::server::{prepare_data_dir, say, termination, wait_for_signal};
+use crate::process::{prepare_data_dir, say, termination, wait_for_signal};
 use certificates::{Home, Order};
 use join::{Joined, Member};
 
