@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use pki::{Authority, Certificate, FileWatch};
 
 use crate::duration;
-use crate::kubectl::Grid;
+use crate::grid::Grid;
 
 const PKI: &str = "pki";
 const AGENT: &str = "agent";

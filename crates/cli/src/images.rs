@@ -17,7 +17,7 @@ use runtime::images::pull::Puller;
 use runtime::images::store::ImageRecord;
 use serde_json::Value;
 
-use crate::kubectl::Grid;
+use crate::grid::Grid;
 
 /// A registries file that all clusters of the machine share.
 const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";

@@ -12,6 +12,7 @@ pub mod certificate;
 pub mod cluster;
 pub mod duration;
 pub mod failure;
+mod grid;
 pub mod images;
 pub mod kubectl;
 pub mod secrets_encrypt;

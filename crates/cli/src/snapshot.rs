@@ -19,7 +19,7 @@ use serde_json::json;
 use store::snapshot::Content;
 use store::{KeyRange, Op, RangeRequest, Revision, Store, Txn};
 
-use crate::kubectl::Grid;
+use crate::grid::Grid;
 
 /// What names begin with, as k3s' do with their datastore's.
 pub const PREFIX: &str = "decapod-snapshot";

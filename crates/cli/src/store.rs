@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use store::{KeyRange, RangeRequest, Revision};
 
-use crate::kubectl::Grid;
+use crate::grid::Grid;
 use crate::snapshot::Plain;
 
 #[derive(clap::Subcommand, Clone, Debug)]

@@ -19,7 +19,7 @@ use pki::{BootstrapToken, JoinToken};
 
 use crate::cluster::{Cluster, Connection, JSON, with_query};
 use crate::duration;
-use crate::kubectl::Grid;
+use crate::grid::Grid;
 
 const SECRETS: &str = "/api/v1/namespaces/kube-system/secrets";
 const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";

@@ -12,12 +12,12 @@ use serde_json::Value;
 use super::console::Console;
 use super::get::items_of;
 use super::past;
-use super::print::grid::Grid;
 use super::print::yaml;
 use super::resources::Catalog;
 use super::target::{self, Target};
 use crate::cluster::{Cluster, decode, with_query};
 use crate::failure::{ApiStatus, Failure, Result, own};
+use crate::grid::Grid;
 
 /// Lines around a change.
 const CONTEXT: usize = 3;

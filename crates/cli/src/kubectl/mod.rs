@@ -29,8 +29,6 @@ mod watch;
 use std::path::Path;
 use std::process::ExitCode;
 
-pub use print::grid::Grid;
-
 use self::console::Console;
 use crate::cluster::Connection;
 use crate::failure::Result;

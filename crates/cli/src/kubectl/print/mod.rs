@@ -4,7 +4,6 @@
 //! else goes through [`Printer`], which remembers what it printed before (headers, separators).
 
 pub mod columns;
-pub mod grid;
 pub mod jsonpath;
 pub mod table;
 pub mod yaml;
@@ -12,9 +11,9 @@ pub mod yaml;
 use serde_json::{Value, json};
 
 use self::columns::Columns;
-use self::grid::Grid;
 use self::jsonpath::Template;
 use crate::failure::{Failure, Result, own};
+use crate::grid::Grid;
 
 pub enum Output {
     Table { wide: bool },
