@@ -1,6 +1,6 @@
 //! `-o custom-columns=NAME:.path,…`.
 //!
-//! In: a specification and objects. Out: lines of cells for the [`Grid`](super::grid::Grid).
+//! In: a specification and objects. Out: lines of cells for the [`Grid`](crate::grid::Grid).
 //! Upstream: `kubectl/pkg/cmd/get/customcolumn.go`.
 
 use serde_json::Value;
