@@ -381,10 +381,16 @@ mod tests {
         let second = store();
         lab.rotation.refresh();
         assert_eq!(lab.used().pop(), Some(second.cert_pem));
-        for name in ["ca.crt", "ca.key"] {
-            std::fs::remove_file(lab.directory.join(name)).expect("there");
-        }
+        // One that is taken away is not replaced by whoever looks.
+        let other = Lab::new();
+        let (there, aside) = (lab.directory.join("ca.crt"), lab.directory.join("aside"));
+        std::fs::rename(&there, &aside).expect("moved");
         store();
+        assert!(lab.rotation.refresh() < Timestamp::MAX);
+        assert!(!there.exists());
+        for name in ["ca.crt", "ca.key"] {
+            std::fs::copy(other.directory.join(name), lab.directory.join(name)).expect("copied");
+        }
         assert_eq!(lab.rotation.refresh(), Timestamp::MAX);
         assert_eq!(lab.used().len(), 2);
     }
