@@ -146,6 +146,11 @@ mod tests {
         table(options())
     }
 
+    /// Without what `--runtime-config` turns on.
+    pub(crate) fn by_default() -> ResourceTable {
+        table(Options { is_on: Box::new(|_| false), ..options() })
+    }
+
     #[test]
     fn every_row_is_complete() {
         let table = built_in();
