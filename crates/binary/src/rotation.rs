@@ -227,8 +227,8 @@ impl Source {
     }
 }
 
-/// Resolves after a change in any of the directories.
-async fn any_change(watches: &[FileWatch]) {
+/// Resolves after a change in any of them, never where there is none.
+pub async fn any_change(watches: &[FileWatch]) {
     if watches.is_empty() {
         return std::future::pending().await;
     }

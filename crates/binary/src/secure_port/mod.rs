@@ -285,10 +285,9 @@ impl Pair {
             None => vec![],
         };
         loop {
-            let changed = watches.iter().map(|watch| Box::pin(watch.changed()));
             tokio::select! {
                 () = tokio::time::sleep(LOOK) => {}
-                _ = futures::future::select_all(changed), if !watches.is_empty() => {}
+                () = crate::rotation::any_change(&watches) => {}
             }
             match self.next(Some(&present)).and_then(|next| apply(&present, next, &tls)) {
                 Ok(next) => present = next,
