@@ -192,30 +192,35 @@ impl Inner {
     async fn connect(&self) -> Result<Box<Link>, Status> {
         let is_old = self.rpc.answers_overtake_events().await?;
         self.is_old.store(is_old, Ordering::Relaxed);
-        let known = self.state().at;
+        let (known, is_behind) = {
+            let state = self.state();
+            (state.at, state.is_seen_gone)
+        };
         let at = match known {
             Some(at) => at,
             None => self.rpc.present().await?,
         };
-        let range = seen_range(&self.range, is_old);
-        let mut opened = open(&self.rpc, &range, at).await?;
-        if let Opened::Compacted(floor) = opened
-            && floor.0 <= at.0 + 1
-        {
-            // What was seen is gone, and all that was not is there.
-            opened = open(&self.rpc, &range, Revision(at.0 + 1)).await?;
-        }
-        match opened {
+        let start = if is_behind { Revision(at.0 + 1) } else { at };
+        match open(&self.rpc, &seen_range(&self.range, is_old), start).await? {
             Opened::Yes(link) => {
                 self.state().begin(at);
                 Ok(link)
             }
-            Opened::Compacted(floor) => {
-                // Readers learn by themselves whether that concerns them.
-                self.state().lose();
-                Err(Status::out_of_range(format!("compacted at {floor}")))
-            }
+            Opened::Compacted(floor) => Err(self.compacted(floor)),
         }
+    }
+
+    /// The stream cannot begin where the last one ended. etcd says so instead of opening it, or, when
+    /// it looks later, on the open one.
+    fn compacted(&self, floor: Revision) -> Status {
+        let mut state = self.state();
+        match state.at {
+            // What was seen is gone, and all that was not is there.
+            Some(at) if floor.0 <= at.0 + 1 && !state.is_seen_gone => state.is_seen_gone = true,
+            // Readers learn by themselves whether that concerns them.
+            _ => state.lose(),
+        }
+        Status::out_of_range(format!("compacted at {floor}"))
     }
 
     /// Passes on what the stream brings, until it breaks.
@@ -235,10 +240,7 @@ impl Inner {
                     Ok(Said::Events(changes)) => self.state().events(&self.range, changes),
                     Ok(Said::Reached(revision)) if !is_old => self.state().reached(revision),
                     Ok(Said::Reached(_)) => {}
-                    // Before it was sent; whether that is a loss is seen when it is opened again.
-                    Ok(Said::Compacted(floor)) => {
-                        return Status::out_of_range(format!("compacted at {floor}"));
-                    }
+                    Ok(Said::Compacted(floor)) => return self.compacted(floor),
                     Err(status) => return status,
                 },
                 () = self.asked.notified() => is_due = self.state().wants(),
@@ -268,6 +270,8 @@ pub(crate) fn within(inner: &KeyRange, outer: &KeyRange) -> bool {
 struct State {
     /// Everything up to here was passed on; `None` while there is no stream that goes on from there.
     at: Option<Revision>,
+    /// etcd has compacted that revision itself: the next stream begins behind it.
+    is_seen_gone: bool,
     /// The ring has all events above.
     floor: Revision,
     ring: VecDeque<Change>,
@@ -361,6 +365,7 @@ impl State {
     }
 
     fn reached(&mut self, revision: Revision) {
+        self.is_seen_gone &= self.at >= Some(revision);
         self.at = self.at.max(Some(revision));
         self.tell();
     }
@@ -370,6 +375,7 @@ impl State {
             if self.at.is_none_or(|at| revision <= at) {
                 continue;
             }
+            self.is_seen_gone = false;
             self.at = Some(revision);
             events.retain(|event| range.contains(&event.kv.key));
             if events.is_empty() {
