@@ -2,8 +2,9 @@
 //!
 //! At a fixed address, as Kubernetes' own programs are: a relocatable one has megabytes of tables that
 //! the loader rewrites at each start, so that no two processes share them; a node has a process per
-//! container. In a release functions that compile to the same instructions, and ends of texts, are kept once, where the
-//! linker is the one that the Rust toolchain brings: others do not know how.
+//! container. In a release functions that compile to the same instructions are kept once, and texts that
+//! end alike share their end, where the linker is the one that the Rust toolchain brings: others do not
+//! know how.
 
 fn main() {
     println!("cargo:rustc-link-arg-bins=-no-pie");

@@ -213,13 +213,7 @@ impl Inner {
     /// The stream cannot begin where the last one ended. etcd says so instead of opening it, or, when
     /// it looks later, on the open one.
     fn compacted(&self, floor: Revision) -> Status {
-        let mut state = self.state();
-        match state.at {
-            // What was seen is gone, and all that was not is there.
-            Some(at) if floor.0 <= at.0 + 1 && !state.is_seen_gone => state.is_seen_gone = true,
-            // Readers learn by themselves whether that concerns them.
-            _ => state.lose(),
-        }
+        self.state().compacted(floor);
         Status::out_of_range(format!("compacted at {floor}"))
     }
 
@@ -296,6 +290,15 @@ impl State {
         if self.at.is_none() {
             self.at = Some(at);
             self.floor = at;
+        }
+    }
+
+    fn compacted(&mut self, floor: Revision) {
+        match self.at {
+            // What was seen is gone, and all that was not is there.
+            Some(at) if floor.0 <= at.0 + 1 && !self.is_seen_gone => self.is_seen_gone = true,
+            // Readers learn by themselves whether that concerns them.
+            _ => self.lose(),
         }
     }
 
@@ -494,6 +497,26 @@ mod tests {
     fn write(state: &mut State, revision: u64, keys: &[&str]) {
         let events = keys.iter().map(|key| event(key, revision, 1)).collect();
         state.events(&prefix("/registry/"), vec![(Revision(revision), events)]);
+    }
+
+    /// etcd was away, and compacted: what was passed on last may go, what was not may not.
+    #[test]
+    fn a_stream_goes_on_behind_a_compacted_revision_or_not_at_all() {
+        let check = |floors: &[u64], expected: (Option<Revision>, bool)| {
+            let mut state = begun(10);
+            floors.iter().for_each(|floor| state.compacted(Revision(*floor)));
+            assert_eq!((state.at, state.is_seen_gone), expected, "{floors:?}");
+        };
+        check(&[], (Some(Revision(10)), false));
+        check(&[11], (Some(Revision(10)), true));
+        check(&[12], (None, false));
+        check(&[11, 12], (None, false));
+        let mut state = begun(10);
+        state.compacted(Revision(11));
+        state.reached(Revision(10));
+        assert!(state.is_seen_gone);
+        write(&mut state, 12, &["/registry/pods/a"]);
+        assert_eq!((state.at, state.is_seen_gone), (Some(Revision(12)), false));
     }
 
     fn text(item: &WatchItem) -> String {
