@@ -238,8 +238,6 @@ impl CredentialSource for Plugin {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     /// A plugin that is a shell script; it counts its runs in `runs`.
@@ -247,8 +245,13 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join("plugin");
         let script = format!("#!/bin/sh\necho run >> \"$0.runs\"\n{script}\n");
-        std::fs::write(&path, script).expect("writes");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("sets");
+        // Another process writes it: what another test forks meanwhile would hold a file open that
+        // was written here, and a file open for writing cannot be run.
+        let written = std::process::Command::new("sh")
+            .args(["-c", r#"printf %s "$2" > "$1" && chmod +x "$1""#, "sh"])
+            .args([path.as_os_str(), script.as_ref()])
+            .status();
+        assert!(written.expect("sh runs").success());
         let mut config = json!({"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin",
             "interactiveMode": "Never", "args": ["one"], "env": [{"name": "WHO", "value": "jane"}]});
         for (name, value) in change.as_object().into_iter().flatten() {
