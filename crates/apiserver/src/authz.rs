@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-pub use crate::filters::authorization::forbidden;
+pub use crate::filters::authorization::{decide, forbidden};
 use crate::request::{RequestInfo, UserInfo};
 
 /// What is to be decided. Upstream: `authorizer.Attributes`.

@@ -1,7 +1,12 @@
 //! Who asks for what: the facts about a request that every stage behind the filters needs.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+
+use futures::future::BoxFuture;
+use http::HeaderValue;
+use machinery::StatusError;
 
 use crate::resource::Resource;
 
@@ -68,6 +73,11 @@ impl RequestInfo {
     }
 }
 
+/// What a header says that may hold names of people: clients send those as UTF-8, as they are.
+pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
+    String::from_utf8_lossy(value.as_bytes())
+}
+
 /// One object's place: a resource's name within an (optional) namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -93,12 +103,17 @@ pub struct RequestContext {
     pub field_manager: String,
     pub dry_run: bool,
     pub field_validation: FieldValidation,
+    /// Of a PUT or a patch: may its user create, too? Asked before either makes an object that was
+    /// not there; nothing where the server writes for itself.
+    pub may_create: Option<MayCreate>,
     /// Texts for `Warning:` headers, collected on the way. Guards a short list; never held across
     /// an await.
     warnings: Arc<Mutex<Vec<String>>>,
     /// What authorization and admission note for the audit log. As above.
     annotations: Arc<Mutex<BTreeMap<String, String>>>,
 }
+
+pub type MayCreate = Arc<dyn Fn() -> BoxFuture<'static, Result<(), StatusError>> + Send + Sync>;
 
 /// What to do about fields that a kind does not have, or that are given twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,6 +133,7 @@ impl RequestContext {
             field_manager: "unknown".into(),
             dry_run: false,
             field_validation: FieldValidation::default(),
+            may_create: None,
             warnings: Arc::default(),
             annotations: Arc::default(),
         }

@@ -4,7 +4,7 @@
 
 use apiserver::StatusError;
 use apiserver::authn::Authenticator;
-use apiserver::request::UserInfo;
+use apiserver::request::{UserInfo, header_text};
 use async_trait::async_trait;
 use http::HeaderMap;
 use http::request::Parts;
@@ -70,8 +70,8 @@ impl Authenticator for RequestHeader {
             return Err(StatusError::unauthorized());
         }
         Ok(Some(UserInfo {
-            name: name.to_owned(),
-            uid: text(&request.headers, &self.headers.uid).unwrap_or_default().to_owned(),
+            name,
+            uid: text(&request.headers, &self.headers.uid).unwrap_or_default(),
             groups: all_texts(&request.headers, &self.headers.group),
             extra: self
                 .headers
@@ -84,9 +84,9 @@ impl Authenticator for RequestHeader {
 }
 
 /// The first that says something.
-fn text<'a>(headers: &'a HeaderMap, names: &[String]) -> Option<&'a str> {
-    let values = names.iter().filter_map(|name| headers.get(name)?.to_str().ok());
-    values.into_iter().find(|value| !value.is_empty())
+fn text(headers: &HeaderMap, names: &[String]) -> Option<String> {
+    let values = names.iter().filter_map(|name| headers.get(name));
+    values.map(|value| header_text(value).into_owned()).find(|value| !value.is_empty())
 }
 
 fn all_texts(headers: &HeaderMap, names: &[String]) -> Vec<String> {
@@ -94,8 +94,7 @@ fn all_texts(headers: &HeaderMap, names: &[String]) -> Vec<String> {
 }
 
 pub(crate) fn texts(headers: &HeaderMap, name: &str) -> Vec<String> {
-    let values = headers.get_all(name).into_iter();
-    values.filter_map(|value| value.to_str().ok()).map(str::to_owned).collect()
+    headers.get_all(name).into_iter().map(|value| header_text(value).into_owned()).collect()
 }
 
 /// Headers `<prefix><key>: <value>`; keys are percent-encoded where HTTP would not carry them.
@@ -142,8 +141,8 @@ mod tests {
         let check = async |signer: &Authority, expected: Option<&str>| {
             let issued = signer.issue(&Component::FrontProxyClient.profile()).expect("signs");
             let (mut parts, ()) = http::Request::builder()
-                .header("X-Remote-User", "jane")
-                .header("X-Remote-Group", "dev")
+                .header("X-Remote-User", "j\u{fc}rgen".as_bytes())
+                .header("X-Remote-Group", "d\u{e9}v".as_bytes())
                 .header("X-Remote-Group", "ops")
                 .header("X-Remote-Extra-Example.com%2Fscope", "all")
                 .body(())
@@ -155,11 +154,11 @@ mod tests {
             let got = authenticator.authenticate(&parts).await.expect("no wrong credentials");
             assert_eq!(got.as_ref().map(|user| user.name.as_str()), expected);
             if let Some(user) = got {
-                assert_eq!(user.groups, ["dev", "ops"]);
+                assert_eq!(user.groups, ["d\u{e9}v", "ops"]);
                 assert_eq!(user.extra["example.com/scope"], ["all"]);
             }
         };
-        check(&authority, Some("jane")).await;
+        check(&authority, Some("j\u{fc}rgen")).await;
         check(&other, None).await;
     }
 }

@@ -133,7 +133,7 @@ impl Connection {
         user.chain(groups)
             .map(|(name, value)| {
                 let bad = |_| own(format!("{value:?} cannot be impersonated"));
-                Ok((name, HeaderValue::from_str(value).map_err(bad)?))
+                Ok((name, HeaderValue::from_bytes(value.as_bytes()).map_err(bad)?))
             })
             .collect()
     }

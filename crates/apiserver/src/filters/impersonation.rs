@@ -12,7 +12,7 @@ use super::authentication::{ANONYMOUS, UNAUTHENTICATED, with_group};
 use super::authorization::{decide, forbidden};
 use crate::authz::{Attributes, Decision};
 use crate::query::decode_path;
-use crate::request::{RequestInfo, UserInfo};
+use crate::request::{RequestInfo, UserInfo, header_text};
 use crate::shared::Shared;
 
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
@@ -47,14 +47,10 @@ pub async fn impersonate(
 /// Who is to be impersonated; nothing without any of the headers.
 fn wanted(headers: &HeaderMap) -> Result<Option<UserInfo>, StatusError> {
     let text = |name: &HeaderName| {
-        headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+        headers.get(name).map(|value| header_text(value).into_owned()).unwrap_or_default()
     };
     let texts = |name: &HeaderName| {
-        headers
-            .get_all(name)
-            .iter()
-            .filter_map(|value| value.to_str().ok().map(str::to_owned))
-            .collect()
+        headers.get_all(name).iter().map(|value| header_text(value).into_owned()).collect()
     };
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in headers.keys() {

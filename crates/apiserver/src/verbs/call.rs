@@ -10,6 +10,7 @@ use machinery::status::Reason;
 use machinery::{Object, StatusError};
 
 use crate::audit::Trail;
+use crate::authz::{Attributes, Decision, decide, forbidden};
 use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
 use crate::codec::negotiate::{Offer, Speaks, negotiate};
@@ -17,7 +18,7 @@ use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
 use crate::query::Query;
 use crate::registry::Registry;
-use crate::request::{Key, RequestContext, RequestInfo, UserInfo};
+use crate::request::{Key, MayCreate, RequestContext, RequestInfo, UserInfo};
 use crate::resource::{Behaviour, Resource, ResourceTable};
 use crate::shared::Shared;
 
@@ -70,6 +71,9 @@ impl Call {
         let mut ctx = RequestContext::new(user, row.clone(), &info.subresource);
         ctx.field_manager = agent_name(&parts);
         let (shared, info) = (shared.clone(), info.clone());
+        if matches!(info.verb.as_str(), "update" | "patch") {
+            ctx.may_create = Some(may_create(&shared, &info, &ctx.user));
+        }
         Ok(Self { shared, info, row, table, parts, query, accept, ctx })
     }
 
@@ -180,6 +184,24 @@ pub(crate) fn unsupported_media_type(accepted: &str) -> StatusError {
         "the body of the request was in an unknown format - accepted media types include: {accepted}"
     );
     StatusError::new(Reason::UnsupportedMediaType, message).without_details()
+}
+
+/// The right to `create` what a PUT or a patch names. Upstream: `withAuthorization`.
+fn may_create(shared: &Arc<Shared>, info: &RequestInfo, user: &UserInfo) -> MayCreate {
+    let request = RequestInfo { verb: "create".into(), ..info.clone() };
+    let asked = Arc::new((shared.clone(), Attributes { user: user.clone(), request }));
+    Arc::new(move || {
+        let asked = asked.clone();
+        Box::pin(async move {
+            let (shared, attributes) = &*asked;
+            match decide(&shared.authorizers, attributes).await {
+                Decision::Allow { .. } => Ok(()),
+                Decision::Deny { reason } | Decision::NoOpinion { reason } => {
+                    Err(forbidden(attributes, &reason))
+                }
+            }
+        })
+    })
 }
 
 /// The first part of the User-Agent: who changes fields, when the query names nobody.

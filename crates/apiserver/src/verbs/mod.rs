@@ -155,7 +155,7 @@ pub(crate) fn no_method() -> StatusError {
 fn add_warning(response: &mut Response<Body>, text: &str) {
     const WARNING: HeaderName = HeaderName::from_static("warning");
     let quoted = text.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");
-    if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+    if let Ok(value) = HeaderValue::try_from(format!("299 - \"{quoted}\"").into_bytes()) {
         response.headers_mut().append(WARNING, value);
     }
 }

@@ -270,7 +270,7 @@ fn unreachable(error: transport::ClientError) -> StatusError {
 fn user_headers(user: &UserInfo) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut add = |name: HeaderName, value: &str| {
-        if let Ok(value) = HeaderValue::from_str(value) {
+        if let Ok(value) = HeaderValue::from_bytes(value.as_bytes()) {
             headers.append(name, value);
         }
     };
