@@ -405,8 +405,13 @@ pub trait Strategy: Send + Sync {
         Ok(())
     }
 
-    /// After the object is gone from the store.
-    async fn deleted(&self, _registry: &Registry, _object: &dyn Object) {}
+    /// Gives back what the object `had` and nobody needs any more: after it is gone from the store,
+    /// or after an update to what is `now` was written.
+    async fn release(&self, _registry: &Registry, _had: &dyn Object, _now: Option<&dyn Object>) {}
+
+    /// After a write that took something by [`allocate`](Self::allocate), or some of it, and then
+    /// came to nothing: gives back what the stored object, if there is one, does not have.
+    async fn abandoned(&self, _registry: &Registry, _object: &dyn Object) {}
 
     /// The objects of a resource that is not stored, as they are now. `wanted` says which are of
     /// interest: an empty namespace stands for all of them, an empty name too.

@@ -122,7 +122,7 @@ impl Registry {
             return Ok(Attempt::Raced);
         }
         self.note_written(row, answer.revision);
-        row.strategy.deleted(self, &*object).await;
+        row.strategy.release(self, &*object, None).await;
         let mut last = object;
         last.meta_mut().resource_version = None;
         let value = row.stored_codec().settle(last.encode());

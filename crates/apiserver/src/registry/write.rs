@@ -138,6 +138,9 @@ impl Registry {
             return Err(StatusError::invalid(group, &row.kind, object.name(), errors));
         }
         strategy.warnings(&*object, None).into_iter().for_each(|text| ctx.warn(text));
+        if let Some(may_create) = &ctx.may_create {
+            may_create().await?;
+        }
         let attributes =
             Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
         self.chain().validate(&attributes).await?;
@@ -149,16 +152,55 @@ impl Registry {
             let message = format!("object is being deleted: {error}");
             return Err(if is_going { error.with_message(message) } else { error });
         }
-        strategy.allocate(self, ctx, &mut *object, None).await?;
-        match self.put(ctx, &key, &mut *object, Revision(0)).await? {
-            Some(object) => Ok(Written { object, outcome: Outcome::Created }),
-            None => {
-                if !ctx.dry_run {
-                    strategy.deleted(self, &*object).await;
-                }
-                Err(StatusError::already_exists(&row.group, &row.plural, &key.name))
-            }
+        let placed = self.place(ctx, &key, &mut *object, None).await?;
+        placed.ok_or_else(|| StatusError::already_exists(&row.group, &row.plural, &key.name))
+    }
+
+    /// The end of the path: takes what the object needs, and puts it. What was taken for nothing is
+    /// given back, and after an update what is not needed any more. `None` after a lost race.
+    async fn place(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        object: &mut dyn Object,
+        mut before: Option<(&Stored, &mut dyn Object)>,
+    ) -> Result<Option<Written>, StatusError> {
+        let strategy = &*ctx.resource.strategy;
+        let placed = self.allocate_and_put(ctx, key, object, before.as_mut()).await;
+        if ctx.dry_run {
+            return placed;
         }
+        match (&placed, before) {
+            (Ok(Some(written)), _) if written.outcome == Outcome::Unchanged => {}
+            (Ok(Some(_)), Some((_, old))) => strategy.release(self, old, Some(object)).await,
+            (Ok(Some(_)), None) => {}
+            (Ok(None) | Err(_), _) => strategy.abandoned(self, object).await,
+        }
+        placed
+    }
+
+    async fn allocate_and_put(
+        &self,
+        ctx: &RequestContext,
+        key: &Key,
+        object: &mut dyn Object,
+        before: Option<&mut (&Stored, &mut dyn Object)>,
+    ) -> Result<Option<Written>, StatusError> {
+        let row = &ctx.resource;
+        let old = before.as_ref().map(|(_, old)| &**old);
+        row.strategy.allocate(self, ctx, object, old).await?;
+        let (expected, outcome) = match before {
+            None => (Revision(0), Outcome::Created),
+            Some((current, old)) => {
+                if is_unchanged(object, *old) && !self.is_stale(row, key, current).await? {
+                    let object = current.clone();
+                    return Ok(Some(Written { object, outcome: Outcome::Unchanged }));
+                }
+                (current.revision(), Outcome::Updated)
+            }
+        };
+        let put = self.put(ctx, key, object, expected).await?;
+        Ok(put.map(|object| Written { object, outcome }))
     }
 
     async fn update(
@@ -208,15 +250,11 @@ impl Registry {
             &options,
         );
         self.chain().validate(&attributes).await?;
-        row.strategy.allocate(self, ctx, &mut *object, Some(&*old)).await?;
         if self.is_released(ctx, &*object, &*old) {
             return self.remove(ctx, key, &current, object).await;
         }
-        if is_unchanged(&mut *object, &mut *old) && !self.is_stale(row, key, &current).await? {
-            return Ok(Attempt::Done(Written { object: current, outcome: Outcome::Unchanged }));
-        }
-        match self.put(ctx, key, &mut *object, current.revision()).await? {
-            Some(object) => Ok(Attempt::Done(Written { object, outcome: Outcome::Updated })),
+        match self.place(ctx, key, &mut *object, Some((&current, &mut *old))).await? {
+            Some(written) => Ok(Attempt::Done(written)),
             None if pinned => Err(metadata::modified(row, &key.name)),
             None => Ok(Attempt::Raced),
         }
@@ -628,35 +666,55 @@ mod tests {
 
     use super::*;
     use crate::admission::Chain;
+    use crate::registry::DeleteOptions;
     use crate::resource::{ResourceTable, Strategy};
 
-    /// Counts what is allocated and what is given back.
+    /// Counts what is allocated and what is given back; objects called "none" get nothing.
     #[derive(Clone, Default)]
     struct Counting {
         allocated: Arc<AtomicUsize>,
         released: Arc<AtomicUsize>,
+        abandoned: Arc<AtomicUsize>,
+    }
+
+    impl Counting {
+        fn counts(&self) -> [usize; 3] {
+            [&self.allocated, &self.released, &self.abandoned]
+                .map(|count| count.load(Ordering::Relaxed))
+        }
     }
 
     #[async_trait::async_trait]
     impl Strategy for Counting {
+        fn unconditional_update(&self) -> bool {
+            true
+        }
+
         async fn allocate(
             &self,
             _: &Registry,
             _: &RequestContext,
-            _: &mut dyn Object,
+            object: &mut dyn Object,
             _: Option<&dyn Object>,
         ) -> Result<(), StatusError> {
             self.allocated.fetch_add(1, Ordering::Relaxed);
+            if object.name() == "none" {
+                return Err(StatusError::internal("there is nothing left"));
+            }
             Ok(())
         }
 
-        async fn deleted(&self, _: &Registry, _: &dyn Object) {
+        async fn release(&self, _: &Registry, _: &dyn Object, _: Option<&dyn Object>) {
             self.released.fetch_add(1, Ordering::Relaxed);
+        }
+
+        async fn abandoned(&self, _: &Registry, _: &dyn Object) {
+            self.abandoned.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[tokio::test]
-    async fn a_create_of_what_is_there_takes_nothing_from_it() {
+    async fn what_is_taken_is_given_back_once_it_is_not_needed_and_not_before() {
         let counting = <Counting as Default>::default();
         let mut row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
         row.strategy = Arc::new(counting.clone());
@@ -664,16 +722,33 @@ mod tests {
         let store = store::Sim::open();
         let registry = Registry::new(store, table, Chain::default(), Tasks::new("test"));
         let ctx = registry.own_context::<ConfigMap>();
-        let mut outcomes = vec![];
-        for _ in 0..2 {
+        let object = |name: &str, value: &str| {
             let mut object = ConfigMap::default();
-            object.metadata.name = Some("one".into());
-            let intent = Intent::Create { object: Box::new(object) };
-            let written = registry.write(&ctx, &Key::new("ns", "one"), intent).await;
-            outcomes.push(written.map(|written| written.outcome).map_err(|error| error.reason));
-        }
-        assert_eq!(outcomes, [Ok(Outcome::Created), Err(Reason::AlreadyExists)]);
-        let counts = [&counting.allocated, &counting.released];
-        assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [1, 0]);
+            object.metadata.name = Some(name.into());
+            object.metadata.namespace = Some("ns".into());
+            object.data = Some([("a".to_owned(), value.to_owned())].into());
+            Box::new(object)
+        };
+        let create = |name: &str| Intent::Create { object: object(name, "1") };
+        let update = |value: &str| Intent::Update { object: object("one", value) };
+        let stale = || {
+            let mut object = object("one", "3");
+            object.metadata.resource_version = Some("1".into());
+            Intent::Update { object }
+        };
+        let check = async |name: &str, intent, outcome, counts: [usize; 3]| {
+            let written = registry.write(&ctx, &Key::new("ns", name), intent).await;
+            let got = written.map(|written| written.outcome).map_err(|error| error.reason);
+            assert_eq!((got, counting.counts()), (outcome, counts), "{name}");
+        };
+        check("one", create("one"), Ok(Outcome::Created), [1, 0, 0]).await;
+        // Nothing is taken from what is there.
+        check("one", create("one"), Err(Reason::AlreadyExists), [1, 0, 0]).await;
+        check("none", create("none"), Err(Reason::InternalError), [2, 0, 1]).await;
+        check("one", update("1"), Ok(Outcome::Unchanged), [3, 0, 1]).await;
+        check("one", update("2"), Ok(Outcome::Updated), [4, 1, 1]).await;
+        check("one", stale(), Err(Reason::Conflict), [4, 1, 1]).await;
+        let delete = Intent::Delete { options: DeleteOptions::default() };
+        check("one", delete, Ok(Outcome::Deleted), [4, 2, 1]).await;
     }
 }

@@ -36,6 +36,8 @@ use crate::proxy;
 const PARTS: Parts<Service> = parts!(Service);
 /// Random picks before the range is searched in order.
 const TRIES: usize = 16;
+/// How long a write may take from its address to its Service, in seconds.
+const SETTLED: i64 = 60;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
 const AFFINITY_SECONDS: i32 = 10_800;
 
@@ -55,7 +57,7 @@ pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> 
 
 struct ServiceStrategy {
     node_ports: RangeInclusive<u16>,
-    /// Set once all Services that there were have their claims.
+    /// Set once all Services that there were have their claims, and no address is without one.
     known: OnceCell<()>,
 }
 
@@ -99,19 +101,33 @@ impl Strategy for ServiceStrategy {
         }
         let service = object.expect_mut::<Service>();
         let old = old.map(|old| old.expect::<Service>());
+        self.known.get_or_try_init(|| settle(registry)).await?;
         self.allocate_addresses(registry, ctx, service).await?;
-        self.allocate_ports(registry, ctx, service, old).await?;
-        if let Some(old) = old.filter(|_| !ctx.dry_run) {
-            release_addresses(registry, old, Some(service)).await;
-        }
-        Ok(())
+        self.allocate_ports(registry, ctx, service, old).await
     }
 
-    async fn deleted(&self, registry: &Registry, object: &dyn Object) {
-        let service = object.expect::<Service>();
-        release_addresses(registry, service, None).await;
-        for port in ports_of(service) {
-            registry.release_claim(&claim_of(port), &owner(service)).await;
+    async fn release(&self, registry: &Registry, had: &dyn Object, now: Option<&dyn Object>) {
+        let (had, now) = (had.expect::<Service>(), now.map(|now| now.expect::<Service>()));
+        let kept: BTreeSet<&str> = now.into_iter().flat_map(addresses_of).collect();
+        for ip in addresses_of(had).filter(|ip| !kept.contains(ip)) {
+            release_address(registry, ip, had).await;
+        }
+        let kept: BTreeSet<u16> = now.into_iter().flat_map(ports_of).collect();
+        for port in ports_of(had).filter(|port| !kept.contains(port)) {
+            registry.release_claim(&claim_of(port), &owner(had)).await;
+        }
+    }
+
+    async fn abandoned(&self, registry: &Registry, object: &dyn Object) {
+        match registry.find::<Service>(object.namespace(), object.name()).await {
+            Ok(there) => {
+                let there = there.as_ref().map(|service| service as &dyn Object);
+                self.release(registry, object, there).await;
+            }
+            // It is found to belong to nobody by whoever wants it, or at the next start.
+            Err(error) => tracing::warn!(
+                service = object.name(), %error, "what a failed write took stays taken for a while"
+            ),
         }
     }
 
@@ -201,7 +217,6 @@ fn normalize_addresses(spec: &mut ServiceSpec) {
     }
 }
 
-/// An update that leaves addresses and ports out keeps those it had.
 /// What only the old type had goes with it, unless the client says it anew. Upstream: the same rule
 /// for each field.
 fn drop_fields_of_old_type(spec: &mut ServiceSpec, old: &ServiceSpec) {
@@ -229,6 +244,7 @@ fn drop_fields_of_old_type(spec: &mut ServiceSpec, old: &ServiceSpec) {
     }
 }
 
+/// An update that leaves addresses and ports out keeps those it had.
 fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
     let Some(old) = old else { return };
     let kind = spec.type_.clone().unwrap_or_default();
@@ -304,7 +320,6 @@ impl ServiceStrategy {
         service: &mut Service,
         old: Option<&Service>,
     ) -> Result<(), StatusError> {
-        self.known.get_or_try_init(|| claim_for_all(registry)).await?;
         let owner = owner(service);
         let name = service.name().to_owned();
         let wants = has_node_ports(kind(service))
@@ -346,12 +361,6 @@ impl ServiceStrategy {
             }
         }
         self.allocate_health_port(registry, ctx, spec, (&had, &mine), &owner).await?;
-        mine.extend(health_port(spec));
-        if !ctx.dry_run {
-            for port in had.difference(&mine) {
-                registry.release_claim(&claim_of(*port), &owner).await;
-            }
-        }
         Ok(())
     }
 
@@ -427,9 +436,19 @@ async fn claim(
     registry.claim(&claim_of(port), owner_name, holds).await
 }
 
-/// For Services that were written before there were claims, or by others.
-async fn claim_for_all(registry: &Registry) -> Result<(), StatusError> {
-    for service in registry.cached::<Service>("").await? {
+/// Claims for Services that were written before there were claims, or by others; and an end to
+/// addresses that a server took before it stopped halfway.
+async fn settle(registry: &Registry) -> Result<(), StatusError> {
+    // These first: an address that is taken now has its Service later.
+    let addresses = registry.cached::<IPAddress>("").await?;
+    let services = registry.cached::<Service>("").await?;
+    let used: BTreeSet<&str> = services.iter().flat_map(addresses_of).collect();
+    for address in addresses.iter().filter(|address| !used.contains(address.name())) {
+        if is_abandoned(registry, address).await? {
+            delete_address(registry, address).await;
+        }
+    }
+    for service in services {
         for port in ports_of(&service) {
             let holds = |_| std::future::ready(Ok(true));
             if !registry.claim(&claim_of(port), &owner(&service), holds).await? {
@@ -558,15 +577,37 @@ fn nth(range: &IpNet, index: u64) -> Option<IpAddr> {
     }
 }
 
-/// Creates the IPAddress object; `false` when another Service has it.
-async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<bool, StatusError> {
-    let ctx = registry.own_context::<IPAddress>();
-    let reference = ParentReference {
-        group: Some(String::new()).filter(|group| !group.is_empty()),
+fn reference_to((namespace, name): (&str, &str)) -> ParentReference {
+    ParentReference {
+        group: None,
         resource: "services".into(),
-        namespace: Some(parent.0.into()),
-        name: parent.1.into(),
-    };
+        namespace: Some(namespace.into()),
+        name: name.into(),
+    }
+}
+
+/// Takes the address; `false` when another Service has it.
+async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<bool, StatusError> {
+    if create_address(registry, ip, parent).await? {
+        return Ok(true);
+    }
+    match registry.find::<IPAddress>("", ip).await? {
+        Some(address) if is_for(&address, parent) => Ok(true),
+        Some(address) if is_abandoned(registry, &address).await? => {
+            delete_address(registry, &address).await;
+            create_address(registry, ip, parent).await
+        }
+        _ => Ok(false),
+    }
+}
+
+/// `false` when there is one.
+async fn create_address(
+    registry: &Registry,
+    ip: &str,
+    parent: (&str, &str),
+) -> Result<bool, StatusError> {
+    let ctx = registry.own_context::<IPAddress>();
     let family = ip.parse::<IpAddr>().map(|ip| family_of(&ip)).unwrap_or("IPv4");
     let labels = [
         ("ipaddress.kubernetes.io/ip-family", family),
@@ -578,41 +619,65 @@ async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<
             labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
             ..ObjectMeta::default()
         },
-        spec: IPAddressSpec { parent_ref: reference },
+        spec: IPAddressSpec { parent_ref: reference_to(parent) },
     };
     let intent = Intent::Create { object: Box::new(object) };
     match registry.write(&ctx, &Key::new("", ip), intent).await {
         Ok(_) => Ok(true),
-        Err(error) if error.is(Reason::AlreadyExists) => owns(registry, ip, parent).await,
+        Err(error) if error.is(Reason::AlreadyExists) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-async fn owns(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<bool, StatusError> {
-    let found = registry.find::<IPAddress>("", ip).await?;
-    let reference = found.map(|address| address.spec.parent_ref);
-    Ok(reference
-        .is_some_and(|one| one.namespace.as_deref() == Some(parent.0) && one.name == parent.1))
+fn is_for(address: &IPAddress, (namespace, name): (&str, &str)) -> bool {
+    let reference = &address.spec.parent_ref;
+    reference.namespace.as_deref() == Some(namespace) && reference.name == name
 }
 
-/// Gives back what `old` had and `new` has not.
-async fn release_addresses(registry: &Registry, old: &Service, new: Option<&Service>) {
-    let ips = |service: &Service| {
-        service.spec.clone().unwrap_or_default().cluster_ips.unwrap_or_default()
-    };
-    let kept = new.map(ips).unwrap_or_default();
-    for ip in ips(old).into_iter().filter(|ip| ip != "None" && !ip.is_empty() && !kept.contains(ip))
-    {
-        let parent = (old.namespace(), old.name());
-        if !owns(registry, &ip, parent).await.unwrap_or(false) {
-            continue;
-        }
-        let ctx = registry.own_context::<IPAddress>();
-        let intent = Intent::Delete { options: DeleteOptions::default() };
-        if let Err(error) = registry.write(&ctx, &Key::new("", ip.as_str()), intent).await {
-            tracing::warn!(ip, %error, "the address of a deleted Service stays taken");
-        }
+/// Was it taken for a Service that does not have it, longer ago than any write takes?
+async fn is_abandoned(registry: &Registry, address: &IPAddress) -> Result<bool, StatusError> {
+    let reference = &address.spec.parent_ref;
+    let is_service =
+        reference.group.as_deref().is_none_or(str::is_empty) && reference.resource == "services";
+    let created = address.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let age = created.map(|created| base::clock::now().duration_since(created));
+    if !is_service || age.is_none_or(|age| age.as_secs() < SETTLED) {
+        return Ok(false);
     }
+    let namespace = reference.namespace.as_deref().unwrap_or_default();
+    let service = registry.find::<Service>(namespace, &reference.name).await?;
+    Ok(!service.is_some_and(|one| addresses_of(&one).any(|ip| ip == address.name())))
+}
+
+async fn release_address(registry: &Registry, ip: &str, had: &Service) {
+    match registry.find::<IPAddress>("", ip).await {
+        Ok(Some(address)) if is_for(&address, (had.namespace(), had.name())) => {
+            delete_address(registry, &address).await;
+        }
+        Ok(_) => {}
+        Err(error) => tracing::warn!(ip, %error, "an address that nobody needs stays taken"),
+    }
+}
+
+/// Deletes this very object, whoever may have made another of its name.
+async fn delete_address(registry: &Registry, address: &IPAddress) {
+    let options = DeleteOptions {
+        precondition_uid: address.metadata.uid.clone(),
+        ..DeleteOptions::default()
+    };
+    let (ctx, key) = (registry.own_context::<IPAddress>(), Key::new("", address.name()));
+    match registry.write(&ctx, &key, Intent::Delete { options }).await {
+        Err(error) if !error.is(Reason::NotFound) && !error.is(Reason::Conflict) => {
+            let ip = address.name();
+            tracing::warn!(ip, %error, "an address that nobody needs stays taken");
+        }
+        _ => {}
+    }
+}
+
+fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
+    let ips = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
+    ips.map(String::as_str).filter(|ip| !matches!(*ip, "" | "None"))
 }
 
 fn external_ip(service: &Service) -> String {
@@ -645,9 +710,104 @@ fn ports(ports: &[ServicePort]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use apiserver::admission::Chain;
+    use apiserver::resource::ResourceTable;
+    use base::task::Tasks;
     use serde_json::{Value, from_value, json};
 
     use super::*;
+
+    /// A registry of Services and what they are given addresses from.
+    async fn registry() -> Registry {
+        let facts: Arc<dyn machinery::patch::Schema> = Arc::new(api::facts::Facts);
+        let rows = crate::rows::ROWS.iter().map(|row| row().build(Some(facts.clone())));
+        let kept = ["services", "ipaddresses", "servicecidrs"];
+        let mut rows: Vec<_> = rows.filter(|row| kept.contains(&row.plural.as_str())).collect();
+        let client = transport::ClientOptions { insecure: true, ..Default::default() };
+        let Ok(http) = transport::HttpClient::new(&client) else {
+            panic!("a client without server is valid")
+        };
+        let kubelets = Arc::new(Kubelets::new(http.clone(), http));
+        rows.push(row(30_000..=30_001, &kubelets).build(Some(facts)));
+        let store = store::Sim::open();
+        let table = ResourceTable::new(rows);
+        let registry = Registry::new(store, table, Chain::default(), Tasks::new("test"));
+        let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/24"]}});
+        let cidr: ServiceCIDR = from_value(cidr).expect("a range");
+        let ctx = registry.own_context::<ServiceCIDR>();
+        let intent = Intent::Create { object: Box::new(cidr) };
+        registry.write(&ctx, &Key::new("", "kubernetes"), intent).await.expect("written");
+        registry
+    }
+
+    async fn write(registry: &Registry, intent: Intent) -> Result<Service, StatusError> {
+        let ctx = registry.own_context::<Service>();
+        let key = match &intent {
+            Intent::Create { object } | Intent::Update { object } => Key::new("ns", object.name()),
+            _ => unreachable!("only these are tried"),
+        };
+        let written = registry.write(&ctx, &key, intent).await?;
+        Ok(written.object.object()?.expect::<Service>().clone())
+    }
+
+    fn service(name: &str, spec: Value) -> Box<Service> {
+        let service = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec});
+        Box::new(from_value(service).expect("a Service"))
+    }
+
+    async fn taken(registry: &Registry) -> usize {
+        registry.cached::<IPAddress>("").await.expect("readable").len()
+    }
+
+    #[tokio::test]
+    async fn a_write_that_fails_keeps_nothing_and_an_update_gives_back_once_it_is_written() {
+        let registry = registry().await;
+        let of_port =
+            |port: i32| json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
+        let create = |name, spec| Intent::Create { object: service(name, spec) };
+        let first = write(&registry, create("a", of_port(30_000))).await.expect("written");
+        assert_eq!(taken(&registry).await, 1);
+        for port in [30_000, 40_000] {
+            let refused = write(&registry, create("b", of_port(port))).await.expect_err("refused");
+            assert!(refused.message.contains("provided port"), "{refused}");
+            assert_eq!(taken(&registry).await, 1);
+        }
+        // An update that comes too late does not give away what the Service has.
+        let mut late = first.clone();
+        let spec = late.spec.as_mut().expect("a spec");
+        *spec = from_value(json!({"type": "ExternalName", "externalName": "x.example"}))
+            .expect("a spec");
+        late.metadata.resource_version = Some("1".into());
+        let refused = write(&registry, Intent::Update { object: Box::new(late.clone()) }).await;
+        assert!(refused.expect_err("too late").is(Reason::Conflict));
+        assert_eq!(taken(&registry).await, 1);
+        let refused = write(&registry, create("b", of_port(30_000))).await.expect_err("refused");
+        assert!(refused.message.contains("already allocated"), "{refused}");
+        late.metadata.resource_version = first.metadata.resource_version.clone();
+        write(&registry, Intent::Update { object: Box::new(late) }).await.expect("written");
+        assert_eq!(taken(&registry).await, 0);
+        write(&registry, create("b", of_port(30_000))).await.expect("the port is free");
+    }
+
+    #[tokio::test]
+    async fn addresses_that_a_stop_left_behind_are_found() {
+        let registry = registry().await;
+        let parent = ("ns", "gone");
+        let age = async |seconds| {
+            let found = registry.find::<IPAddress>("", "10.96.0.9").await.expect("readable");
+            let mut address = found.expect("there");
+            let created = base::clock::now() - jiff::SignedDuration::from_secs(seconds);
+            address.metadata.creation_timestamp = Some(machinery::Time(created));
+            is_abandoned(&registry, &address).await.expect("readable")
+        };
+        assert!(create_address(&registry, "10.96.0.9", parent).await.expect("written"));
+        assert!(!age(1).await, "its Service may be on its way");
+        assert!(age(61).await);
+        let spec = json!({"clusterIP": "10.96.0.9", "ports": [{"port": 80}]});
+        let mine = Intent::Create { object: service("gone", spec) };
+        write(&registry, mine).await.expect("it is its own");
+        assert!(!age(61).await);
+    }
 
     /// An update to `sent` of a Service that was `old`: what is left of `sent`'s fields.
     fn check(old: Value, sent: Value, expected: Value) {
