@@ -12,6 +12,8 @@ use transport::{ClientError, ConnectionInfo, HttpClient, Upgrade};
 
 use crate::resource::Body;
 
+/// How a browser's subprotocol begins that is a bearer token.
+pub const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Where to, with whose credentials, and what an unreachable server is to the client.
@@ -53,7 +55,7 @@ pub async fn relay(
         }
         Upgrade::Switched(parts, backend) => {
             let client = transport::server_io(&mut request);
-            tasks.spawn("a relayed stream", async move {
+            tasks.spawn_contained("a relayed stream", async move {
                 match client.await {
                     // Either side may hang up at any time: that is how streams end.
                     Ok(client) => drop(transport::forward(client, backend).await),
@@ -86,6 +88,7 @@ fn passed_on(request: &Request<Body>, upgrades: bool) -> HeaderMap {
     for name in private {
         headers.remove(name);
     }
+    remove_token(&mut headers);
     if !upgrades {
         drop_connection_headers(&mut headers);
     }
@@ -97,6 +100,21 @@ fn passed_on(request: &Request<Body>, upgrades: bool) -> HeaderMap {
         headers.insert(FORWARDED_FOR, value.expect("an address and what was a header"));
     }
     headers
+}
+
+/// Browsers show their token as a subprotocol, as they cannot set other headers.
+fn remove_token(headers: &mut HeaderMap) {
+    let offered = transport::ws::offered(headers);
+    if !offered.iter().any(|one| one.starts_with(WEBSOCKET_TOKEN)) {
+        return;
+    }
+    let kept: Vec<&str> =
+        offered.into_iter().filter(|one| !one.starts_with(WEBSOCKET_TOKEN)).collect();
+    let kept = kept.join(", ");
+    headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+    if let Some(kept) = HeaderValue::try_from(kept).ok().filter(|kept| !kept.is_empty()) {
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, kept);
+    }
 }
 
 /// What concerns one connection only, and what it names as such.
@@ -144,5 +162,24 @@ mod tests {
         let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["accept", "x-forwarded-for"]);
+    }
+
+    #[test]
+    fn tokens_of_browsers_stay_here() {
+        let check = |sent: &[&str], expected: Option<&str>| {
+            let mut request = Request::builder();
+            for one in sent {
+                request = request.header("Sec-WebSocket-Protocol", *one);
+            }
+            let headers = passed_on(&request.body(transport::empty()).expect("a request"), true);
+            let got: Vec<_> = headers.get_all("Sec-WebSocket-Protocol").iter().collect();
+            assert_eq!(got, expected.into_iter().collect::<Vec<_>>(), "{sent:?}");
+        };
+        let token = "base64url.bearer.authorization.k8s.io.YWJj";
+        check(&[], None);
+        check(&["v4.channel.k8s.io, chat"], Some("v4.channel.k8s.io, chat"));
+        check(&[token], None);
+        check(&["v4.channel.k8s.io", token, "chat"], Some("v4.channel.k8s.io, chat"));
+        check(&[&format!("{token},chat")], Some("chat"));
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use apiserver::StatusError;
 use apiserver::authn::Authenticator;
+use apiserver::relay::WEBSOCKET_TOKEN;
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
 use base64::Engine;
@@ -22,7 +23,6 @@ const REMEMBERED: usize = 4096;
 /// What is said of a token that nobody knows.
 pub const UNKNOWN: &str = "invalid bearer token";
 /// How a browser's WebSocket, which cannot set headers, carries its token.
-const WEBSOCKET_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// A user and the audiences for which the token is good (of those asked for).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ pub fn bearer(request: &Parts) -> Option<String> {
     }
     let encoded = transport::ws::offered(&request.headers)
         .into_iter()
-        .find_map(|protocol| protocol.strip_prefix(WEBSOCKET_PREFIX))?;
+        .find_map(|protocol| protocol.strip_prefix(WEBSOCKET_TOKEN))?;
     let token = URL_SAFE_NO_PAD.decode(encoded).ok()?;
     String::from_utf8(token).ok().filter(|token| !token.is_empty())
 }

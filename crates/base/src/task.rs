@@ -6,7 +6,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -67,8 +67,17 @@ impl Tasks {
         name: &'static str,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> AbortHandle {
-        let stop = self.stop_signal();
-        self.start(name, Box::pin(work), Some(stop))
+        self.start(name, Box::pin(work), Some(self.stop_signal()), Arc::downgrade(&self.0))
+    }
+
+    /// As [`Tasks::spawn`], for what one client asked for, as a stream of bytes from outside: a panic
+    /// ends this work, not the group.
+    pub fn spawn_contained(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
+        self.start(name, Box::pin(work), Some(self.stop_signal()), Weak::new())
     }
 
     /// Runs `work` as a task of this group that watches the stop signal by itself.
@@ -77,13 +86,19 @@ impl Tasks {
         name: &'static str,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> AbortHandle {
-        self.start(name, Box::pin(work), None)
+        self.start(name, Box::pin(work), None, Arc::downgrade(&self.0))
     }
 
     /// `work` is boxed, so that what runs a task is compiled once and each wrapping does not hold the
     /// whole of the work anew.
-    fn start(&self, name: &'static str, work: Work, stop: Option<Stop>) -> AbortHandle {
-        let watched = Watched { name, group: Arc::downgrade(&self.0), done: false };
+    fn start(
+        &self,
+        name: &'static str,
+        work: Work,
+        stop: Option<Stop>,
+        stops: Weak<Group>,
+    ) -> AbortHandle {
+        let watched = Watched { name, stops, done: false };
         #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
         let handle = tokio::spawn(async move {
             // Its own from here on: what is only captured is dropped after the unwinding.
@@ -133,16 +148,20 @@ type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Notices a task that ended by panic: its `done` was never set and the thread is unwinding.
 struct Watched {
     name: &'static str,
-    group: std::sync::Weak<Group>,
+    /// The group that stops then.
+    stops: Weak<Group>,
     done: bool,
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
         if !self.done && std::thread::panicking() {
-            tracing::error!(task = self.name, "task panicked, stopping its group");
-            if let Some(group) = self.group.upgrade() {
-                group.signal.send_replace(true);
+            match self.stops.upgrade() {
+                Some(group) => {
+                    tracing::error!(task = self.name, "task panicked, stopping its group");
+                    group.signal.send_replace(true);
+                }
+                None => tracing::error!(task = self.name, "task panicked"),
             }
         }
     }
@@ -167,8 +186,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_stops_the_group() {
+    async fn a_panic_stops_the_group_unless_it_is_contained() {
         let tasks = Tasks::new("test");
+        let (sent, got) = tokio::sync::oneshot::channel::<()>();
+        tasks.spawn_contained("a client's", async move {
+            let _dropped_last = sent;
+            panic!("on purpose");
+        });
+        got.await.expect_err("the task ended");
+        assert!(!tasks.stop_signal().is_raised());
         tasks.spawn("broken", async { panic!("on purpose") });
         tokio::time::timeout(Duration::from_secs(5), tasks.stop_signal().wait())
             .await

@@ -266,7 +266,7 @@ impl Server {
             stdout: streams.stdout,
             stderr: streams.stderr && !streams.tty,
         };
-        self.0.tasks.spawn("exec", async move {
+        self.0.tasks.spawn_contained("exec", async move {
             let work = async { streams::exec(session, runtime.exec(ask).await).await };
             let _ = tokio::join!(pump, work);
         });
@@ -295,7 +295,7 @@ impl Server {
             stdout: streams.stdout,
             stderr: streams.stderr && !tty,
         };
-        self.0.tasks.spawn("attach", async move {
+        self.0.tasks.spawn_contained("attach", async move {
             let work = async { streams::attach(session, runtime.attach(ask).await).await };
             let _ = tokio::join!(pump, work);
         });
@@ -351,11 +351,11 @@ impl Server {
         let io = transport::server_io(&mut request);
         let (mut forwards, pump) = remote::forwards(accepted, io, ports);
         let (runtime, tasks) = (self.0.context.runtime.clone(), self.0.tasks.clone());
-        self.0.tasks.spawn("port-forward", async move {
+        self.0.tasks.spawn_contained("port-forward", async move {
             let work = async {
                 while let Some(one) = forwards.recv().await {
                     let connection = streams::forward(runtime.clone(), sandbox.clone(), one);
-                    tasks.spawn("forwarded-connection", connection);
+                    tasks.spawn_contained("forwarded-connection", connection);
                 }
             };
             let _ = tokio::join!(pump, work);
@@ -390,7 +390,7 @@ impl Server {
         let runtime = self.0.context.runtime.clone();
         let is_running = run.state == State::Running;
         let options = logs::Options { follow: options.follow && is_running, ..options };
-        self.0.tasks.spawn("logs", async move {
+        self.0.tasks.spawn_contained("logs", async move {
             let ended = until_ended(&*runtime, &run.id);
             if let Err(error) = logs::send(&path, &options, &out, ended).await {
                 let text = format!(
