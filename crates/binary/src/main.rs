@@ -102,9 +102,15 @@ fn start() -> anyhow::Result<ExitCode> {
         }
     };
     base::telemetry::init(arguments.common.log_format, arguments.command.log_filter());
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().worker_threads(workers()).build()?;
     runtime.block_on(run(arguments))
+}
+
+/// A thread for each processor, within limits: one alone would let whatever holds it hold up all the
+/// rest, and each costs some memory while it waits.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(2, |there| there.get().clamp(2, 16))
 }
 
 impl Command {

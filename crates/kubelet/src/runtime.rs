@@ -5,8 +5,10 @@
 //! Upstream: `kuberuntime_manager.go` GetPodStatus, getPodContainerStatuses.
 
 use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use cri::{
@@ -14,6 +16,7 @@ use cri::{
     PodSandboxState, PodSandboxStatus, Runtime,
 };
 use jiff::Timestamp;
+use nix::fcntl::OFlag;
 
 use crate::names;
 use crate::observed::{Observed, ObservedContainer, ObservedSandbox, State};
@@ -139,13 +142,20 @@ fn termination_message(status: &ContainerStatus) -> Option<String> {
 
 fn head(path: &Path, limit: u64) -> Option<String> {
     let mut bytes = vec![];
-    std::fs::File::open(path).ok()?.take(limit).read_to_end(&mut bytes).ok()?;
+    open(path)?.take(limit).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A file that a pod may have put there: to open a FIFO would wait for who writes into it.
+fn open(path: &Path) -> Option<File> {
+    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().ok()?.is_file().then_some(file)
 }
 
 /// The last lines of a CRI log, without stamps.
 fn log_tail(path: &Path) -> Option<String> {
-    let mut file = std::fs::File::open(path).ok()?;
+    let mut file = open(path)?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(16 << 10))).ok()?;
     let mut bytes = vec![];
@@ -206,5 +216,18 @@ mod tests {
         check("own", "FallbackToLogsOnError", 1, Some("own"));
         std::fs::write(&log, "2026-01-01T00:00:00Z stdout P DONE\n").expect("written");
         check("", "FallbackToLogsOnError", 1, Some("DONE"));
+    }
+
+    #[test]
+    fn only_files_are_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = |name: &str| directory.path().join(name);
+        std::fs::write(place("file"), "bye").expect("written");
+        std::os::unix::fs::symlink(place("file"), place("link")).expect("made");
+        nix::unistd::mkfifo(&place("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("made");
+        assert_eq!(head(&place("file"), 2).as_deref(), Some("by"));
+        for name in ["link", "fifo", "", "none"] {
+            assert_eq!(head(&place(name), 2), None, "{name}");
+        }
     }
 }
