@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use base::seldom::Seldom;
 use base::task::{Stop, Tasks};
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -67,22 +68,41 @@ impl Writer {
                     lines.extend_from_slice(event);
                     lines.push(b'\n');
                 }
-                if log.write(&lines).map_err(|error| error.to_string())? {
-                    tidy(log).await;
-                }
-                Ok(())
+                let log = log.clone();
+                let written = tokio::task::spawn_blocking(move || append(&log, &lines)).await;
+                written.unwrap_or_else(|_| Err("a thread died".into()))
             }
             Self::Webhook(webhook) => webhook.send(events).await,
         }
     }
 }
 
-/// The event is written; what becomes of older ones is no reason to count it as lost.
-async fn tidy(log: &Arc<Log>) {
-    let log = log.clone();
-    let outcome = tokio::task::spawn_blocking(move || log.tidy()).await;
-    if let Ok(Err(error)) = outcome {
+fn append(log: &Log, lines: &[u8]) -> Result<(), String> {
+    let is_full = log.write(lines).map_err(|error| error.to_string())?;
+    // What becomes of older ones is no reason to count the new ones as lost.
+    if let Some(error) = is_full.then(|| log.tidy()).and_then(Result::err) {
         tracing::warn!(%error, "old audit logs cannot be looked after");
+    }
+    Ok(())
+}
+
+/// Events that were not written.
+#[derive(Default)]
+pub(super) struct Lost {
+    count: AtomicU64,
+    said: Seldom<()>,
+}
+
+impl Lost {
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub fn note(&self, count: u64, plugin: &str, error: &str) {
+        let lost = self.count.fetch_add(count, Ordering::Relaxed) + count;
+        if self.said.ask(()).is_some() {
+            tracing::error!(plugin, error, lost, "audit events are lost");
+        }
     }
 }
 
@@ -93,7 +113,7 @@ pub struct Backend {
     pub is_legacy: bool,
     truncation: Option<Truncation>,
     queue: Option<mpsc::Sender<Bytes>>,
-    lost: Arc<AtomicU64>,
+    lost: Arc<Lost>,
 }
 
 impl Backend {
@@ -105,7 +125,7 @@ impl Backend {
         truncation: Option<Truncation>,
         tasks: &Tasks,
     ) -> Self {
-        let (writer, lost) = (Arc::new(writer), Arc::new(AtomicU64::new(0)));
+        let (writer, lost) = (Arc::new(writer), Arc::<Lost>::default());
         let queue = (mode == Mode::Batch).then(|| {
             let (queue, events) = mpsc::channel(batching.buffer.max(1));
             let limit = truncation.map_or(usize::MAX, |truncation| truncation.max_batch);
@@ -132,7 +152,7 @@ impl Backend {
 
     /// Events that were not written.
     pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.lost.count()
     }
 
     /// False only where a request must not go on.
@@ -140,14 +160,14 @@ impl Backend {
         match &self.queue {
             Some(queue) => {
                 if queue.try_send(event).is_err() {
-                    note_lost(&self.lost, 1, self.writer.name(), "audit buffer is full");
+                    self.lost.note(1, self.writer.name(), "audit buffer is full");
                 }
                 true
             }
             None => match self.writer.write(&[event]).await {
                 Ok(()) => true,
                 Err(error) => {
-                    note_lost(&self.lost, 1, self.writer.name(), &error);
+                    self.lost.note(1, self.writer.name(), &error);
                     self.mode != Mode::BlockingStrict
                 }
             },
@@ -155,20 +175,10 @@ impl Backend {
     }
 }
 
-pub(super) fn note_lost(lost: &AtomicU64, count: u64, plugin: &str, error: &str) {
-    // One line for the first of many: the counter tells the rest.
-    let before = lost.fetch_add(count, Ordering::Relaxed);
-    if before == 0 {
-        tracing::error!(plugin, error, "audit events are lost");
-    } else {
-        tracing::debug!(plugin, error, count, "audit events are lost");
-    }
-}
-
 /// The end of a queue.
 struct Sender {
     writer: Arc<Writer>,
-    lost: Arc<AtomicU64>,
+    lost: Arc<Lost>,
     /// Bytes that are sent at once.
     limit: usize,
 }
@@ -208,7 +218,7 @@ impl Sender {
 
     fn note(&self, outcome: Result<(), String>, count: usize) {
         if let Err(error) = outcome {
-            note_lost(&self.lost, count as u64, self.writer.name(), &error);
+            self.lost.note(count as u64, self.writer.name(), &error);
         }
     }
 }

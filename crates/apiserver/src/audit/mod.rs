@@ -42,7 +42,7 @@ pub struct Audit {
     tasks: Tasks,
     events: AtomicU64,
     rejected: AtomicU64,
-    too_large: AtomicU64,
+    too_large: backend::Lost,
     levels: [AtomicU64; 4],
 }
 
@@ -66,7 +66,7 @@ impl Audit {
             }
             if backend.refuses(&json) {
                 let why = "event is too large even after truncating";
-                backend::note_lost(&self.too_large, 1, "truncate", why);
+                self.too_large.note(1, "truncate", why);
                 continue;
             }
             let bytes = if backend.is_legacy { event.legacy(stage).into() } else { json };
@@ -115,7 +115,7 @@ impl Audit {
             .iter()
             .map(|backend| (format!("{{plugin=\"{}\"}}", backend.name()), backend.lost()));
         let has_limit = self.backends.iter().any(Backend::truncates);
-        let too_large = ("{plugin=\"truncate\"}".to_owned(), count(&self.too_large));
+        let too_large = ("{plugin=\"truncate\"}".to_owned(), self.too_large.count());
         let lost = lost.chain(has_limit.then_some(too_large));
         family(
             "apiserver_audit_error_total",
