@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine;
+use bytes::Bytes;
 use cri::AuthConfig;
 use futures::TryStreamExt;
 use oci_client::client::{Certificate, CertificateEncoding, ClientConfig, ClientProtocol};
@@ -31,6 +32,9 @@ const MANIFEST_TYPES: &[&str] = &[
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Without a byte for this long, the registry is taken for dead.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Pieces of a layer that wait for the disk.
+const CHUNKS: usize = 8;
 
 type Gate = Arc<tokio::sync::Mutex<()>>;
 
@@ -106,16 +110,15 @@ impl Puller {
                 tag.clone().unwrap_or_else(|| "latest".into()),
             ),
         };
-        let _ingest = self.store.ingest()?;
+        let store = self.store.clone();
+        let _ingest = blocking(move || store.ingest()).await?;
         let (digest, manifest) = self.manifest(&client, &reference, &auth).await?;
         if name.digest.as_ref().is_some_and(|wanted| *wanted != digest) {
             return Err(Error::Registry(format!("the registry sent {digest}")));
         }
         self.content(&client, &reference, &manifest).await?;
         let (store, name) = (self.store.clone(), name.clone());
-        tokio::task::spawn_blocking(move || store.adopt(&digest, &[name]))
-            .await
-            .unwrap_or_else(|_| Err(Error::Registry("a thread died".into())))
+        blocking(move || store.adopt(&digest, &[name])).await
     }
 
     /// The digest that was asked for, and the manifest for this machine.
@@ -128,7 +131,9 @@ impl Puller {
         let fetch = async |reference: &Reference| -> Result<(String, Manifest)> {
             let (bytes, _) =
                 client.pull_manifest_raw(reference, auth, MANIFEST_TYPES).await.map_err(convert)?;
-            let digest = self.store.put_blob(&bytes[..], reference.digest())?;
+            let (store, expected) = (self.store.clone(), reference.digest().map(str::to_owned));
+            let put = blocking(move || store.put_blob(&bytes[..], expected.as_deref()));
+            let digest = put.await?;
             Ok((digest.clone(), self.store.read_json(&digest)?))
         };
         let (asked, mut manifest) = fetch(reference).await?;
@@ -173,11 +178,38 @@ impl Puller {
     async fn blob(&self, client: &Client, reference: &Reference, digest: &str) -> Result<()> {
         let mut stream = client.pull_blob_stream(reference, digest).await.map_err(convert)?.stream;
         let mut partial = self.store.partial_blob()?;
-        while let Some(bytes) = stream.try_next().await.during(|| format!("download {digest}"))? {
-            partial.write(&bytes)?;
-        }
-        partial.finish(Some(digest)).map(|_| ())
+        let (chunks, mut coming) = tokio::sync::mpsc::channel::<Bytes>(CHUNKS);
+        let expected = digest.to_owned();
+        // What ends too early is not what was expected, and is dropped.
+        let writing = blocking(move || {
+            while let Some(bytes) = coming.blocking_recv() {
+                partial.write(&bytes)?;
+            }
+            partial.finish(Some(&expected)).map(|_| ())
+        });
+        let reading = async {
+            while let Some(bytes) =
+                stream.try_next().await.during(|| format!("download {digest}"))?
+            {
+                // The other side ends early for a reason of its own.
+                if chunks.send(bytes).await.is_err() {
+                    break;
+                }
+            }
+            drop(chunks);
+            Ok(())
+        };
+        let (read, written) = tokio::join!(reading, writing);
+        read.and(written)
     }
+}
+
+/// Work with files: a sync of gigabytes would hold up everybody else of this thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let died = |_| Err(Error::Registry("a thread died".into()));
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(died)
 }
 
 fn failed(name: &Name, text: &str) -> String {

@@ -254,6 +254,7 @@ impl ImageStore {
         for (layer, diff_id) in manifest.layers.iter().zip(&diff_ids) {
             self.unpack_layer(layer, diff_id)?;
         }
+        self.sync_layers()?;
         let size = config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let record = ImageRecord {
             id: config.digest.clone(),
@@ -283,6 +284,16 @@ impl ImageStore {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The index must not name layers whose files a power failure would empty. Layers that it does not
+    /// name are removed at the next start.
+    fn sync_layers(&self) -> Result<()> {
+        let layers = self.layers_dir();
+        let opened = File::open(&layers).during(|| format!("open {}", layers.display()))?;
+        nix::unistd::syncfs(&opened)
+            .map_err(io::Error::from)
+            .during(|| format!("sync {}", layers.display()))
     }
 
     fn add(&self, record: ImageRecord) -> Result<ImageRecord> {

@@ -13,7 +13,7 @@ use super::sandboxes::SandboxEntry;
 use super::{Embedded, blocking, now_nanos, selects};
 use crate::files;
 use crate::images::overlay;
-use crate::images::store::ImageStore;
+use crate::images::store::{ImageRecord, ImageStore};
 use crate::images::user::{self, Databases};
 use crate::layout::new_id;
 use crate::oci::{self, PidNamespace, PodFacts};
@@ -131,9 +131,7 @@ impl Embedded {
     ) -> Result<ContainerEntry> {
         refuse_unsupported(&config)?;
         let wanted = config.image.clone().unwrap_or_default();
-        let image = self.0.images.lease(id, &wanted.image)?;
-        let image =
-            image.ok_or_else(|| Error::NotFound(format!("image {:?} not found", wanted.image)))?;
+        let image = self.lease(id.to_owned(), wanted.image).await?;
         let directory = self.0.layout.container(id);
         std::fs::create_dir_all(&directory)?;
         // Nobody but root looks into containers' files.
@@ -180,6 +178,13 @@ impl Embedded {
     }
 
     /// The configuration with each image volume replaced by where it is mounted now.
+    /// The image, kept for `user`; waits while the store is being tidied.
+    async fn lease(&self, user: String, image: String) -> Result<ImageRecord> {
+        let images = self.0.images.clone();
+        let (found, image) = blocking(move || (images.lease(&user, &image), image)).await?;
+        found?.ok_or_else(|| Error::NotFound(format!("image {image:?} not found")))
+    }
+
     async fn image_volumes(
         &self,
         id: &str,
@@ -191,9 +196,7 @@ impl Embedded {
         for (index, mount) in volumes.enumerate() {
             let Some(wanted) = mount.image.take() else { continue };
             let lease = ImageStore::volume_lease(id, index);
-            let image = self.0.images.lease(&lease, &wanted.image)?;
-            let image = image
-                .ok_or_else(|| Error::NotFound(format!("image {:?} not found", wanted.image)))?;
+            let image = self.lease(lease, wanted.image).await?;
             let (store, place) = (self.0.images.clone(), directory.to_owned());
             let below = mount.image_sub_path.clone();
             let source = blocking(move || {
