@@ -127,12 +127,12 @@ impl Server {
 
     /// Runs kubectl and returns what it printed; its complaint is the error.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        finished(&self.host, &mut self.kubectl_command(arguments), arguments)
+        finished(&self.host, &mut self.limited(arguments), arguments)
     }
 
     /// The same, with text on standard input.
     pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
-        let mut command = self.kubectl_command(arguments);
+        let mut command = self.limited(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.host.spawn(&mut command)?;
         // What kubectl reads is small: it fits into the pipe, nobody waits for the other.
@@ -157,6 +157,15 @@ impl Server {
         let mut command = self.kubectl_command(arguments);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         Ok(Background { child: self.host.spawn(&mut command)?, path })
+    }
+
+    /// kubectl that waits for what does not come would wait for ever.
+    fn limited(&self, arguments: &[&str]) -> Command {
+        const SECONDS: &str = "300";
+        let mut command = self.host.command("timeout");
+        command.args(["--kill-after=5", SECONDS]).arg(&self.kubectl).args(arguments);
+        self.environment(&mut command);
+        command
     }
 
     pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
