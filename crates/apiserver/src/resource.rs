@@ -97,6 +97,15 @@ impl Resource {
 pub trait Conversion: Send + Sync {
     fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
     fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError>;
+
+    /// Those of a list, in one go where somebody else is asked.
+    fn all_to_served(
+        &self,
+        objects: Vec<Box<dyn Object>>,
+    ) -> Result<Vec<Box<dyn Object>>, StatusError> {
+        objects.into_iter().map(|object| self.to_served(object)).collect()
+    }
+
     /// The codec of the stored version.
     fn stored_codec(&self) -> &dyn Codec;
 

@@ -17,6 +17,8 @@ use store::Revision;
 use crate::StatusError;
 use crate::resource::Resource;
 
+/// Objects of a list that are converted together: as many as a client's page has.
+const AT_ONCE: usize = 500;
 const METADATA: &[u8] = br#""metadata":{"#;
 
 /// An object as one row serves it. Clones share the bytes.
@@ -38,13 +40,40 @@ impl Stored {
     /// `value` is as the store has it; it is converted when the row serves another version.
     pub(crate) fn new(row: Arc<Resource>, value: Bytes, revision: Revision) -> Self {
         let is_stale = row.conversion.as_ref().is_some_and(|one| one.is_stale(&value));
-        let (value, failure) = match convert(&row, &value) {
-            Ok(Some(converted)) => (converted.into(), None),
+        let (value, failure) = match convert(&row, &[&value]) {
+            Ok(Some(mut converted)) => (converted.pop().map_or(value, Bytes::from), None),
             Ok(None) => (value, None),
             Err(error) => (value, Some(error)),
         };
         let splice = splice_offset(&value);
         Self { row, value, revision, splice, is_stale, failure }
+    }
+
+    /// The objects of a list, converted together; the first that cannot be is the error.
+    pub(crate) fn all(
+        row: &Arc<Resource>,
+        values: &[(Bytes, Revision)],
+    ) -> Result<Vec<Self>, StatusError> {
+        if row.conversion.is_none() {
+            let new = |(value, revision): &(Bytes, Revision)| {
+                Self::new(row.clone(), value.clone(), *revision)
+            };
+            return Ok(values.iter().map(new).collect());
+        }
+        let mut all = Vec::with_capacity(values.len());
+        for chunk in values.chunks(AT_ONCE) {
+            let kept: Vec<&[u8]> = chunk.iter().map(|(value, _)| &value[..]).collect();
+            let shown = convert(row, &kept)?.unwrap_or_default();
+            all.extend(shown.into_iter().zip(chunk).map(|(shown, (kept, revision))| Self {
+                row: row.clone(),
+                splice: splice_offset(&shown),
+                value: shown.into(),
+                revision: *revision,
+                is_stale: row.conversion.as_ref().is_some_and(|one| one.is_stale(kept)),
+                failure: None,
+            }));
+        }
+        Ok(all)
     }
 
     /// Is it in the row's version? A webhook may not have answered.
@@ -162,12 +191,16 @@ pub enum WatchEvent {
 
 pub type EventStream = Pin<Box<dyn Stream<Item = WatchEvent> + Send>>;
 
-/// The value in the row's own version; `None` where it is that already.
-fn convert(row: &Resource, value: &[u8]) -> Result<Option<Vec<u8>>, StatusError> {
+/// The values in the row's own version; `None` where they are that already.
+fn convert(row: &Resource, values: &[&[u8]]) -> Result<Option<Vec<Vec<u8>>>, StatusError> {
     let Some(conversion) = &row.conversion else { return Ok(None) };
-    let stored = conversion.stored_codec().decode_stored(value);
-    let stored = stored.map_err(|DecodeError(why)| StatusError::internal(why))?;
-    Ok(Some(row.codec.settle(conversion.to_served(stored)?.encode())))
+    let decoded = |value: &&[u8]| {
+        let stored = conversion.stored_codec().decode_stored(value);
+        stored.map_err(|DecodeError(why)| StatusError::internal(why))
+    };
+    let stored: Result<Vec<_>, _> = values.iter().map(decoded).collect();
+    let served = conversion.all_to_served(stored?)?;
+    Ok(Some(served.iter().map(|object| row.codec.settle(object.encode())).collect()))
 }
 
 fn splice_offset(value: &[u8]) -> usize {

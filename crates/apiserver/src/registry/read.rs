@@ -133,8 +133,7 @@ impl Registry {
             _ => None,
         };
         let remaining = (left > 0 && scope.selects_all()).then_some(left as u64);
-        let items: Vec<Stored> = entries.iter().map(|entry| stored(row, entry)).collect();
-        items.iter().try_for_each(Stored::check)?;
+        let items = all_stored(row, entries.iter().map(|entry| &**entry))?;
         Ok(List { items, revision, continue_token, remaining })
     }
 
@@ -194,7 +193,7 @@ impl Registry {
         let prefix = storage_prefix(row.storage.as_deref().unwrap_or_default());
         let end = KeyRange::prefix(storage_scope(row, &scope.namespace)).end;
         let mut start = Bytes::from(start.to_owned());
-        let mut items = vec![];
+        let mut entries: Vec<Entry> = vec![];
         loop {
             let range = KeyRange { start: start.clone(), end: end.clone() };
             let request =
@@ -209,17 +208,19 @@ impl Registry {
                 if !scope.matches(&entry) {
                     continue;
                 }
-                items.push(stored(row, &entry));
-                if limit > 0 && items.len() == limit && left > 0 {
+                let last = relative(&entry.key, scope);
+                entries.push(entry);
+                if limit > 0 && entries.len() == limit && left > 0 {
                     let remaining = scope.selects_all().then_some(left as u64);
-                    let continue_token =
-                        Some(encode_token(&relative(&entry.key, scope), at, since));
+                    let continue_token = Some(encode_token(&last, at, since));
+                    let items = all_stored(row, &entries)?;
                     return Ok(List { items, revision: at, continue_token, remaining });
                 }
             }
             match page.kvs.last() {
                 Some(last) if page.more => start = [&last.key[..], b"\0"].concat().into(),
                 _ => {
+                    let items = all_stored(row, &entries)?;
                     return Ok(List { items, revision: at, continue_token: None, remaining: None });
                 }
             }
@@ -251,7 +252,8 @@ impl Registry {
                     None => cacher.wait_for(self.revision().await?).await?,
                 }
                 let (entries, revision, _) = cacher.list(&scope, 0);
-                pending.extend(entries.iter().map(|entry| WatchEvent::Added(stored(row, entry))));
+                let all = all_stored(row, entries.iter().map(|entry| &**entry))?;
+                pending.extend(all.into_iter().map(WatchEvent::Added));
                 if initial == Some(true) {
                     pending.push_back(WatchEvent::Bookmark { revision, initial_events_end: true });
                 }
@@ -365,6 +367,14 @@ impl Watcher {
             (Some(before), None) => Some(WatchEvent::Deleted(show(before))),
         }
     }
+}
+
+fn all_stored<'e>(
+    row: &Arc<Resource>,
+    entries: impl IntoIterator<Item = &'e Entry>,
+) -> Result<Vec<Stored>, StatusError> {
+    let values = entries.into_iter().map(|entry| (entry.value.clone(), entry.revision));
+    Stored::all(row, &values.collect::<Vec<_>>())
 }
 
 fn stored(row: &Arc<Resource>, entry: &Entry) -> Stored {

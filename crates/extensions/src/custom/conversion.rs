@@ -34,41 +34,55 @@ pub fn of(family: &Arc<Family>, index: usize) -> Option<Arc<dyn Conversion>> {
 impl Converter {
     fn convert(
         &self,
-        mut object: Box<dyn Object>,
+        mut objects: Vec<Box<dyn Object>>,
         wanted: &str,
-    ) -> Result<Box<dyn Object>, StatusError> {
-        let custom = object.expect_mut::<Unstructured>();
-        if custom.api_version == wanted {
-            return Ok(object);
-        }
+    ) -> Result<Vec<Box<dyn Object>>, StatusError> {
+        let custom = objects.iter_mut().map(|object| object.expect_mut::<Unstructured>());
+        let others: Vec<&mut Unstructured> =
+            custom.filter(|object| object.api_version != wanted).collect();
         match &self.family.webhook {
-            Some(webhook) => *custom = webhook.convert(custom, wanted)?,
-            None => custom.api_version = wanted.into(),
+            Some(webhook) => webhook.convert(others, wanted)?,
+            None => others.into_iter().for_each(|object| object.api_version = wanted.into()),
         }
-        Ok(object)
+        Ok(objects)
     }
+}
+
+fn one(mut objects: Vec<Box<dyn Object>>) -> Box<dyn Object> {
+    objects.pop().expect("as many come back as were sent")
 }
 
 impl Conversion for Converter {
     fn to_stored(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
-        self.convert(object, &self.family.stored)
+        Ok(one(self.convert(vec![object], &self.family.stored)?))
     }
 
-    /// As upstream reads: the version that it is kept in fills its defaults and prunes, and so does
+    fn to_served(&self, object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+        Ok(one(self.all_to_served(vec![object])?))
+    }
+
+    /// As upstream reads: the version that they are kept in fills its defaults and prunes, and so does
     /// the one that is shown.
-    fn to_served(&self, mut object: Box<dyn Object>) -> Result<Box<dyn Object>, StatusError> {
+    fn all_to_served(
+        &self,
+        mut objects: Vec<Box<dyn Object>>,
+    ) -> Result<Vec<Box<dyn Object>>, StatusError> {
         let served = &self.family.versions[self.index];
-        let custom = object.expect_mut::<Unstructured>();
-        let kept = custom.api_version.clone();
-        if kept != served.api_version
-            && let Some(version) = self.family.version(&kept)
-        {
-            normalize(custom, version).map_err(StatusError::internal)?;
+        for object in &mut objects {
+            let custom = object.expect_mut::<Unstructured>();
+            let kept = custom.api_version.clone();
+            if kept != served.api_version
+                && let Some(version) = self.family.version(&kept)
+            {
+                normalize(custom, version).map_err(StatusError::internal)?;
+            }
         }
-        let mut object = self.convert(object, &served.api_version)?;
-        let custom = object.expect_mut::<Unstructured>();
-        normalize(custom, served).map_err(StatusError::internal)?;
-        Ok(object)
+        let mut objects = self.convert(objects, &served.api_version)?;
+        for object in &mut objects {
+            normalize(object.expect_mut::<Unstructured>(), served)
+                .map_err(StatusError::internal)?;
+        }
+        Ok(objects)
     }
 
     fn stored_codec(&self) -> &dyn Codec {

@@ -3,7 +3,7 @@
 //! In: objects in one version, the version wanted. Out: the same objects in it, whose metadata is
 //! what it was but for labels and annotations. Upstream: `apiserver/conversion/webhook_converter.go`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use apiserver::StatusError;
@@ -15,7 +15,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use machinery::Object;
 use machinery::object::Unstructured;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
+/// What fails after this time kept somebody waiting.
+const SLOW: Duration = Duration::from_secs(1);
+/// How long a webhook is left alone that kept somebody waiting.
+const PAUSE: Duration = Duration::from_secs(5);
 /// How long a webhook may take. Upstream: 30 s.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -32,6 +37,8 @@ pub struct Webhook {
     client: WebhookClientConfig,
     /// The version of the review that both sides know.
     review: String,
+    /// When it last kept us waiting for nothing, and how that ended. Held for a look.
+    silent: Mutex<Option<(Instant, String)>>,
 }
 
 impl Webhook {
@@ -45,45 +52,65 @@ impl Webhook {
             post: post.clone(),
             client: webhook.client_config.clone()?,
             review: review.cloned().unwrap_or_else(|| "v1".into()),
+            silent: Mutex::default(),
         })
     }
 
-    /// Waits for the answer: conversions happen where bytes become objects, which is not the place
-    /// to yield. Other tasks of this thread are moved to another one meanwhile.
+    /// Changes the objects to the wanted version, all by one review. Waits for the answer: conversions
+    /// happen where bytes become objects, which is not the place to yield. Other tasks of this thread
+    /// are moved to another one meanwhile. A webhook that did not answer in time is not asked by
+    /// others for [`PAUSE`]: each of them would wait as long, and hold a thread.
     pub fn convert(
         &self,
-        object: &Unstructured,
+        mut objects: Vec<&mut Unstructured>,
         wanted: &str,
-    ) -> Result<Unstructured, StatusError> {
-        use tokio::runtime::{Handle, RuntimeFlavor};
+    ) -> Result<(), StatusError> {
+        let Some(first) = objects.first() else { return Ok(()) };
+        let (version, kind) = (first.api_version.clone(), first.kind.clone());
         let failed = |why: String| {
-            let (group, kind) = (&object.api_version, &object.kind);
-            StatusError::internal(format!(
-                "conversion webhook for {group}, Kind={kind} failed: {why}"
-            ))
+            let why = format!("conversion webhook for {version}, Kind={kind} failed: {why}");
+            StatusError::internal(why)
         };
-        let handle = Handle::try_current().map_err(StatusError::internal)?;
-        if handle.runtime_flavor() == RuntimeFlavor::CurrentThread {
-            return Err(failed("the runtime has one thread only".into()));
-        }
         let uid = base::rng::uuid();
+        let sent: Vec<Value> = objects.iter().map(|object| object.to_value()).collect();
         let review = json!({
             "kind": "ConversionReview",
             "apiVersion": format!("apiextensions.k8s.io/{}", self.review),
-            "request": {
-                "uid": uid, "desiredAPIVersion": wanted, "objects": [object.to_value()],
-            },
+            "request": { "uid": uid, "desiredAPIVersion": wanted, "objects": sent },
         });
-        let call = (self.post)(self.client.clone(), review.to_string().into(), TIMEOUT);
-        let answer = tokio::task::block_in_place(|| handle.block_on(call)).map_err(|why| {
-            failed(why.strip_prefix("failed to call webhook: ").unwrap_or(&why).to_owned())
-        })?;
+        let answer = self.ask(review.to_string().into()).map_err(failed)?;
         let answer: Value = serde_json::from_slice(&answer).map_err(|e| failed(e.to_string()))?;
-        let converted = self.converted(&answer, &uid).map_err(&failed)?;
-        checked(object, converted, wanted).map_err(failed)
+        let converted = self.converted(&answer, &uid, objects.len()).map_err(failed)?;
+        for (index, (object, converted)) in objects.iter_mut().zip(converted).enumerate() {
+            **object = checked(index, object, converted, wanted).map_err(failed)?;
+        }
+        Ok(())
     }
 
-    fn converted(&self, answer: &Value, uid: &str) -> Result<Value, String> {
+    fn ask(&self, review: Bytes) -> Result<Bytes, String> {
+        use tokio::runtime::{Handle, RuntimeFlavor};
+        let handle = Handle::try_current().map_err(|error| error.to_string())?;
+        if handle.runtime_flavor() == RuntimeFlavor::CurrentThread {
+            return Err("the runtime has one thread only".into());
+        }
+        let begun = Instant::now();
+        let silent = self.silent.lock().expect("no panic under the lock").clone();
+        if let Some((_, why)) = silent.filter(|(since, _)| begun - *since < PAUSE) {
+            return Err(why);
+        }
+        let call = (self.post)(self.client.clone(), review, TIMEOUT);
+        let answer = tokio::task::block_in_place(|| handle.block_on(call));
+        answer.map_err(|why| {
+            let why = why.strip_prefix("failed to call webhook: ").unwrap_or(&why).to_owned();
+            let now = Instant::now();
+            if now - begun >= SLOW {
+                *self.silent.lock().expect("no panic under the lock") = Some((now, why.clone()));
+            }
+            why
+        })
+    }
+
+    fn converted(&self, answer: &Value, uid: &str, count: usize) -> Result<Vec<Value>, String> {
         let response = answer.get("response").ok_or("no response provided")?;
         let version = format!("apiextensions.k8s.io/{}", self.review);
         if answer["kind"] != "ConversionReview" || answer["apiVersion"] != *version {
@@ -107,26 +134,31 @@ impl Webhook {
                 ),
             });
         }
-        let objects = response["convertedObjects"].as_array().map(Vec::as_slice);
-        match objects.unwrap_or_default() {
-            [one] => Ok(one.clone()),
-            other => Err(format!("expected 1 converted objects, got {}", other.len())),
+        let objects = response["convertedObjects"].as_array().cloned().unwrap_or_default();
+        match objects.len() == count {
+            true => Ok(objects),
+            false => Err(format!("expected {count} converted objects, got {}", objects.len())),
         }
     }
 }
 
 /// The converted object, if it still is the one that was sent.
-fn checked(sent: &Unstructured, converted: Value, wanted: &str) -> Result<Unstructured, String> {
+fn checked(
+    index: usize,
+    sent: &Unstructured,
+    converted: Value,
+    wanted: &str,
+) -> Result<Unstructured, String> {
     let mut got = Unstructured::from_value(converted).map_err(|error| error.to_string())?;
     if got.api_version != wanted {
         return Err(format!(
-            "invalid converted object at index 0: invalid groupVersion (expected {wanted}, received {})",
+            "invalid converted object at index {index}: invalid groupVersion (expected {wanted}, received {})",
             got.api_version
         ));
     }
     if got.kind != sent.kind {
         return Err(format!(
-            "invalid converted object at index 0: invalid kind (expected {}, received {})",
+            "invalid converted object at index {index}: invalid kind (expected {}, received {})",
             sent.kind, got.kind
         ));
     }
@@ -137,7 +169,7 @@ fn checked(sent: &Unstructured, converted: Value, wanted: &str) -> Result<Unstru
     ] {
         if now.as_deref().unwrap_or_default() != then.as_deref().unwrap_or_default() {
             return Err(format!(
-                "invalid metadata in converted object at index 0: metadata.{name} must not be changed"
+                "invalid metadata in converted object at index {index}: metadata.{name} must not be changed"
             ));
         }
     }
@@ -150,6 +182,8 @@ fn checked(sent: &Unstructured, converted: Value, wanted: &str) -> Result<Unstru
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn answering(answer: fn(&Value) -> Value) -> Webhook {
@@ -159,7 +193,8 @@ mod tests {
                 Ok(answer(&review).to_string().into())
             })
         });
-        Webhook { post, client: WebhookClientConfig::default(), review: "v1".into() }
+        let (client, silent) = (WebhookClientConfig::default(), Mutex::default());
+        Webhook { post, client, review: "v1".into(), silent }
     }
 
     fn object() -> Unstructured {
@@ -171,17 +206,47 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn objects_come_back_in_the_wanted_version() {
         let webhook = answering(|review| {
-            let mut object = review["request"]["objects"][0].clone();
-            object["apiVersion"] = review["request"]["desiredAPIVersion"].clone();
-            object["metadata"]["labels"] = json!({ "a": "b" });
-            object["metadata"]["finalizers"] = json!(["x/y"]);
+            let mut objects = review["request"]["objects"].clone();
+            for object in objects.as_array_mut().expect("a list") {
+                object["apiVersion"] = review["request"]["desiredAPIVersion"].clone();
+                object["metadata"]["labels"] = json!({ "a": "b" });
+                object["metadata"]["finalizers"] = json!(["x/y"]);
+            }
             json!({ "kind": "ConversionReview", "apiVersion": "apiextensions.k8s.io/v1", "response": {
                 "uid": review["request"]["uid"], "result": { "status": "Success" },
-                "convertedObjects": [object] } })
+                "convertedObjects": objects } })
         });
-        let converted = webhook.convert(&object(), "e.com/v2").expect("converted");
-        assert_eq!(converted.api_version, "e.com/v2");
-        assert!(converted.metadata.labels.is_some() && converted.metadata.finalizers.is_none());
+        let (mut one, mut two) = (object(), object());
+        two.metadata.name = Some("b".into());
+        webhook.convert(vec![&mut one, &mut two], "e.com/v2").expect("converted");
+        for (converted, name) in [(one, "a"), (two, "b")] {
+            assert_eq!(converted.api_version, "e.com/v2");
+            assert_eq!(converted.metadata.name.as_deref(), Some(name));
+            assert!(converted.metadata.labels.is_some() && converted.metadata.finalizers.is_none());
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_that_does_not_answer_is_left_alone_for_a_while() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let post: Post = Arc::new(move |_, _, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async {
+                tokio::time::sleep(SLOW).await;
+                Err("failed to call webhook: no answer".into())
+            })
+        });
+        let webhook = Webhook { post, ..answering(Value::clone) };
+        for _ in 0..3 {
+            let error = webhook.convert(vec![&mut object()], "e.com/v2").expect_err("refused");
+            assert!(error.message.ends_with("failed: no answer"), "{error}");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        let long_ago = Instant::now() - PAUSE;
+        webhook.silent.lock().expect("no panic").as_mut().expect("noted").0 = long_ago;
+        webhook.convert(vec![&mut object()], "e.com/v2").expect_err("refused");
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -190,7 +255,7 @@ mod tests {
             json!({ "kind": "ConversionReview", "apiVersion": "apiextensions.k8s.io/v1", "response": {
                 "uid": review["request"]["uid"], "result": { "status": "Failed", "message": "no" } } })
         });
-        let error = webhook.convert(&object(), "e.com/v2").expect_err("refused");
+        let error = webhook.convert(vec![&mut object()], "e.com/v2").expect_err("refused");
         assert!(
             error.message.contains("conversion webhook for e.com/v1, Kind=Thing failed: no"),
             "{error}"
