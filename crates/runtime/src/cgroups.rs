@@ -7,10 +7,15 @@
 //! In a hybrid setup (version 1 controllers with an empty version 2 tree beside them) version 1
 //! counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often one `kill` looks for processes that were forked meanwhile.
+const KILL_ROUNDS: usize = 16;
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The mounted hierarchies: controller → mount point. Under version 2 every controller is at the
 /// same place.
@@ -120,11 +125,12 @@ impl Hierarchies {
         }
     }
 
-    /// The processes in the cgroup itself.
+    /// The processes in the cgroup and in those below it.
     pub(crate) fn processes(&self, cgroup: &str) -> Vec<i32> {
         let mut pids: Vec<i32> = self
             .directories(cgroup)
             .iter()
+            .flat_map(|directory| tree(directory))
             .filter_map(|directory| fs::read_to_string(directory.join("cgroup.procs")).ok())
             .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>())
             // 0 stands for a process that we cannot see.
@@ -135,17 +141,58 @@ impl Hierarchies {
         pids
     }
 
-    /// SIGKILL for all that is in the cgroup. True when something was there.
+    /// SIGKILL for all that is in the cgroup and below it: a container may make cgroups of its own.
+    /// True when something was there.
     pub(crate) fn kill(&self, cgroup: &str) -> bool {
-        let pids = self.processes(cgroup);
-        for pid in &pids {
-            // It may have ended meanwhile.
-            let _ = nix::sys::signal::kill(
-                nix::unistd::Pid::from_raw(*pid),
-                nix::sys::signal::Signal::SIGKILL,
-            );
+        let mut told = BTreeSet::new();
+        // Who forks is faster than one look; who forks for ever is left to the caller's next call.
+        for _ in 0..KILL_ROUNDS {
+            let pids = self.processes(cgroup);
+            let fresh: Vec<i32> = pids.into_iter().filter(|pid| told.insert(*pid)).collect();
+            if fresh.is_empty() {
+                break;
+            }
+            if self.kill_at_once(cgroup) {
+                return true;
+            }
+            for pid in fresh {
+                // It may have ended meanwhile.
+                let _ = nix::sys::signal::kill(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGKILL,
+                );
+            }
         }
-        !pids.is_empty()
+        !told.is_empty()
+    }
+
+    /// By version 2's own means, which no fork escapes. False with version 1 and before Linux 5.14.
+    fn kill_at_once(&self, cgroup: &str) -> bool {
+        let directory = if self.is_v2() { self.of("", cgroup) } else { None };
+        let file = directory.map(|directory| directory.join("cgroup.kill"));
+        // Opened, not made: it is there or it is not.
+        file.and_then(|file| fs::OpenOptions::new().write(true).open(file).ok())
+            .is_some_and(|mut file| file.write_all(b"1").is_ok())
+    }
+
+    /// Kills until nothing is left, and removes the cgroup and those below it. `TimedOut` when that
+    /// takes longer than `limit`.
+    pub(crate) async fn clear(&self, cgroup: &str, limit: Duration) -> io::Result<()> {
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            let busy = self.kill(cgroup);
+            match self.remove(cgroup) {
+                Ok(()) => return Ok(()),
+                // Somebody made another below it, or the last one is on its way out.
+                Err(error) if !busy && !is_busy(&error) => return Err(error),
+                Err(_) if tokio::time::Instant::now() > deadline => {
+                    let text = format!("processes in {cgroup} do not die");
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+                }
+                // The kernel tells nobody when a cgroup of version 1 becomes empty.
+                Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
+            }
+        }
     }
 
     /// Removes the cgroup and those below it; gone already is fine. EBUSY when a process is left.
@@ -154,7 +201,15 @@ impl Hierarchies {
         if cgroup.trim_matches('/').is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.directories(cgroup).iter().try_for_each(|directory| remove_below(directory, 32))
+        for directory in self.directories(cgroup) {
+            for below in tree(&directory).iter().rev() {
+                match fs::remove_dir(below) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     /// How many processes of the cgroup the kernel killed for want of memory.
@@ -294,18 +349,24 @@ pub(crate) fn weight(shares: u64) -> u64 {
     10f64.powf(exponent).ceil() as u64
 }
 
-fn remove_below(directory: &Path, depth: usize) -> io::Result<()> {
-    if depth > 0
-        && let Ok(entries) = fs::read_dir(directory)
-    {
-        for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
-            remove_below(&entry.path(), depth - 1)?;
-        }
+/// The directory and all below it, parents first. Not by recursion: who made them decides how deep
+/// they are.
+fn tree(directory: &Path) -> Vec<PathBuf> {
+    let mut all = vec![directory.to_owned()];
+    let mut at = 0;
+    while let Some(entries) = all.get(at).map(fs::read_dir) {
+        let below = entries.into_iter().flatten().flatten();
+        all.extend(
+            below.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|entry| entry.path()),
+        );
+        at += 1;
     }
-    match fs::remove_dir(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    all
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    // ENOTEMPTY: a file system that is no hierarchy of the kernel's, or a cgroup made meanwhile.
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENOTEMPTY))
 }
 
 fn number(path: &Path) -> Option<u64> {
@@ -367,6 +428,53 @@ mod tests {
             swap_usage: 0,
         };
         assert_eq!(here.figures("/pod"), Some(expected));
+    }
+
+    #[test]
+    fn version_2_kills_by_one_word() {
+        let root = tempfile::tempdir().expect("a directory");
+        let below = root.path().join("pod/inner");
+        fs::create_dir_all(&below).expect("made");
+        fs::write(root.path().join("pod/cgroup.procs"), "").expect("written");
+        fs::write(root.path().join("pod/cgroup.kill"), "").expect("written");
+        let here = Hierarchies { v1: BTreeMap::new(), v2: Some(root.path().into()) };
+        assert!(!here.kill("/pod") && here.processes("/pod").is_empty());
+        // A number that no process can have: nobody is killed here.
+        fs::write(below.join("cgroup.procs"), format!("{}\n", i32::MAX)).expect("written");
+        assert!(here.kill("/pod"));
+        assert_eq!(fs::read_to_string(root.path().join("pod/cgroup.kill")).expect("read"), "1");
+    }
+
+    /// As a container without a process namespace of its own leaves it that made cgroups.
+    #[tokio::test]
+    async fn what_is_in_cgroups_below_ends_too() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let found = Hierarchies::discover().expect("read");
+        let v1 = Hierarchies { v2: None, ..found.clone() };
+        let v2 = Hierarchies { v1: BTreeMap::new(), ..found };
+        for here in [v1, v2] {
+            let name = format!("/decapod-cgroups-{}", base::rng::alphanumeric(8));
+            let inner = format!("{name}/a/b");
+            if here.directories(&name).is_empty() {
+                println!("skipped: no such hierarchies here");
+                continue;
+            }
+            let mut child = tokio::process::Command::new("sleep").arg("1000").spawn().expect("run");
+            let pid = child.id().expect("it runs") as i32;
+            let joined = here.join(&inner, pid, true);
+            let seen = here.processes(&name);
+            let cleared = here.clear(&name, Duration::from_secs(20)).await;
+            // Whatever went wrong, nothing stays.
+            let _ = child.start_kill();
+            child.wait().await.expect("reaped");
+            joined.expect("moved");
+            assert_eq!(seen, [pid], "{here:?}");
+            cleared.expect("nothing is left");
+            assert!(here.directories(&name).iter().all(|d| !d.exists()), "{here:?}");
+        }
     }
 
     #[test]

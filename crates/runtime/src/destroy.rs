@@ -27,7 +27,7 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
             // SAFETY: a plain system call.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
-        kill_cgroup(&hierarchies, &config.cgroup).await?;
+        hierarchies.clear(&config.cgroup, KILL_TIMEOUT).await?;
         // Shared by all shims, and not removable while one is left.
         let _ = hierarchies.remove(&config.shim_cgroup);
     }
@@ -59,20 +59,4 @@ pub async fn destroy_all(data_dir: &Path, run_dir: &Path) -> io::Result<()> {
 
 fn list(directory: &Path) -> Vec<std::path::PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-}
-
-async fn kill_cgroup(hierarchies: &Hierarchies, cgroup: &str) -> io::Result<()> {
-    let deadline = tokio::time::Instant::now() + KILL_TIMEOUT;
-    loop {
-        let busy = hierarchies.kill(cgroup);
-        match hierarchies.remove(cgroup) {
-            Ok(()) => return Ok(()),
-            Err(error) if !busy && error.raw_os_error() != Some(libc::EBUSY) => return Err(error),
-            Err(_) if tokio::time::Instant::now() > deadline => {
-                return Err(io::Error::other(format!("processes in {cgroup} do not die")));
-            }
-            // The kernel tells nobody when a cgroup of version 1 becomes empty.
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
 }

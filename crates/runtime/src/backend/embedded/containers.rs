@@ -353,19 +353,12 @@ impl Embedded {
         self.exited(entry, exit, true)
     }
 
-    /// Kills until the cgroup is empty, and removes it.
+    /// Kills until the cgroup and those below it are empty, and removes them.
     pub(super) async fn kill_cgroup(&self, cgroup: &str) -> Result<()> {
-        let deadline = tokio::time::Instant::now() + KILL_TIMEOUT;
-        while self.0.hierarchies.kill(cgroup) {
-            if tokio::time::Instant::now() > deadline {
-                return Err(Error::DeadlineExceeded(format!("processes in {cgroup} do not die")));
+        match self.0.hierarchies.clear(cgroup, KILL_TIMEOUT).await {
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+                Err(Error::DeadlineExceeded(error.to_string()))
             }
-            // The kernel tells nobody when a cgroup of version 1 becomes empty.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        match self.0.hierarchies.remove(cgroup) {
-            // The last process may be on its way out.
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(()),
             other => Ok(other?),
         }
     }
