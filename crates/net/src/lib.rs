@@ -12,6 +12,7 @@ pub mod conntrack;
 mod error;
 pub mod host_ports;
 pub mod links;
+pub mod monitor;
 pub mod netns;
 pub mod nft;
 pub mod pods;

@@ -5,10 +5,12 @@
 //! transaction. Knows only the API and the kernel.
 //!
 //! Invariants: nothing is removed at exit, so traffic goes on while the process is down; the first
-//! transaction of a process replaces whatever is there in one instant; rules are touched only after
-//! all three informers have the whole picture.
+//! transaction of a process replaces whatever is there in one instant, and so does the next one after
+//! somebody else changed the tables; rules are touched only after all three informers have the whole
+//! picture.
 
 mod endpoints;
+mod kernel;
 pub mod model;
 mod names;
 pub mod routes;
@@ -31,6 +33,7 @@ use machinery::selector::Selector;
 use net::Links;
 use tokio::sync::Notify;
 
+use crate::kernel::Watch;
 use crate::model::{Facts, NodePorts};
 use crate::status::Status;
 use crate::sync::Syncer;
@@ -110,6 +113,7 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
     let status = Arc::new(Status::new());
     status::serve(&config, &status, tasks).await?;
     let syncer = Syncer::open(config.netns.as_deref())?;
+    let watch = syncer.watch(config.netns.as_deref())?;
     net::sysctl::prepare_node(config.netns.as_deref()).await?;
     let links = match &config.netns {
         Some(path) => Links::open_in(path).await?,
@@ -136,7 +140,7 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
         () = stop.wait() => Ok(()),
         // A part of the group broke.
         () = async { tasks.stop_signal().wait().await } => Err(Error::Worker),
-        outcome = engine.follow(syncer, &changed) => outcome,
+        outcome = engine.follow(syncer, watch, &changed) => outcome,
     }
 }
 
@@ -181,7 +185,12 @@ struct Engine {
 
 impl Engine {
     /// One transaction now, then one for every burst of changes.
-    async fn follow(&self, mut syncer: Syncer, changed: &Notify) -> Result<(), Error> {
+    async fn follow(
+        &self,
+        mut syncer: Syncer,
+        mut watch: Watch,
+        changed: &Notify,
+    ) -> Result<(), Error> {
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
         loop {
             let began = tokio::time::Instant::now();
@@ -207,7 +216,15 @@ impl Engine {
                 }
             }
             retry.reset();
-            changed.notified().await;
+            tokio::select! {
+                () = changed.notified() => {}
+                told = watch.changed(|change| syncer.is_own(change)) => {
+                    told?;
+                    tracing::warn!("somebody else changed the rules of Services, they are set anew");
+                    self.status.queued();
+                    syncer.forget();
+                }
+            }
         }
     }
 

@@ -11,7 +11,7 @@
 //!
 //! Invariants: nothing is removed at exit, so traffic goes on while the process is down; routes are
 //! touched only after the informer has the whole picture; a route that no node stands for is removed,
-//! also one of an earlier process.
+//! also one of an earlier process; what somebody else takes away is made again.
 //! Why here: it runs on every node beside the Services' rules, with the same identity, which is the
 //! one that may read all nodes (a kubelet's may not).
 
@@ -28,9 +28,11 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use machinery::selector::Selector;
 use net::Links;
+use net::monitor::{Change, Monitor};
 use net::vxlan::{DEVICE, Peer, Vxlan};
 use tokio::sync::Notify;
 
+use crate::kernel::Watch;
 use crate::{Error, RETRY, RETRY_CEILING, node_facts};
 
 #[derive(Clone, Debug, Default)]
@@ -47,6 +49,7 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
         Some(path) => Links::open_in(path).await?,
         None => Links::open()?,
     };
+    let mut watch = Watch::new(Monitor::of_links(config.netns.as_deref())?);
     let nodes = Informers::new(client, tasks.clone()).of::<Node>();
     let changed = Arc::new(Notify::new());
     let tell = changed.clone();
@@ -59,14 +62,21 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     });
     let work = async {
         nodes.synced().await;
-        let mut roads = Roads { links, device: None, peers: BTreeMap::new(), is_fresh: true };
+        let mut roads = Roads::new(links);
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
         loop {
             let all = nodes.lister().list(None, &Selector::everything());
             match roads.build(plan(&config.node_name, &all)).await {
                 Ok(()) => {
                     retry.reset();
-                    changed.notified().await;
+                    tokio::select! {
+                        () = changed.notified() => {}
+                        told = watch.changed(|change| roads.is_own(change)) => {
+                            told?;
+                            tracing::warn!("somebody else changed the routes to other nodes, they are set anew");
+                            roads.forget();
+                        }
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot set the routes to other nodes, will try again");
@@ -75,9 +85,9 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
             }
         }
     };
-    stop.or(work).await;
+    let outcome = stop.or(work).await.unwrap_or(Ok(()));
     tasks.shutdown(Duration::from_secs(5)).await;
-    Ok(())
+    outcome
 }
 
 /// How this node's end of the overlay looks, and who else there is.
@@ -114,12 +124,27 @@ fn plan(own_name: &str, nodes: &[Arc<Node>]) -> Plan {
 struct Roads {
     links: Links,
     device: Option<Vxlan>,
+    /// The device's number in the kernel.
+    index: Option<u32>,
     peers: BTreeMap<IpNet, IpAddr>,
     /// Until what an earlier process left was looked at.
     is_fresh: bool,
 }
 
 impl Roads {
+    fn new(links: Links) -> Self {
+        Self { links, device: None, index: None, peers: BTreeMap::new(), is_fresh: true }
+    }
+
+    fn is_own(&self, change: Change<'_>) -> bool {
+        self.device.is_some() && matches!(change, Change::Link(index) if self.index == Some(index))
+    }
+
+    /// Somebody else changed them: the next round takes nothing for granted.
+    fn forget(&mut self) {
+        (self.device, self.peers, self.is_fresh) = (None, BTreeMap::new(), true);
+    }
+
     async fn build(&mut self, plan: Plan) -> Result<(), Error> {
         let Some((local, pod_cidr)) = plan.own.filter(|_| !plan.peers.is_empty()) else {
             // Alone, or not known to the API: what is there leads nowhere.
@@ -169,7 +194,7 @@ impl Roads {
             self.peers.clear();
         }
         let device = Vxlan::new(DEVICE, local, &outer, pod_cidr);
-        device.ensure(&self.links).await?;
+        self.index = Some(device.ensure(&self.links).await?.index);
         self.device = Some(device.clone());
         Ok(device)
     }

@@ -1,8 +1,8 @@
 //! From objects to the kernel: compute, compare with what was applied, apply, and forget UDP flows
 //! to endpoints that are no more.
 //!
-//! Invariant: `applied` is what the kernel has. After a refusal nobody knows, so the next round
-//! replaces the tables as a new process would.
+//! Invariant: `applied` is what the kernel has. After a refusal nobody knows, nor after somebody else
+//! changed the tables, so the next round replaces them as a new process would.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,10 +12,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use net::conntrack::{Conntrack, Flow};
+use net::monitor::{Change, Monitor};
 use net::nft::{self, Ip, Nft, Proto, Ruleset, diff};
 
 use crate::Error;
 use crate::endpoints;
+use crate::kernel::Watch;
 use crate::model::{self, Facts};
 use crate::services::ServicePort;
 
@@ -40,6 +42,21 @@ impl Syncer {
             None => (Nft::open()?, Conntrack::open()?),
         };
         Ok(Self { nft, conntrack, applied: None, udp: Udp::default() })
+    }
+
+    /// Word of what others change in the kernel.
+    pub fn watch(&self, netns: Option<&Path>) -> Result<Watch, Error> {
+        Ok(Watch::new(Monitor::of_rules(netns, &self.nft)?))
+    }
+
+    pub fn is_own(&self, change: Change<'_>) -> bool {
+        let Change::Rules { family, table } = change else { return false };
+        self.applied.as_ref().is_some_and(|applied| applied.has_table(family, table))
+    }
+
+    /// Somebody else changed the rules: the next round replaces them.
+    pub fn forget(&mut self) {
+        self.applied = None;
     }
 
     /// One round, on a thread that may block. How many requests it took, or why they were refused.

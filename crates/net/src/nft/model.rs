@@ -13,6 +13,13 @@ pub struct Ruleset {
     pub tables: BTreeMap<(Family, String), Table>,
 }
 
+impl Ruleset {
+    /// By the number that the kernel has for the family.
+    pub fn has_table(&self, family: u8, name: &str) -> bool {
+        self.tables.keys().any(|(known, table)| known.number() == family && table == name)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     Inet,

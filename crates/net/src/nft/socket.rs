@@ -7,8 +7,8 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
+    recv, send, setsockopt, socket, sockopt,
 };
 
 use super::wire::{Batch, HEADER, attributes};
@@ -60,6 +60,16 @@ impl Nft {
     /// In the namespace pinned at `path`.
     pub fn open_in(path: &Path) -> Result<Self, Error> {
         netns::run(path, Self::open)?
+    }
+
+    /// The number by which the kernel tells others that a change was made here.
+    pub(crate) fn port(&self) -> Result<u32, Error> {
+        let own = || getsockname::<NetlinkAddr>(self.fd.as_raw_fd()).map_err(io::Error::from);
+        if own()?.pid() == 0 {
+            // The kernel chooses one.
+            bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(io::Error::from)?;
+        }
+        Ok(own()?.pid())
     }
 
     /// Runs the transaction. Blocks while the kernel works on it (milliseconds; large ones up to

@@ -6,4 +6,5 @@ extern crate decapod_net as net;
 mod host_ports;
 mod lab;
 mod links;
+mod monitor;
 mod nft;

@@ -57,6 +57,11 @@ async fn routes_follow_the_nodes() {
         soon(&lab, Some(&["10.42.1.0/24"])).await;
         api.put("nodes", &node("yonder", "10.42.2.0/24", "192.168.50.3"));
         soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
+        // Somebody takes the device away, or a single route: both come back by themselves.
+        lab.links.remove(DEVICE).await.expect("removed");
+        soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
+        lab.links.remove_route(net("10.42.1.0/24")).await.expect("removed");
+        soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
         api.remove("nodes", "there");
         soon(&lab, Some(&["10.42.2.0/24"])).await;
         // The last other node leaves: nobody needs a device.

@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use base::task::Tasks;
-use net::netns;
-use proxy::{Config, run};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use net::{netns, nft};
+use proxy::{Config, model, run};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -83,6 +85,15 @@ async fn services_follow_the_api_and_outlive_the_process() {
         eventually(&lab, "10.43.0.50:80", "refused").await;
         api.put("endpointslices", &at(&["10.42.0.2"]));
         eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
+
+        // Somebody flushes all rules: they are back without anything happening at the API.
+        let none: (&[Service], &[EndpointSlice]) = (&[], &[]);
+        let rules = model::ruleset(none.0, none.1, &facts());
+        let flush = nft::diff(&rules, &nft::Ruleset::default());
+        let mut other = nft::Nft::open_in(&lab.node.path).expect("a socket");
+        other.apply(&flush).expect("flushed");
+        eventually(&lab, "10.43.0.50:80", "10.42.0.2").await;
+        eventually(&lab, "192.168.50.1:30080", "10.42.0.2").await;
 
         let health = get(&lab, 10256, "/healthz").await;
         assert!(health.starts_with("HTTP/1.1 200") && health.contains("\"nodeEligible\": true"));

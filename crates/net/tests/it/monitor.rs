@@ -1,0 +1,79 @@
+//! What others change is told, what one changes oneself is not.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use net::Links;
+use net::monitor::{Change, Monitor};
+use net::nft::{Family, Nft, Ruleset, Set, Table, Type, diff};
+
+use crate::lab::{Netns, net, skipped};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// One table, and in it as many sets.
+fn rules(table: &str, sets: usize) -> Ruleset {
+    let set = Set { key: vec![Type::Ipv4Addr], ..Set::default() };
+    let sets = (0..sets).map(|number| (format!("set{number}"), set.clone())).collect();
+    let table = ((Family::Ip, table.to_owned()), Table { sets, ..Table::default() });
+    Ruleset { tables: [table].into() }
+}
+
+#[tokio::test]
+async fn rules_that_others_change_are_told() {
+    if skipped() {
+        return;
+    }
+    let space = Netns::new();
+    let mut own = Nft::open_in(&space.path).expect("a socket");
+    let mut other = Nft::open_in(&space.path).expect("another");
+    let mut monitor = Monitor::of_rules(Some(&space.path), &own).expect("it listens");
+    let nothing = Ruleset::default();
+    let ours = rules("ours", 2000);
+    own.apply(&diff(&nothing, &ours)).expect("rules");
+    other.apply(&diff(&nothing, &rules("theirs", 1))).expect("rules");
+    other.apply(&diff(&ours, &nothing)).expect("flushed");
+    let seen = Mutex::new(Vec::new());
+    let matters = |change: Change<'_>| {
+        let Change::Rules { family, table } = change else { panic!("{change:?}") };
+        seen.lock().expect("no panic").push(table.to_owned());
+        ours.has_table(family, table)
+    };
+    let told = tokio::time::timeout(LIMIT, monitor.changed(matters)).await;
+    told.expect("in time").expect("told");
+    let seen = seen.into_inner().expect("no panic");
+    // In order, so what one did oneself would have come first.
+    assert_eq!(seen.first().map(String::as_str), Some("theirs"), "{seen:?}");
+    assert!(seen.iter().any(|table| table == "ours"), "{seen:?}");
+
+    // Told once: making it anew ends it.
+    own.apply(&diff(&nothing, &ours)).expect("rules");
+    let again = monitor.changed(|change| panic!("{change:?}"));
+    assert!(tokio::time::timeout(Duration::from_millis(50), again).await.is_err());
+}
+
+#[tokio::test]
+async fn what_links_lose_is_told() {
+    if skipped() {
+        return;
+    }
+    let space = Netns::new();
+    let links = Links::open_in(&space.path).await.expect("netlink");
+    let mut monitor = Monitor::of_links(Some(&space.path)).expect("it listens");
+    let bridge = net::pods::Bridge::ensure(&links, "br", &[net("10.9.0.1/24")], 1500);
+    bridge.await.expect("a bridge");
+    let index = links.link("br").await.expect("there").index;
+    let via = net::links::Via::Link("br".into());
+    let change = async |what: &str| match what {
+        "route" => links.remove_route(net("10.8.0.0/24")).await,
+        "address" => links.remove_address(index, net("10.9.0.1/24")).await,
+        _ => links.remove("br").await,
+    };
+    links.ensure_route(net("10.8.0.0/24"), &via).await.expect("a route");
+    for what in ["route", "address", "link"] {
+        change(what).await.expect(what);
+        let matters = |change: Change<'_>| change == Change::Link(index);
+        let told = tokio::time::timeout(LIMIT, monitor.changed(matters)).await;
+        told.expect(what).expect("told");
+    }
+}
