@@ -6,6 +6,8 @@
 //! ```
 //!
 //! In: running containers. Out: renamed and deleted files, a word to the runtime.
+//! Invariant: a running container's log has its name again after each round, or in the next one: what
+//! the runtime did not open anew is renamed back, for it writes there still.
 //! Upstream: `pkg/kubelet/logs/container_log_manager.go`, every ten seconds. Deviation: rotated
 //! files stay uncompressed.
 
@@ -31,31 +33,64 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
             let home = names::log_directory(&context.config.log_dir, pod);
             for container in view.observed.containers.iter().filter(|c| c.state == State::Running) {
                 let path = home.join(&container.log_path);
-                let size = fs::metadata(&path).map_or(0, |meta| meta.len());
-                if size < context.config.log_max_bytes {
-                    continue;
-                }
-                if let Err(error) = rotate(&path, context.config.log_max_files) {
+                let limits = (context.config.log_max_bytes, context.config.log_max_files);
+                let reopen = || context.runtime.reopen_container_log(&container.id);
+                if let Err(error) = look_after(&path, limits, reopen).await {
                     tracing::warn!(log = %path.display(), %error, "a log is not rotated");
-                    continue;
-                }
-                if let Err(error) = context.runtime.reopen_container_log(&container.id).await {
-                    tracing::warn!(log = %path.display(), %error, "a log is not opened again");
                 }
             }
         }
     }
 }
 
-/// Renames the log and deletes the oldest, so that at most `keep` files are left with the new one.
-fn rotate(path: &Path, keep: usize) -> io::Result<()> {
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Files(#[from] io::Error),
+    #[error("the runtime does not open it anew: {0}")]
+    Reopen(#[from] cri::Error),
+}
+
+/// Rotates the log when it has `max_bytes`; `reopen` makes the runtime write to a new one.
+async fn look_after<F: Future<Output = cri::Result<()>>>(
+    path: &Path,
+    (max_bytes, max_files): (u64, usize),
+    reopen: impl Fn() -> F,
+) -> Result<(), Error> {
+    let size = match fs::metadata(path) {
+        Ok(meta) => meta.len(),
+        // Upstream: a rotation may have been cut short.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(reopen().await?),
+        Err(error) => return Err(error.into()),
+    };
+    if size < max_bytes {
+        return Ok(());
+    }
+    remove_oldest(path, max_files)?;
+    let rotated = rotated_name(path);
+    fs::rename(path, &rotated)?;
+    if let Err(error) = reopen().await {
+        // The container writes there still, and its log must have its name.
+        if !path.exists() {
+            fs::rename(&rotated, path)?;
+        }
+        return Err(error.into());
+    }
+    Ok(())
+}
+
+fn rotated_name(path: &Path) -> PathBuf {
     let stamp = base::clock::now().strftime("%Y%m%d-%H%M%S");
     let mut target = path.as_os_str().to_owned();
     target.push(format!(".{stamp}"));
-    fs::rename(path, &target)?;
+    target.into()
+}
+
+/// Makes room, so that at most `keep` files are left with the new one and the one that it follows.
+fn remove_oldest(path: &Path, keep: usize) -> io::Result<()> {
     let mut rotated = rotated_files(path)?;
     rotated.sort();
-    let spare = rotated.len().saturating_sub(keep.saturating_sub(1));
+    let spare = rotated.len().saturating_sub(keep.saturating_sub(2));
     for old in rotated.into_iter().take(spare) {
         fs::remove_file(old)?;
     }
@@ -77,15 +112,45 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_oldest_go() {
+    /// A log of three bytes that is rotated at one.
+    async fn rotate(log: &Path, runtime: impl Fn() -> cri::Result<()>) -> Result<(), Error> {
+        look_after(log, (1, 3), || std::future::ready(runtime())).await
+    }
+
+    #[tokio::test]
+    async fn what_is_not_opened_anew_keeps_its_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let log = dir.path().join("0.log");
+        fs::write(&log, "now").expect("written");
+        let busy = || Err(cri::Error::Unavailable("busy".into()));
+        let error = rotate(&log, busy).await.expect_err("it is said");
+        assert!(error.to_string().contains("busy"), "{error}");
+        assert_eq!(fs::read_to_string(&log).expect("it is there"), "now");
+        assert_eq!(rotated_files(&log).expect("a listing"), Vec::<PathBuf>::new());
+        // It opened the new one and failed then: both are kept.
+        let late = || {
+            fs::write(&log, "new").expect("written");
+            busy()
+        };
+        rotate(&log, late).await.expect_err("it is said");
+        assert_eq!(fs::read_to_string(&log).expect("it is there"), "new");
+        assert_eq!(rotated_files(&log).expect("a listing").len(), 1);
+        // An earlier kubelet was killed in between.
+        fs::remove_file(&log).expect("removed");
+        let open = || Ok(fs::write(&log, "").expect("written"));
+        rotate(&log, open).await.expect("opened");
+        assert!(log.exists());
+    }
+
+    #[tokio::test]
+    async fn the_oldest_go() {
         let dir = tempfile::tempdir().expect("a directory");
         let log = dir.path().join("0.log");
         for stamp in ["20200101-000000", "20210101-000000", "20220101-000000"] {
             fs::write(dir.path().join(format!("0.log.{stamp}")), stamp).expect("written");
         }
         fs::write(&log, "now").expect("written");
-        rotate(&log, 3).expect("rotated");
+        rotate(&log, || Ok(())).await.expect("rotated");
         let mut left = rotated_files(&log).expect("a listing");
         left.sort();
         assert_eq!(left.len(), 2);
