@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
@@ -30,6 +31,8 @@ pub enum Outcome {
 /// Upstream: what of a response or output is kept for events.
 const SHOWN_BYTES: usize = 10 << 10;
 const BODY_LIMIT: usize = 1 << 20;
+/// Before each message of gRPC.
+const FRAME_HEADER: usize = 5;
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
@@ -229,7 +232,8 @@ pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outc
         Ok(1) => Outcome::Success,
         Ok(status) => {
             let name = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
-            let name = name.get(status as usize).copied().unwrap_or("UNKNOWN");
+            let name = usize::try_from(status).ok().and_then(|status| name.get(status));
+            let name = name.copied().unwrap_or("UNKNOWN");
             Outcome::Failure(format!("service unhealthy (responded with {name:?})"))
         }
         Err(error) if error.starts_with("dial") => {
@@ -240,28 +244,18 @@ pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outc
     }
 }
 
-async fn grpc_status(host: &str, port: u16, service: &str) -> Result<u64, String> {
+async fn grpc_status(host: &str, port: u16, service: &str) -> Result<i32, String> {
     let tcp = connect(host, port).await?;
     let executor = TokioExecutor::new();
     let handshake = hyper::client::conn::http2::handshake(executor, TokioIo::new(tcp));
     let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
-    let mut message = BytesMut::new();
-    if !service.is_empty() {
-        let length = u8::try_from(service.len()).map_err(|_| "the service name is too long")?;
-        message.put_u8(0x0a);
-        message.put_u8(length & 0x7f);
-        message.put_slice(service.as_bytes());
-    }
-    let mut frame = BytesMut::new();
-    frame.put_u8(0);
-    frame.put_u32(message.len() as u32);
-    frame.put_slice(&message);
+    let frame = health_request(service);
     let request =
         Request::post(format!("http://{}/grpc.health.v1.Health/Check", joined(host, port)))
             .header(header::CONTENT_TYPE, "application/grpc")
             .header(header::USER_AGENT, "kube-probe/1.36")
             .header(header::TE, "trailers")
-            .body(Full::new(frame.freeze()))
+            .body(Full::new(frame))
             .map_err(|error| error.to_string())?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
@@ -280,12 +274,35 @@ async fn grpc_status(host: &str, port: u16, service: &str) -> Result<u64, String
     drive(connection, exchange).await
 }
 
-/// Field 1 of the answer, a varint; absent is 0.
-fn serving_status(frame: &[u8]) -> u64 {
-    match frame.get(5..7) {
-        Some([0x08, value]) => u64::from(*value),
-        _ => 0,
-    }
+/// `grpc.health.v1.HealthCheckRequest`.
+#[derive(Clone, PartialEq, Message)]
+struct HealthRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+/// `grpc.health.v1.HealthCheckResponse`, whose status is an enumeration.
+#[derive(Clone, PartialEq, Message)]
+struct HealthResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// A frame of gRPC: not compressed, its length, the message.
+fn health_request(service: &str) -> Bytes {
+    let message = HealthRequest { service: service.to_owned() }.encode_to_vec();
+    let mut frame = BytesMut::with_capacity(FRAME_HEADER + message.len());
+    frame.put_u8(0);
+    frame.put_u32(message.len() as u32);
+    frame.put_slice(&message);
+    frame.freeze()
+}
+
+/// What cannot be read is as good as `UNKNOWN`.
+fn serving_status(frame: &[u8]) -> i32 {
+    let message =
+        frame.get(FRAME_HEADER..).and_then(|message| HealthResponse::decode(message).ok());
+    message.unwrap_or_default().status
 }
 
 #[cfg(test)]
@@ -311,6 +328,28 @@ mod tests {
             IntOrString::String("no".into()),
             Err("strconv.Atoi: parsing \"no\": invalid syntax"),
         );
+    }
+
+    #[test]
+    fn health_messages_are_what_servers_of_grpc_read() {
+        let check = |service: &str, expected: &[u8]| {
+            let frame = health_request(service);
+            let length = u32::from_be_bytes(frame[1..5].try_into().expect("four bytes"));
+            assert_eq!((frame[0], length as usize), (0, frame.len() - 5), "{service}");
+            assert_eq!(&frame[5..], [expected, service.as_bytes()].concat(), "{service}");
+        };
+        check("", &[]);
+        check("liveness", &[0x0a, 8]);
+        check(&"n".repeat(127), &[0x0a, 127]);
+        // A length of more than seven bits takes another byte.
+        check(&"n".repeat(128), &[0x0a, 0x80, 1]);
+        check(&"n".repeat(300), &[0x0a, 0xac, 2]);
+        let answers = |bytes: &[u8], expected: i32| assert_eq!(serving_status(bytes), expected);
+        answers(&[0, 0, 0, 0, 2, 0x08, 1], 1);
+        answers(&[0, 0, 0, 0, 0], 0);
+        answers(&[0, 0], 0);
+        // A field of somebody's own before it.
+        answers(&[0, 0, 0, 0, 4, 0x10, 7, 0x08, 2], 2);
     }
 
     #[tokio::test]
