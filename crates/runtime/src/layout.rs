@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <data>/images/blobs/sha256/<hex>      content, named by its hash
-//!        images/layers/<hex16>/         one unpacked layer, by diff id
+//!        images/layers/<hex>/           one unpacked layer, by diff id
 //!        images/index.json              names → images
 //!        images/leases/<container>      the layers that a container uses
 //!        sandboxes/<id>/                config.pb state.json resolv.conf hostname shm/

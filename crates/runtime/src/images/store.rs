@@ -24,6 +24,8 @@ use crate::layout::hex;
 
 /// Manifests and configurations; layers have no limit but the disk.
 const JSON_LIMIT: u64 = 16 << 20;
+/// Digits of a layer's directory in older versions' stores.
+const SHORT: usize = 16;
 
 /// Cheap to clone.
 #[derive(Clone, Debug)]
@@ -209,8 +211,48 @@ impl ImageStore {
     }
 
     pub fn layer(&self, diff_id: &str) -> PathBuf {
-        let digits = diff_id.strip_prefix("sha256:").and_then(|hex| hex.get(..16));
+        self.layers_dir().join(diff_id.strip_prefix("sha256:").unwrap_or("invalid"))
+    }
+
+    /// Where older versions had it: by its first 64 bits, of which two layers may have the same.
+    fn short_layer(&self, diff_id: &str) -> PathBuf {
+        let digits = diff_id.strip_prefix("sha256:").and_then(|hex| hex.get(..SHORT));
         self.layers_dir().join(digits.unwrap_or("invalid"))
+    }
+
+    /// Gives layers of an older version's store their whole names, where it is clear whose they are.
+    /// Containers that use them go on: what is mounted has no name.
+    pub fn name_layers_wholly(&self) -> Result<()> {
+        let directory = self.layers_dir();
+        let entries =
+            fs::read_dir(&directory).during(|| format!("list {}", directory.display()))?;
+        let is_short = |name: &std::ffi::OsStr| {
+            let name = name.as_encoded_bytes();
+            name.len() == SHORT && name.iter().all(u8::is_ascii_hexdigit)
+        };
+        if !entries.flatten().any(|entry| is_short(&entry.file_name())) {
+            return Ok(());
+        }
+        // Nobody brings content in or takes it away meanwhile.
+        let _alone = self.lock("content.lock", FlockArg::LockExclusive)?;
+        let mut owners: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
+        let images = self.read_index()?.images.into_values().flat_map(|record| record.layers);
+        for diff_id in images.chain(self.leased()?) {
+            owners.entry(self.short_layer(&diff_id)).or_default().insert(diff_id);
+        }
+        for (short, of) in owners.iter().filter(|(short, _)| short.is_dir()) {
+            match of.first().filter(|_| of.len() == 1).map(|diff_id| self.layer(diff_id)) {
+                Some(whole) if whole.exists() => {}
+                Some(whole) => {
+                    fs::rename(short, &whole).during(|| format!("rename {}", short.display()))?;
+                }
+                None => tracing::warn!(
+                    layers = ?of,
+                    "layers that begin alike shared one directory: their images have to be pulled again"
+                ),
+            }
+        }
+        Ok(())
     }
 
     pub fn layers_dir(&self) -> PathBuf {
@@ -320,12 +362,13 @@ impl ImageStore {
     pub fn collect(&self) -> Result<()> {
         let Some(_alone) = self.try_lock("content.lock")? else { return Ok(()) };
         let index = self.read_index()?;
-        let mut keep: BTreeSet<PathBuf> =
-            self.leased()?.iter().map(|diff_id| self.layer(diff_id)).collect();
+        // The program of an older version may run beside this one, or come back.
+        let places = |diff_id: &String| [self.layer(diff_id), self.short_layer(diff_id)];
+        let mut keep: BTreeSet<PathBuf> = self.leased()?.iter().flat_map(places).collect();
         for record in index.images.values() {
             keep.insert(self.blob(&record.id));
             keep.insert(self.blob(&record.manifest));
-            keep.extend(record.layers.iter().map(|diff_id| self.layer(diff_id)));
+            keep.extend(record.layers.iter().flat_map(places));
         }
         for directory in
             [self.root.join("blobs/sha256"), self.root.join("blobs"), self.layers_dir()]
@@ -447,4 +490,67 @@ pub(crate) fn disk_usage(root: &Path) -> (u64, u64) {
         }
     }
     (bytes, inodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn diff_id(start: &str, rest: char) -> String {
+        format!("sha256:{start}{}", rest.to_string().repeat(64 - start.len()))
+    }
+
+    fn store_with(images: &[(&str, &[&str])]) -> (tempfile::TempDir, ImageStore) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(directory.path()).expect("opened");
+        for (id, layers) in images {
+            let layers = layers.iter().map(|layer| (*layer).to_owned()).collect();
+            let record = ImageRecord { id: (*id).into(), layers, ..ImageRecord::default() };
+            store.add(record).expect("added");
+        }
+        (directory, store)
+    }
+
+    #[test]
+    fn layers_that_begin_alike_are_two() {
+        let (_directory, store) = store_with(&[]);
+        let (one, two) = (diff_id("0123456789abcdef", '1'), diff_id("0123456789abcdef", '2'));
+        fs::create_dir(store.layer(&one)).expect("made");
+        assert!(store.has_layer(&one) && !store.has_layer(&two));
+    }
+
+    #[test]
+    fn layers_of_an_older_store_get_their_whole_names() {
+        let [a, b, twin, leased] = [("a", '0'), ("b", '1'), ("b", '2'), ("c", '0')]
+            .map(|(c, r)| diff_id(&c.repeat(16), r));
+        let images: &[(&str, &[&str])] = &[("sha256:1", &[&a, &b]), ("sha256:2", &[&a, &twin])];
+        let (_directory, store) = store_with(images);
+        files::write_json(&store.root().join("leases/container"), &[&leased]).expect("a lease");
+        for short in ["a", "b", "c", "d"] {
+            let place = store.layers_dir().join(short.repeat(16));
+            fs::create_dir(&place).expect("made");
+            fs::write(place.join("file"), short).expect("written");
+        }
+        // An older program may be at work: nothing that it uses goes.
+        store.collect().expect("collected");
+        let names = || {
+            let entries = fs::read_dir(store.layers_dir()).expect("listed").flatten();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.collect::<BTreeSet<_>>()
+        };
+        assert_eq!(names(), ["a", "b", "c"].map(|c| c.repeat(16)).into());
+        for _ in 0..2 {
+            store.name_layers_wholly().expect("named");
+            for (layer, content) in [(&a, "a"), (&leased, "c")] {
+                let read = fs::read_to_string(store.layer(layer).join("file"));
+                assert_eq!(read.expect("it is there"), content);
+            }
+            // Nobody can tell whose that is.
+            assert!(!store.has_layer(&b) && !store.has_layer(&twin));
+            assert_eq!(names().len(), 3);
+        }
+        store.release("container").expect("released");
+        store.collect().expect("collected");
+        assert!(store.has_layer(&a) && !store.has_layer(&leased));
+    }
 }

@@ -131,6 +131,8 @@ impl Embedded {
             std::fs::create_dir_all(directory)?;
         }
         let images = ImageStore::open(layout.images())?;
+        let older = images.clone();
+        blocking(move || older.name_layers_wholly()).await??;
         let known = NetworkState::read(&layout)?.unwrap_or_default();
         let network =
             NetworkState { cidrs: known.cidrs, bridge: config.bridge.clone(), mtu: config.mtu };
