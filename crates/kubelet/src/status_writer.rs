@@ -128,8 +128,26 @@ async fn write(
             *last = serde_json::from_slice(&bytes).ok();
             Ok(())
         }
-        // Gone, or another pod of that name: nobody waits for this status any more.
-        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        // Another pod of that name, or a patch that lost its race, or a webhook's word.
+        Err(error) if error.is_conflict() => match standing(context, &base).await? {
+            None => Ok(()),
+            Some(now) => {
+                *last = Some(now);
+                Err(error)
+            }
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// The pod as the API has it now. `None` when it is gone, or when another has its name: then nobody
+/// waits for its status any more.
+async fn standing(context: &Context, pod: &Pod) -> client::Result<Option<Pod>> {
+    let path = format!("/api/v1/namespaces/{}/pods/{}", names::namespace(pod), names::name(pod));
+    match context.client.get::<Pod>(&path).await {
+        Ok(now) => Ok(Some(now).filter(|now| now.metadata.uid == pod.metadata.uid)),
+        Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -35,6 +35,8 @@ struct State {
     watches: Vec<Watch>,
     /// Every request answers 503.
     is_down: bool,
+    /// So many patches of statuses lose their race.
+    lost_races: usize,
 }
 
 struct Watch {
@@ -127,6 +129,16 @@ impl Api {
         if is_down {
             state.watches.clear();
         }
+    }
+
+    /// The next patches of statuses answer 409, though the object is the one that was meant.
+    pub fn lose_races(&self, times: usize) {
+        self.state().lost_races = times;
+    }
+
+    /// How many of them are still to be lost.
+    pub fn races_to_lose(&self) -> usize {
+        self.state().lost_races
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -303,6 +315,13 @@ impl Api {
 
     fn patch(&self, path: &str, patch: &Value) -> Response<Body> {
         let object = path.strip_suffix("/status").unwrap_or(path);
+        if object != path && object.contains("/pods/") {
+            let mut state = self.state();
+            if state.lost_races > 0 {
+                state.lost_races -= 1;
+                return status(StatusCode::CONFLICT, "Conflict");
+            }
+        }
         let Some(mut known) = self.get(object) else {
             return status(StatusCode::NOT_FOUND, "NotFound");
         };

@@ -190,6 +190,32 @@ async fn it_goes_on_while_the_api_is_away() {
     bench.stop().await;
 }
 
+/// An API server gives up a patch that lost its race too often: that is no word about the pod.
+#[tokio::test]
+async fn a_status_that_lost_its_race_is_written_again() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("a", one("Never"));
+    bench.until_ready("a").await;
+    let id = container_id(&bench.api.pod("a"));
+    bench.api.lose_races(3);
+    bench.runtime.exit(&id, 3);
+    bench.until_phase("a", "Failed").await;
+    assert_eq!(bench.api.races_to_lose(), 0);
+    let status = bench.api.pod("a")["status"]["containerStatuses"][0].clone();
+    assert_eq!(status["state"]["terminated"]["exitCode"], 3);
+
+    // Another pod of that name: the status is nobody's.
+    bench.api.put_pod("b", one("Always"));
+    bench.until_ready("b").await;
+    let old = container_id(&bench.api.pod("b"));
+    bench.api.lose_races(1);
+    bench.api.remove("/api/v1/namespaces/ns/pods/b");
+    bench.api.put_pod("b", one("Always"));
+    bench.until_ready("b").await;
+    assert_ne!(container_id(&bench.api.pod("b")), old);
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn pods_that_end() {
     let mut bench = Bench::new();
