@@ -8,18 +8,20 @@
 //!
 //! In: signals (a key changed, manifests changed, a worker ended). Out: workers.
 //! Invariants: one task changes the set; a uid has at most one worker; what the runtime runs and
-//! nobody wants is stopped, but only after the API's list is complete; two static pods of one name
-//! never overlap.
+//! nobody wants is stopped, but only after the API's list is complete, and looked for again every few
+//! minutes; two static pods of one name never overlap.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base::backoff::Backoff;
 use base::task::Tasks;
 use client::{EventType, ObjectKey};
 use k8s_openapi::api::core::v1::Pod;
 use machinery::ObjectMeta;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::admit::{Rejection, admit};
 use crate::allocation::{Allocation, DEFERRED, Refusal, Standing, rank, told};
@@ -32,6 +34,11 @@ use crate::worker::{Handle, Input, Told, View, Worker};
 
 /// Upstream: pods that wait for resources are asked again after this long even if nothing changed.
 const RESIZE_RETRY: Duration = Duration::from_secs(180);
+/// Leftovers of pods that nobody knows are looked for this often. Upstream: every two seconds.
+const LEFTOVERS: Duration = Duration::from_secs(300);
+/// When the runtime did not say what it has, first after this long.
+const LEFTOVERS_RETRY: Duration = Duration::from_secs(1);
+const LEFTOVERS_RETRY_CEILING: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Pending {
@@ -99,6 +106,8 @@ pub struct PodSet {
     granted: Mutex<HashMap<String, Allocation>>,
     /// Pods that ask for other resources than they were granted, as the API has them, by uid.
     resizes: Mutex<BTreeMap<String, Arc<Pod>>>,
+    /// Pods that are gone whose volumes are being given back, by uid. Guards single changes.
+    clearing: Arc<Mutex<BTreeSet<String>>>,
     /// Told when mirrors may be out of date.
     pub mirrors: Notify,
 }
@@ -113,6 +122,7 @@ impl PodSet {
             statics: Mutex::default(),
             granted: Mutex::default(),
             resizes: Mutex::default(),
+            clearing: Arc::default(),
             mirrors: Notify::new(),
         })
     }
@@ -123,11 +133,17 @@ impl PodSet {
 
     /// Follows the signals for ever.
     pub async fn run(self: Arc<Self>) {
+        let mut retry = Backoff::new(LEFTOVERS_RETRY, LEFTOVERS_RETRY_CEILING);
+        // None before the API's list is complete.
+        let mut look_at: Option<Instant> = None;
         loop {
             let waiting = !self.resizes.lock().expect("no panic while held").is_empty();
+            let look =
+                async { tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)).await };
             tokio::select! {
                 () = self.signals.wake.notified() => {}
                 () = tokio::time::sleep(RESIZE_RETRY), if waiting => self.retry_resizes(),
+                () = look, if look_at.is_some() => {}
             }
             let batch =
                 std::mem::take(&mut *self.signals.pending.lock().expect("no panic while held"));
@@ -151,8 +167,18 @@ impl PodSet {
             for key in gone.into_iter().chain(there) {
                 self.follow_api(key);
             }
-            if batch.synced {
-                self.adopt_or_stop_leftovers().await;
+            if batch.synced || look_at.is_some_and(|at| at <= Instant::now()) {
+                let wait = match self.stop_leftovers().await {
+                    Ok(()) => {
+                        retry.reset();
+                        LEFTOVERS
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "leftovers of other pods are not looked for yet");
+                        retry.step()
+                    }
+                };
+                look_at = Some(Instant::now() + wait);
             }
         }
     }
@@ -378,22 +404,15 @@ impl PodSet {
     }
 
     /// Stops what the runtime still has of pods that nobody knows, and clears their files.
-    async fn adopt_or_stop_leftovers(&self) {
+    async fn stop_leftovers(&self) -> cri::Result<()> {
         let mut unknown: BTreeMap<String, (String, String)> = BTreeMap::new();
-        match self.context.runtime.list_pod_sandbox(None).await {
-            Ok(sandboxes) => {
-                for sandbox in sandboxes {
-                    let Some(meta) = sandbox.metadata else { continue };
-                    if sandbox.labels.contains_key(names::POD_UID)
-                        && !self.workers().contains_key(&meta.uid)
-                    {
-                        unknown.insert(meta.uid, (meta.namespace, meta.name));
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "leftovers of other pods are not looked for");
-                return;
+        for sandbox in self.context.runtime.list_pod_sandbox(None).await? {
+            let Some(meta) = sandbox.metadata else { continue };
+            // Nobody but the caller changes the table: what is in it now was there before.
+            if sandbox.labels.contains_key(names::POD_UID)
+                && !self.workers().contains_key(&meta.uid)
+            {
+                unknown.insert(meta.uid, (meta.namespace, meta.name));
             }
         }
         for (uid, (namespace, name)) in unknown {
@@ -411,20 +430,30 @@ impl PodSet {
             let pod = Pod { metadata, spec: Some(Default::default()), status: None };
             self.spawn(Input { removed: true, ..Input::new(Arc::new(pod)) });
         }
+        self.clear_leftover_files().await;
+        Ok(())
+    }
+
+    async fn clear_leftover_files(&self) {
         let root = self.context.config.root_dir.join("pods");
         let known: BTreeSet<String> = self.workers().keys().cloned().collect();
-        let context = self.context.clone();
+        let (context, clearing) = (self.context.clone(), self.clearing.clone());
         let cleared = tokio::task::spawn_blocking(move || {
             for entry in std::fs::read_dir(&root).into_iter().flatten().flatten() {
                 let uid = entry.file_name().to_string_lossy().into_owned();
-                if known.contains(&uid) {
+                let is_cleared = clearing.lock().expect("no panic while held").contains(&uid);
+                if known.contains(&uid) || is_cleared {
                     continue;
                 }
                 context.cgroups.remove_pod(&uid);
                 let dir = PodDir(entry.path());
                 if csi::has_volumes(&context.config.root_dir, &dir) {
-                    let csi = context.csi.clone();
-                    let clear = async move { csi.clear_leftover(&uid, dir).await };
+                    let (csi, clearing) = (context.csi.clone(), clearing.clone());
+                    clearing.lock().expect("no panic while held").insert(uid.clone());
+                    let clear = async move {
+                        csi.clear_leftover(&uid, dir).await;
+                        clearing.lock().expect("no panic while held").remove(&uid);
+                    };
                     context.tasks.spawn("leftover-volumes", clear);
                     continue;
                 }

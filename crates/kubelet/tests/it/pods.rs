@@ -216,6 +216,23 @@ async fn a_status_that_lost_its_race_is_written_again() {
     bench.stop().await;
 }
 
+/// A runtime that is not up when the kubelet starts, as containerd after a reboot.
+#[tokio::test]
+async fn leftovers_are_stopped_once_the_runtime_answers() {
+    let mut bench = Bench::new();
+    bench.api.put_pod("a", one("Always"));
+    bench.until_ready("a").await;
+    bench.stop().await;
+    bench.api.remove("/api/v1/namespaces/ns/pods/a");
+    bench.runtime.fail("list_pod_sandbox", Some(cri::Error::Unavailable("not up".into())));
+    bench.start();
+    bench.api.until("it looked", |_| bench.runtime.refusals("list_pod_sandbox") > 0).await;
+    assert_eq!(bench.count("stop_pod_sandbox"), 0);
+    bench.runtime.fail("list_pod_sandbox", None);
+    bench.api.until("stopped", |_| bench.count("remove_pod_sandbox") > 0).await;
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn pods_that_end() {
     let mut bench = Bench::new();

@@ -36,6 +36,8 @@ struct World {
     exec: ExecSyncResponse,
     calls: Vec<String>,
     failures: BTreeMap<String, Error>,
+    /// By call, how often it failed so without changing anything.
+    refused: BTreeMap<String, usize>,
 }
 
 struct FakeContainer {
@@ -102,6 +104,19 @@ impl Fake {
     /// The configuration that a container was created with.
     pub fn container_config(&self, id: &str) -> Option<ContainerConfig> {
         self.world().containers.get(id).map(|container| container.config.clone())
+    }
+
+    /// How often a call that changes nothing was refused by [`Fake::fail`].
+    pub fn refusals(&self, call: &str) -> usize {
+        self.world().refused.get(call).copied().unwrap_or(0)
+    }
+
+    /// A call that changes nothing.
+    fn asked(&self, call: &str) -> Result<MutexGuard<'_, World>> {
+        let mut world = self.world();
+        let Some(error) = world.failures.get(call).cloned() else { return Ok(world) };
+        *world.refused.entry(call.to_owned()).or_default() += 1;
+        Err(error)
     }
 
     fn called(&self, call: &str, argument: &str) -> Result<MutexGuard<'_, World>> {
@@ -253,7 +268,7 @@ impl RuntimeService for Fake {
 
     async fn list_pod_sandbox(&self, filter: Option<PodSandboxFilter>) -> Result<Vec<PodSandbox>> {
         let filter = filter.unwrap_or_default();
-        let world = self.world();
+        let world = self.asked("list_pod_sandbox")?;
         let fits = |status: &&PodSandboxStatus| {
             (filter.id.is_empty() || filter.id == status.id)
                 && filter.state.as_ref().is_none_or(|wanted| wanted.state == status.state)
