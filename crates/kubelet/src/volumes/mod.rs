@@ -160,7 +160,7 @@ fn one(
     fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
     let in_memory = matches!(plugin, "secret" | "projected" | "downward-api");
     if in_memory && gathered.tmpfs {
-        mounts::tmpfs(&path, None, 0o777).map_err(io_error("mount tmpfs"))?;
+        mounts::tmpfs(&path, None, 0o777, None).map_err(io_error("mount tmpfs"))?;
     }
     let group = fs_group(pod);
     if let Some(group) = group {
@@ -233,18 +233,32 @@ fn empty_dir(
     source: &EmptyDirVolumeSource,
     tmpfs: bool,
 ) -> Result<Ready, VolumeError> {
-    fs::create_dir_all(path).map_err(io_error("mkdir"))?;
+    let group = fs_group(pod);
+    let bits = if group.is_some() { 0o2777 } else { 0o777 };
+    if !path.is_dir() {
+        make_open(path, bits, group)?;
+    }
     if source.medium.as_deref() == Some("Memory") && tmpfs {
         let size = source.size_limit.as_ref().map(resources::units).filter(|size| *size > 0);
-        mounts::tmpfs(path, size.map(|s| s as u64), 0o777).map_err(io_error("mount tmpfs"))?;
+        let size = size.map(|size| size as u64);
+        mounts::tmpfs(path, size, bits, group).map_err(io_error("mount tmpfs"))?;
     }
-    let mut bits = 0o777;
-    if let Some(group) = fs_group(pod) {
-        bits = 0o2777;
-        chown(path, None, Some(group)).map_err(io_error("chown"))?;
-    }
-    fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
     Ok(Ready::directory(path.to_path_buf(), false))
+}
+
+/// Makes a directory that appears with its mode and owner. From then on both are the containers'
+/// own: the directory is the root of their mount, and what they close must stay closed.
+fn make_open(path: &Path, bits: u32, group: Option<u32>) -> Result<(), VolumeError> {
+    // No volume is called so: their names are DNS labels.
+    let mut name = std::ffi::OsString::from(".new-");
+    name.push(path.file_name().unwrap_or_default());
+    let fresh = path.with_file_name(name);
+    fs::create_dir_all(&fresh).map_err(io_error("mkdir"))?;
+    if group.is_some() {
+        chown(&fresh, None, group).map_err(io_error("chown"))?;
+    }
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
+    fs::rename(&fresh, path).map_err(io_error("rename"))
 }
 
 fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
@@ -303,6 +317,7 @@ mod tests {
     use crate::env::Sources;
     use crate::resources::ResourceList;
     use serde_json::json;
+    use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
 
     #[test]
@@ -341,6 +356,59 @@ mod tests {
         tear_down(&dir).expect("removed");
         assert!(!dir.0.exists());
         assert!(root.path().join("h").exists(), "the host's path stays");
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_a_container_closed_stays_closed() {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("kubernetes.io~empty-dir").join("data");
+        // An earlier kubelet ended in the middle.
+        fs::create_dir_all(path.with_file_name(".new-data")).expect("a directory");
+        let own = nix::unistd::getegid().as_raw();
+        let pod = serde_json::from_value(json!({"spec": {"containers": [],
+            "securityContext": {"fsGroup": own}}}));
+        let (plain, grouped) = (Pod::default(), pod.expect("a pod"));
+        let set_up = |pod: &Pod| {
+            let ready = empty_dir(&path, pod, &EmptyDirVolumeSource::default(), false);
+            ready.expect("set up").path
+        };
+        assert_eq!(mode(&set_up(&plain)), 0o777);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("closed");
+        assert_eq!(mode(&set_up(&plain)), 0o700);
+        assert_eq!(mode(&set_up(&grouped)), 0o700);
+        fs::remove_dir(&path).expect("removed");
+        assert_eq!(mode(&set_up(&grouped)), 0o2777);
+        let names = fs::read_dir(root.path().join("kubernetes.io~empty-dir")).expect("a list");
+        assert_eq!(names.count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn memory_that_a_container_closed_stays_closed() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("data");
+        let pod = json!({"spec": {"containers": [], "securityContext": {"fsGroup": 1234}}});
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let source = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: None };
+        let set_up = || {
+            empty_dir(&path, &pod, &source, true).map_err(|error| error.to_string())?;
+            let about = fs::metadata(&path).map_err(|error| error.to_string())?;
+            Ok::<_, String>((about.permissions().mode() & 0o7777, about.gid()))
+        };
+        let first = set_up();
+        let closed = fs::set_permissions(&path, fs::Permissions::from_mode(0o700));
+        let second = set_up();
+        mounts::unmount_below(root.path()).expect("unmounted");
+        assert_eq!(first, Ok((0o2777, 1234)));
+        closed.expect("closed");
+        assert_eq!(second, Ok((0o700, 1234)));
     }
 
     #[test]

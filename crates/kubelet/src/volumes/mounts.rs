@@ -14,13 +14,14 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, fstat};
 
-/// Mounts a tmpfs at `path` unless one is there.
-pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32) -> io::Result<()> {
+/// Mounts a tmpfs at `path` unless one is there; its root has `mode` and `group` from the start.
+pub fn tmpfs(path: &Path, size: Option<u64>, mode: u32, group: Option<u32>) -> io::Result<()> {
     if is_mounted(path)? {
         return Ok(());
     }
     let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
-    let options = format!("mode={mode:o}{size}");
+    let group = group.map(|group| format!(",gid={group}")).unwrap_or_default();
+    let options = format!("mode={mode:o}{size}{group}");
     let flags = MsFlags::empty();
     mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(io::Error::from)
