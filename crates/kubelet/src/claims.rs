@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::csi::{Failure, Mounted, Order, Source, place};
 use crate::names;
 use crate::resources::units;
-use crate::volumes::{Claims, Ready};
+use crate::volumes::{Claims, Occasion, Ready};
 use crate::worker::Worker;
 
 const STORAGE: &str = "storage";
@@ -29,61 +29,88 @@ struct Bound {
     read_only: bool,
 }
 
+/// What claims and drivers' volumes resolved to.
+#[derive(Default)]
+pub(crate) struct Claimed {
+    pub claims: Claims,
+    pub failures: Vec<Failure>,
+    pub again: Option<Timestamp>,
+}
+
 impl Worker {
-    /// Where volumes are that come from claims or from drivers, and when the first of them wants to
-    /// be looked at again. An error is what an event says; what else went wrong is in the map.
-    pub(crate) async fn claims(&self) -> Result<(Claims, Option<Timestamp>), Failure> {
+    /// Where volumes are that come from claims or from drivers, each asked for by itself, and when
+    /// the first of them wants to be looked at again. Failures are what events say.
+    pub(crate) async fn claims(&self, occasion: Occasion) -> Claimed {
         let pod = self.pod.clone();
-        let (mut out, mut again) = (Claims::new(), None);
+        let mut all = Claimed::default();
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-            let (source, bound) = match &volume.csi {
-                Some(csi) => (Source::Inline(Box::new(csi.clone())), None),
+            let claimed = match &volume.csi {
+                Some(csi) => {
+                    let source = Source::Inline(Box::new(csi.clone()));
+                    self.mounted(volume, source, None).await
+                }
                 None => match self.bound(volume).await {
                     None => continue,
-                    Some(Err(why)) => {
-                        out.insert(volume.name.clone(), Err(why));
-                        continue;
-                    }
-                    Some(Ok(bound)) if !is_drivers(&bound.volume) => {
-                        out.insert(volume.name.clone(), self.local(&bound)?);
-                        continue;
-                    }
-                    Some(Ok(bound)) => (
-                        Source::Persistent {
+                    Some(Err(why)) => Err(not_set_up(&volume.name, &why)),
+                    // A path of this node is looked at when containers start, as any hostPath.
+                    Some(Ok(bound)) if !is_drivers(&bound.volume) => match occasion {
+                        Occasion::Running => continue,
+                        _ => self.local(&volume.name, &bound).map(|ready| (ready, None)),
+                    },
+                    Some(Ok(bound)) => {
+                        let source = Source::Persistent {
                             volume: Box::new(bound.volume.clone()),
                             read_only: bound.read_only,
-                        },
-                        Some(bound),
-                    ),
+                        };
+                        self.mounted(volume, source, Some(bound)).await
+                    }
                 },
             };
-            let order = Order {
-                pod: &pod,
-                dir: &self.dir,
-                name: &volume.name,
-                source,
-                objects: &self.context.objects,
-                input: &self.input,
+            let ready = match claimed {
+                Ok((ready, again)) => {
+                    all.again = [all.again, again].into_iter().flatten().min();
+                    Some(ready)
+                }
+                Err(failure) => {
+                    all.failures.push(failure);
+                    None
+                }
             };
-            let mounted = self.context.csi.mount(&order).await?;
-            if let Some(bound) = &bound {
-                self.grow(&order, bound).await;
-            }
-            again = [again, mounted.again].into_iter().flatten().min();
-            let Mounted { path, read_only, is_device, is_new, .. } = mounted;
-            if is_device && is_new {
-                self.tell_mapped(&path);
-            }
-            let ready = Ready { path, read_only, is_device };
-            out.insert(volume.name.clone(), Ok(ready));
+            all.claims.insert(volume.name.clone(), ready);
         }
-        Ok((out, again))
+        all
+    }
+
+    /// A driver's volume, and when it wants to be published again.
+    async fn mounted(
+        &self,
+        volume: &Volume,
+        source: Source,
+        bound: Option<Bound>,
+    ) -> Result<(Ready, Option<Timestamp>), Failure> {
+        let order = Order {
+            pod: &self.pod,
+            dir: &self.dir,
+            name: &volume.name,
+            source,
+            objects: &self.context.objects,
+            input: &self.input,
+        };
+        let mounted = self.context.csi.mount(&order).await?;
+        if let Some(bound) = &bound {
+            self.grow(&order, bound).await;
+        }
+        let Mounted { path, read_only, is_device, is_new, again } = mounted;
+        if is_device && is_new {
+            self.tell_mapped(&path);
+        }
+        Ok((Ready { path, read_only, is_device }, again))
     }
 
     /// A volume that is a path of this node: a directory, or a device.
-    fn local(&self, bound: &Bound) -> Result<Result<Ready, String>, Failure> {
+    fn local(&self, volume: &str, bound: &Bound) -> Result<Ready, Failure> {
         if !is_block(&bound.volume) {
-            return Ok(directory(bound));
+            return directory(bound).map_err(|why| not_set_up(volume, &why));
         }
         let name = bound.volume.metadata.name.as_deref().unwrap_or_default();
         let failed = |step: &str, why: String| {
@@ -105,7 +132,7 @@ impl Worker {
         if is_new {
             self.tell_mapped(&link);
         }
-        Ok(Ok(Ready { path: link, read_only: bound.read_only, is_device: true }))
+        Ok(Ready { path: link, read_only: bound.read_only, is_device: true })
     }
 
     /// Upstream says the same of the device's global path, which is not here.
@@ -178,6 +205,11 @@ impl Worker {
         let kind = "application/merge-patch+json";
         self.context.client.call(Method::PATCH, &path, kind, patch).await.map(drop)
     }
+}
+
+/// What the event says of a volume that is not there.
+pub(crate) fn not_set_up(volume: &str, why: &str) -> Failure {
+    Failure::mount(format!("MountVolume.SetUp failed for volume {volume:?} : {why}"))
 }
 
 fn size_patch(claim: &PersistentVolumeClaim, size: &str) -> Value {

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret
 
 use crate::downward::{self, Addresses, DownwardError};
 use crate::expand::expand;
+use crate::objects::ObjectError;
 use crate::resources::ResourceList;
 
 /// The ConfigMaps and Secrets of one namespace that a pod may read, as far as they exist.
@@ -19,6 +20,21 @@ use crate::resources::ResourceList;
 pub struct Sources {
     pub config_maps: BTreeMap<String, Arc<ConfigMap>>,
     pub secrets: BTreeMap<String, Arc<Secret>>,
+    /// Nobody could say yet whether these exist, and why.
+    pub unknown: Unknown,
+}
+
+/// By name.
+#[derive(Clone, Default)]
+pub struct Unknown {
+    pub config_maps: BTreeMap<String, ObjectError>,
+    pub secrets: BTreeMap<String, ObjectError>,
+}
+
+impl Unknown {
+    pub fn first(&self) -> Option<&ObjectError> {
+        self.config_maps.values().chain(self.secrets.values()).next()
+    }
 }
 
 /// Why a container has no configuration: `CreateContainerConfigError`.

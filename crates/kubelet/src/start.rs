@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use client::{ErrorExt, EventType};
 use cri::PodSandboxConfig;
-use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret, VolumeProjection};
+use futures::future::{join, join_all};
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret};
 use machinery::selector::Selector;
 
+use crate::claims::{Claimed, not_set_up};
 use crate::container::{Prepared, container_config};
 use crate::context::reference;
 use crate::downward::Addresses;
@@ -26,7 +28,8 @@ use crate::plan::Plan;
 use crate::resize::amounts;
 use crate::sandbox::sandbox_config;
 use crate::volumes::payload::Tokens;
-use crate::volumes::{self, Gathered, Ready};
+use crate::volumes::payload::references;
+use crate::volumes::{self, Gathered, Occasion, Ready, VolumeError};
 use crate::worker::Worker;
 
 /// Why a container did not start.
@@ -80,7 +83,11 @@ impl Worker {
         if !plan.create_sandbox && !starts {
             return Ok(if progress { None } else { Some(crate::worker::RELIST) });
         }
-        let volumes = self.prepare_volumes().await?;
+        let occasion = match plan.create_sandbox {
+            true => Occasion::Sandbox,
+            false => Occasion::Containers,
+        };
+        let volumes = self.prepare_volumes(occasion).await?;
         let place = match plan.create_sandbox {
             true => self.create_sandbox(plan.attempt, observed, volumes).await?,
             false => self.existing_place(observed, volumes).ok_or(())?,
@@ -242,29 +249,26 @@ impl Worker {
         std::fs::set_permissions(self.dir.hosts(), std::fs::Permissions::from_mode(0o644))
     }
 
-    /// Sets the pod's volumes up, or brings them up to date.
-    pub(crate) async fn prepare_volumes(&mut self) -> Result<BTreeMap<String, Ready>, ()> {
+    /// Sets the pod's volumes up: containers need all of them.
+    async fn prepare_volumes(&mut self, occasion: Occasion) -> Result<BTreeMap<String, Ready>, ()> {
+        let (ready, _) = self.set_up_volumes(occasion).await;
+        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let mut names = volumes.map(|volume| &volume.name);
+        if names.all(|name| ready.contains_key(name)) { Ok(ready) } else { Err(()) }
+    }
+
+    /// Brings the volumes of a running pod up to date; false when one of them could not be.
+    pub(crate) async fn refresh_volumes(&mut self) -> bool {
+        self.set_up_volumes(Occasion::Running).await.1
+    }
+
+    /// The volumes that are there, and whether all went well; what did not is told.
+    async fn set_up_volumes(&mut self, occasion: Occasion) -> (BTreeMap<String, Ready>, bool) {
         let pod = self.pod.clone();
-        let failed = |volume: &str, why: String| {
-            let text = format!("MountVolume.SetUp failed for volume {volume:?} : {why}");
-            self.context.tell(&pod, EventType::Warning, "FailedMount", text);
-        };
         let (config_maps, secrets) = volume_references(&pod);
-        let sources = match self.sources(&config_maps, &secrets).await {
-            Ok(sources) => sources,
-            Err((name, error)) => {
-                failed(&name, error.to_string());
-                return Err(());
-            }
-        };
+        let sources = self.sources(&config_maps, &secrets).await;
         let (tokens, refresh) = self.tokens().await;
-        let (claims, again) = match self.claims().await {
-            Ok(claims) => claims,
-            Err(failure) => {
-                self.context.tell(&pod, EventType::Warning, failure.reason, failure.text);
-                return Err(());
-            }
-        };
+        let Claimed { claims, mut failures, again } = self.claims(occasion).await;
         self.refresh = [refresh, again].into_iter().flatten().min();
         let observed = self.view_observed();
         let addresses = self.addresses(&observed);
@@ -273,51 +277,51 @@ impl Worker {
         let done = tokio::task::spawn_blocking({
             let pod = pod.clone();
             move || {
-                dir.create().map_err(|error| (String::new(), error.to_string()))?;
+                dir.create().map_err(|error| error.to_string())?;
                 let around = Surroundings {
                     addresses: &addresses,
                     allocatable: &allocatable,
                     sources: &sources,
                 };
                 let gathered = Gathered { around, tokens: &tokens, claims: &claims, tmpfs };
-                volumes::set_up(&dir, &pod, &gathered).map_err(|(name, e)| (name, e.to_string()))
+                Ok(volumes::set_up(&dir, &pod, &gathered, occasion))
             }
         });
-        match done.await {
-            Ok(Ok(ready)) => Ok(ready),
-            Ok(Err((volume, why))) => {
-                failed(&volume, why);
-                Err(())
+        let done = done.await.unwrap_or_else(|error| Err(error.to_string()));
+        let ready = match done {
+            Ok(done) => {
+                let told =
+                    |(name, error): &(String, VolumeError)| not_set_up(name, &error.to_string());
+                failures.extend(done.failures.iter().map(told));
+                done.ready
             }
-            Err(error) => {
-                failed("", error.to_string());
-                Err(())
+            Err(why) => {
+                failures.push(not_set_up("", &why));
+                BTreeMap::new()
             }
+        };
+        for failure in &failures {
+            self.context.tell(&pod, EventType::Warning, failure.reason, failure.text.clone());
         }
+        (ready, failures.is_empty())
     }
 
-    async fn sources(
-        &self,
-        config_maps: &BTreeSet<String>,
-        secrets: &BTreeSet<String>,
-    ) -> Result<Sources, (String, ObjectError)> {
+    /// Objects that are there, and which of them nobody could ask for. All are waited for at once.
+    async fn sources(&self, config_maps: &BTreeSet<String>, secrets: &BTreeSet<String>) -> Sources {
         let (namespace, objects) = (names::namespace(&self.pod), &self.context.objects);
         let all = self.references();
         objects.keep(&self.uid, &all.0, &all.1);
+        let maps = join_all(config_maps.iter().map(|name| async move {
+            (name, objects.config_map(namespace, name, &self.uid, &self.wake).await)
+        }));
+        let secrets = join_all(secrets.iter().map(|name| async move {
+            (name, objects.secret(namespace, name, &self.uid, &self.wake).await)
+        }));
+        let (maps, secrets) = join(maps, secrets).await;
         let mut out = Sources::default();
-        for name in config_maps {
-            let found = objects.config_map(namespace, name, &self.uid, &self.wake).await;
-            if let Some(found) = found.map_err(|e| (name.clone(), e))? {
-                out.config_maps.insert(name.clone(), found);
-            }
-        }
-        for name in secrets {
-            let found = objects.secret(namespace, name, &self.uid, &self.wake).await;
-            if let Some(found) = found.map_err(|e| (name.clone(), e))? {
-                out.secrets.insert(name.clone(), found);
-            }
-        }
-        Ok(out)
+        sort(maps, &mut out.config_maps, &mut out.unknown.config_maps);
+        sort(secrets, &mut out.secrets, &mut out.unknown.secrets);
+        out
     }
 
     /// Every ConfigMap and Secret that the pod may need at some time, with its namespace.
@@ -573,7 +577,10 @@ impl Worker {
         }
         let (maps, secrets) = env::references(container);
         let (maps, secrets) = (maps.into_iter().collect(), secrets.into_iter().collect());
-        let sources = self.sources(&maps, &secrets).await.map_err(|(_, e)| e.to_string())?;
+        let sources = self.sources(&maps, &secrets).await;
+        if let Some(error) = sources.unknown.first() {
+            return Err(error.to_string());
+        }
         let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let home = names::namespace(pod);
         let lister = self.context.services.lister();
@@ -681,12 +688,27 @@ pub(crate) async fn run_hook(
 fn volume_references(pod: &Pod) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut maps, mut secrets) = (BTreeSet::new(), BTreeSet::new());
     for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
-        maps.extend(volume.config_map.iter().map(|s| s.name.clone()));
-        secrets.extend(volume.secret.iter().filter_map(|s| s.secret_name.clone()));
-        let parts: Vec<&VolumeProjection> =
-            volume.projected.iter().flat_map(|p| p.sources.iter().flatten()).collect();
-        maps.extend(parts.iter().filter_map(|p| p.config_map.as_ref()).map(|s| s.name.clone()));
-        secrets.extend(parts.iter().filter_map(|p| p.secret.as_ref()).map(|s| s.name.clone()));
+        let of_volume = references(volume);
+        maps.extend(of_volume.0.into_iter().cloned());
+        secrets.extend(of_volume.1.into_iter().cloned());
     }
     (maps, secrets)
+}
+
+type Answers<'a, T> = Vec<(&'a String, Result<Option<Arc<T>>, ObjectError>)>;
+
+/// Objects that are there, apart from errors.
+fn sort<T>(
+    answers: Answers<'_, T>,
+    there: &mut BTreeMap<String, Arc<T>>,
+    unknown: &mut BTreeMap<String, ObjectError>,
+) {
+    for (name, answer) in answers {
+        match answer {
+            Ok(found) => there.extend(found.map(|found| (name.clone(), found))),
+            Err(error) => {
+                unknown.insert(name.clone(), error);
+            }
+        }
+    }
 }

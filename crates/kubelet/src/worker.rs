@@ -284,7 +284,7 @@ impl Worker {
 
     /// The steady state: volumes follow their sources.
     async fn rest(&mut self, deadline: Option<Duration>) -> Next {
-        if self.prepare_volumes().await.is_err() {
+        if !self.refresh_volumes().await {
             return Next::Wait(self.retry.step());
         }
         self.retry.reset();

@@ -50,7 +50,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn mount(text: impl Into<String>) -> Self {
+    pub fn mount(text: impl Into<String>) -> Self {
         Self { reason: "FailedMount", text: text.into() }
     }
 

@@ -67,6 +67,11 @@ pub fn write(dir: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bo
     Ok(true)
 }
 
+/// Whether files were written into `dir` at some time.
+pub fn is_filled(dir: &Path) -> bool {
+    dir.join(DATA).exists()
+}
+
 fn new_directory(dir: &Path) -> io::Result<String> {
     let now = base::clock::now();
     let stamp = now.strftime("%Y_%m_%d_%H_%M_%S").to_string();

@@ -28,7 +28,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, HostPathVolumeSource, Pod, Volume};
 
-use crate::env::Surroundings;
+use crate::env::{Sources, Surroundings};
+use crate::objects::ObjectError;
 use crate::resources;
 use payload::{PayloadError, Tokens};
 
@@ -53,6 +54,8 @@ impl Ready {
 pub enum VolumeError {
     #[error(transparent)]
     Payload(#[from] PayloadError),
+    #[error(transparent)]
+    Object(#[from] ObjectError),
     #[error("hostPath type check failed: {0}")]
     HostPath(String),
     #[error("{0}")]
@@ -100,8 +103,28 @@ impl PodDir {
     }
 }
 
-/// What a volume's claim resolved to, by volume name (found by the caller through the API).
-pub type Claims = BTreeMap<String, Result<Ready, String>>;
+/// What a volume's claim resolved to, by volume name (found by the caller through the API); `None`
+/// where it could not be had, which the caller told.
+pub type Claims = BTreeMap<String, Option<Ready>>;
+
+/// For whom volumes are set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// A sandbox will be made: everything must be there, as the API has it.
+    Sandbox,
+    /// Containers start in a sandbox that is there: files that cannot be brought up to date stay.
+    Containers,
+    /// The pod runs: files follow their sources, and nothing else is touched.
+    Running,
+}
+
+/// What was done. A volume whose older files are good enough is in both.
+#[derive(Debug, Default)]
+pub struct Done {
+    pub ready: BTreeMap<String, Ready>,
+    /// By volume name.
+    pub failures: Vec<(String, VolumeError)>,
+}
 
 /// Everything that setting up needs and that had to be asked for.
 pub struct Gathered<'a> {
@@ -113,19 +136,34 @@ pub struct Gathered<'a> {
     pub tmpfs: bool,
 }
 
-/// Sets every volume of the pod up (again); `Err` names the volume that failed first.
-pub fn set_up(
-    dir: &PodDir,
-    pod: &Pod,
-    gathered: &Gathered<'_>,
-) -> Result<BTreeMap<String, Ready>, (String, VolumeError)> {
-    let mut out = BTreeMap::new();
-    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-    for volume in volumes {
-        let ready = one(dir, pod, volume, gathered).map_err(|e| (volume.name.clone(), e))?;
-        out.insert(volume.name.clone(), ready);
+/// Sets the volumes of the pod up (again), each by itself: what one lacks holds no other back.
+pub fn set_up(dir: &PodDir, pod: &Pod, gathered: &Gathered<'_>, occasion: Occasion) -> Done {
+    let mut done = Done::default();
+    for volume in pod.spec.iter().flat_map(|s| s.volumes.iter().flatten()) {
+        let plugin = filled_by(volume);
+        let set_up = match (plugin, gathered.claims.get(&volume.name)) {
+            (Some(plugin), _) => files(&dir.volume(plugin, &volume.name), pod, volume, gathered),
+            (None, Some(None)) => continue,
+            (None, Some(Some(claimed))) => Ok(claimed.clone()),
+            (None, None) if occasion == Occasion::Running => continue,
+            (None, None) => one(dir, pod, volume, gathered),
+        };
+        match (set_up, plugin) {
+            (Ok(ready), _) => {
+                done.ready.insert(volume.name.clone(), ready);
+            }
+            (Err(error), plugin) => {
+                let path = plugin.map(|plugin| dir.volume(plugin, &volume.name));
+                if let Some(path) = path.filter(|path| atomic::is_filled(path))
+                    && occasion != Occasion::Sandbox
+                {
+                    done.ready.insert(volume.name.clone(), Ready::directory(path, true));
+                }
+                done.failures.push((volume.name.clone(), error));
+            }
+        }
     }
-    Ok(out)
+    done
 }
 
 fn one(
@@ -141,73 +179,89 @@ fn one(
     if let Some(source) = &volume.host_path {
         return host_path(source);
     }
-    if let Some(claim) = gathered.claims.get(name) {
-        return match claim {
-            Ok(ready) => Ok(ready.clone()),
-            Err(error) => Err(VolumeError::Unsupported(error.clone())),
-        };
-    }
     if volume.image.is_some() {
         // The runtime mounts it into each container; the path is for those who look here.
         let path = dir.volume("image", name);
         fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
         return Ok(Ready::directory(path, true));
     }
-    let Some((plugin, files)) = contents(pod, volume, gathered)? else {
-        return Err(VolumeError::Unsupported("no volume plugin matched".into()));
-    };
-    let path = dir.volume(plugin, name);
-    fs::create_dir_all(&path).map_err(io_error("mkdir"))?;
-    let in_memory = matches!(plugin, "secret" | "projected" | "downward-api");
-    if in_memory && gathered.tmpfs {
-        mounts::tmpfs(&path, None, 0o777, None).map_err(io_error("mount tmpfs"))?;
+    Err(VolumeError::Unsupported("no volume plugin matched".into()))
+}
+
+/// The plugin of a volume that the API's objects fill.
+fn filled_by(volume: &Volume) -> Option<&'static str> {
+    let plugins = [
+        (volume.config_map.is_some(), "configmap"),
+        (volume.secret.is_some(), "secret"),
+        (volume.downward_api.is_some(), "downward-api"),
+        (volume.projected.is_some(), "projected"),
+    ];
+    plugins.into_iter().find(|(is_it, _)| *is_it).map(|(_, plugin)| plugin)
+}
+
+/// Writes what the API's objects say into a volume's directory.
+fn files(
+    path: &Path,
+    pod: &Pod,
+    volume: &Volume,
+    gathered: &Gathered<'_>,
+) -> Result<Ready, VolumeError> {
+    check_known(volume, gathered.around.sources)?;
+    let files = contents(pod, volume, gathered)?;
+    fs::create_dir_all(path).map_err(io_error("mkdir"))?;
+    if volume.config_map.is_none() && gathered.tmpfs {
+        mounts::tmpfs(path, None, 0o777, None).map_err(io_error("mount tmpfs"))?;
     }
     let group = fs_group(pod);
     if let Some(group) = group {
-        chown(&path, None, Some(group)).map_err(io_error("chown"))?;
+        chown(path, None, Some(group)).map_err(io_error("chown"))?;
     }
     let bits = if group.is_some() { 0o2777 } else { 0o777 };
-    fs::set_permissions(&path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
-    atomic::write(&path, &files, group).map_err(io_error("write"))?;
-    Ok(Ready::directory(path, true))
+    fs::set_permissions(path, fs::Permissions::from_mode(bits)).map_err(io_error("chmod"))?;
+    atomic::write(path, &files, group).map_err(io_error("write"))?;
+    Ok(Ready::directory(path.to_path_buf(), true))
 }
 
-/// (plugin, files) of a volume that the API's objects fill.
+/// An object that nobody could look up is not one that is absent.
+fn check_known(volume: &Volume, sources: &Sources) -> Result<(), ObjectError> {
+    let (maps, secrets) = payload::references(volume);
+    let unknown = &sources.unknown;
+    let map = maps.iter().find_map(|name| unknown.config_maps.get(*name));
+    let found = map.or_else(|| secrets.iter().find_map(|name| unknown.secrets.get(*name)));
+    found.map_or(Ok(()), |error| Err(error.clone()))
+}
+
 fn contents(
     pod: &Pod,
     volume: &Volume,
     gathered: &Gathered<'_>,
-) -> Result<Option<(&'static str, atomic::Payload)>, PayloadError> {
+) -> Result<atomic::Payload, PayloadError> {
     let around = &gathered.around;
     let default = |mode: Option<i32>| mode.map_or(payload::DEFAULT_MODE, |m| m as u32 & 0o777);
     if let Some(source) = &volume.config_map {
         let map = around.sources.config_maps.get(&source.name).map(AsRef::as_ref);
         let optional = source.optional == Some(true);
         let mode = default(source.default_mode);
-        let files = payload::config_map(&source.name, map, source.items.as_ref(), optional, mode)?;
-        return Ok(Some(("configmap", files)));
+        return payload::config_map(&source.name, map, source.items.as_ref(), optional, mode);
     }
     if let Some(source) = &volume.secret {
         let name = source.secret_name.clone().unwrap_or_default();
         let object = around.sources.secrets.get(&name).map(AsRef::as_ref);
         let optional = source.optional == Some(true);
         let mode = default(source.default_mode);
-        let files = payload::secret(&name, object, source.items.as_ref(), optional, mode)?;
-        return Ok(Some(("secret", files)));
+        return payload::secret(&name, object, source.items.as_ref(), optional, mode);
     }
     if let Some(source) = &volume.downward_api {
         let items = source.items.as_deref().unwrap_or_default();
-        let files = payload::downward_api(pod, items, around, default(source.default_mode))?;
-        return Ok(Some(("downward-api", files)));
+        return payload::downward_api(pod, items, around, default(source.default_mode));
     }
     if let Some(source) = &volume.projected {
         let none = Tokens::new();
         let tokens = gathered.tokens.get(&volume.name).unwrap_or(&none);
         let has_group = fs_group(pod).is_some();
-        let files = payload::projected(pod, source, around, tokens, one_user(pod), has_group)?;
-        return Ok(Some(("projected", files)));
+        return payload::projected(pod, source, around, tokens, one_user(pod), has_group);
     }
-    Ok(None)
+    Ok(atomic::Payload::new())
 }
 
 fn fs_group(pod: &Pod) -> Option<u32> {
@@ -314,7 +368,6 @@ pub fn tear_down(dir: &PodDir) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::downward::Addresses;
-    use crate::env::Sources;
     use crate::resources::ResourceList;
     use serde_json::json;
     use std::os::unix::fs::MetadataExt;
@@ -348,14 +401,117 @@ mod tests {
             tmpfs: false,
         };
         for _ in 0..2 {
-            let ready = set_up(&dir, &pod, &gathered).map_err(|(name, e)| format!("{name}: {e}"));
-            let ready = ready.expect("all volumes");
+            let Done { ready, failures } = set_up(&dir, &pod, &gathered, Occasion::Sandbox);
+            assert!(failures.is_empty(), "{failures:?}");
             assert_eq!(fs::read_to_string(ready["cfg"].path.join("k")).expect("a key"), "v");
             assert!(ready["tmp"].path.is_dir() && ready["host"].path.is_dir());
         }
         tear_down(&dir).expect("removed");
         assert!(!dir.0.exists());
         assert!(root.path().join("h").exists(), "the host's path stays");
+    }
+
+    /// A pod whose first volumes can be made to fail, and a Secret behind them.
+    struct Bench {
+        root: tempfile::TempDir,
+        dir: PodDir,
+        pod: Pod,
+        sources: Sources,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let root = tempfile::tempdir().expect("a directory");
+            let dir = PodDir::new(root.path(), "u1");
+            dir.create().expect("directories");
+            let pod = json!({"spec": {"containers": [], "volumes": [
+                {"name": "host", "hostPath": {"path": root.path().join("h")}},
+                {"name": "claim", "persistentVolumeClaim": {"claimName": "x"}},
+                {"name": "maybe", "configMap": {"name": "m", "optional": true}},
+                {"name": "cfg", "configMap": {"name": "m"}},
+                {"name": "key", "secret": {"secretName": "s"}}]}});
+            let pod = serde_json::from_value(pod).expect("a pod");
+            Self { root, dir, pod, sources: Sources::default() }
+        }
+
+        fn map(&mut self, text: Option<&str>) {
+            let map = |text| serde_json::from_value(json!({"data": {"k": text}})).expect("a map");
+            let all = text.map(|text| ("m".to_string(), Arc::new(map(text))));
+            self.sources.config_maps = all.into_iter().collect();
+        }
+
+        fn secret(&mut self, text: &str) {
+            let mut secret = k8s_openapi::api::core::v1::Secret::default();
+            let bytes = k8s_openapi::ByteString(text.into());
+            secret.data = Some([("k".to_string(), bytes)].into());
+            self.sources.secrets = [("s".to_string(), Arc::new(secret))].into();
+        }
+
+        /// What is ready, and what failed.
+        fn set_up(&self, occasion: Occasion, claim: bool) -> (String, Vec<String>) {
+            let (addresses, allocatable) = (Addresses::default(), ResourceList::new());
+            let claim = claim.then(|| Ready::directory(self.root.path().join("c"), false));
+            let gathered = Gathered {
+                around: Surroundings {
+                    addresses: &addresses,
+                    allocatable: &allocatable,
+                    sources: &self.sources,
+                },
+                tokens: &BTreeMap::new(),
+                claims: &[("claim".to_string(), claim)].into(),
+                tmpfs: false,
+            };
+            let done = set_up(&self.dir, &self.pod, &gathered, occasion);
+            let ready: Vec<String> = done.ready.into_keys().collect();
+            let told = |(name, error): (String, VolumeError)| format!("{name}: {error}");
+            (ready.join(" "), done.failures.into_iter().map(told).collect())
+        }
+
+        fn file(&self, plugin: &str, volume: &str) -> String {
+            let path = self.dir.volume(plugin, volume).join("k");
+            fs::read_to_string(path).unwrap_or_default()
+        }
+    }
+
+    #[test]
+    fn what_one_volume_lacks_holds_no_other_back() {
+        let mut bench = Bench::new();
+        bench.map(Some("one"));
+        bench.secret("one");
+        let all = "cfg claim host key maybe";
+        assert_eq!(bench.set_up(Occasion::Sandbox, true), (all.into(), vec![]));
+
+        // The pod runs, and its ConfigMap, its claim and its directory go.
+        bench.map(None);
+        bench.secret("two");
+        fs::remove_dir(bench.root.path().join("h")).expect("removed");
+        let lost = || vec!["cfg: configmap "m" not found".to_string()];
+        assert_eq!(bench.set_up(Occasion::Running, false), ("cfg key maybe".into(), lost()));
+        assert_eq!(bench.file("secret", "key"), "two");
+        assert_eq!(bench.file("configmap", "cfg"), "one");
+        assert_eq!(bench.file("configmap", "maybe"), "");
+        assert!(!bench.root.path().join("h").exists(), "nobody asked for it");
+
+        // A container that starts again has the older files; a new sandbox has not.
+        assert_eq!(bench.set_up(Occasion::Containers, true), (all.into(), lost()));
+        let without = "claim host key maybe";
+        assert_eq!(bench.set_up(Occasion::Sandbox, true), (without.into(), lost()));
+    }
+
+    #[test]
+    fn what_nobody_could_look_up_is_not_absent() {
+        let mut bench = Bench::new();
+        bench.map(Some("one"));
+        bench.secret("one");
+        bench.set_up(Occasion::Sandbox, true);
+        bench.map(None);
+        let error = ObjectError::NotYet { kind: "configmap" };
+        bench.sources.unknown.config_maps = [("m".to_string(), error)].into();
+        let (ready, failures) = bench.set_up(Occasion::Running, true);
+        assert_eq!(ready, "cfg claim key maybe");
+        let why = "failed to sync configmap cache: timed out waiting for the condition";
+        assert_eq!(failures, [format!("maybe: {why}"), format!("cfg: {why}")]);
+        assert_eq!(bench.file("configmap", "maybe"), "one");
     }
 
     fn mode(path: &Path) -> u32 {

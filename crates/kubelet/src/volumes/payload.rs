@@ -3,10 +3,10 @@
 //! In: the volume, the pod, the objects it refers to. Out: files. Pure.
 //! Upstream: MakePayload in `pkg/volume/{configmap,secret,projected}`, `downwardapi`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{
-    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret,
+    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Secret, Volume,
     VolumeProjection,
 };
 
@@ -129,6 +129,16 @@ pub fn downward_api(
         out.insert(item.path.clone(), file(text, mode(item.mode, default_mode)));
     }
     Ok(out)
+}
+
+/// Names of the ConfigMaps and Secrets that a volume's files come from.
+pub fn references(volume: &Volume) -> (BTreeSet<&String>, BTreeSet<&String>) {
+    let parts = || volume.projected.iter().flat_map(|p| p.sources.iter().flatten());
+    let maps = volume.config_map.iter().map(|source| &source.name);
+    let maps = maps.chain(parts().filter_map(|p| p.config_map.as_ref()).map(|s| &s.name));
+    let secrets = volume.secret.iter().filter_map(|source| source.secret_name.as_ref());
+    let secrets = secrets.chain(parts().filter_map(|p| p.secret.as_ref()).map(|s| &s.name));
+    (maps.collect(), secrets.collect())
 }
 
 /// Tokens by the path of their file, fetched before by the caller.

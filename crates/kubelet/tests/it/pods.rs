@@ -318,6 +318,44 @@ async fn volumes_and_env_wait_for_their_objects_and_follow_them() {
 }
 
 #[tokio::test]
+async fn a_volume_that_cannot_follow_holds_no_other_back() {
+    let mut bench = Bench::new();
+    let mut spec = one("Always");
+    spec["volumes"] = json!([{"name": "cfg", "configMap": {"name": "m"}},
+        {"name": "key", "secret": {"secretName": "s"}}]);
+    let path = |kind: &str, name: &str| format!("/api/v1/namespaces/ns/{kind}/{name}");
+    let object = |name: &str, data: Value| json!({"metadata": {"name": name, "namespace": "ns"}, "data": data});
+    bench.api.put(&path("configmaps", "m"), object("m", json!({"k": "v"})));
+    bench.api.put(&path("secrets", "s"), object("s", json!({"k": "b25l"})));
+    let pod = bench.api.put_pod("a", spec);
+    bench.until_ready("a").await;
+    let uid = pod["metadata"]["uid"].as_str().expect("a uid");
+    let volumes = bench.dir.path().join(format!("kubelet/pods/{uid}/volumes"));
+    let key = volumes.join("kubernetes.io~secret/key/k");
+    let has = |text: &str| std::fs::read_to_string(&key).is_ok_and(|known| known == text);
+    assert!(has("one"));
+
+    bench.api.remove(&path("configmaps", "m"));
+    bench.api.put(&path("secrets", "s"), object("s", json!({"k": "dHdv"})));
+    bench.api.until("the volume behind it follows", |_| has("two")).await;
+    let text = "MountVolume.SetUp failed for volume \"cfg\" : configmap \"m\" not found";
+    let event = ("FailedMount".to_string(), text.to_string());
+    bench.api.until("a complaint", |api| api.events().contains(&event)).await;
+
+    // It starts again with the files that are there.
+    bench.runtime.exit(&container_id(&bench.api.pod("a")), 1);
+    bench
+        .api
+        .until("restarted", |api| {
+            let status = api.pod("a")["status"]["containerStatuses"][0].clone();
+            status["restartCount"] == 1 && status["ready"] == true
+        })
+        .await;
+    assert!(volumes.join("kubernetes.io~configmap/cfg/k").exists());
+    bench.stop().await;
+}
+
+#[tokio::test]
 async fn failing_probes() {
     let mut bench = Bench::new();
     let probe = |threshold: i32| json!({"exec": {"command": ["check"]}, "periodSeconds": 1, "failureThreshold": threshold});
