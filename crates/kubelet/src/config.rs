@@ -79,6 +79,8 @@ pub struct Config {
     /// Deviation: 5 % where upstream says 10 %; developers' disks are often that full.
     pub eviction_disk: f64,
     pub eviction_inodes: f64,
+    /// How often the kubelet looks whether somebody must go.
+    pub eviction_interval: Duration,
     /// Percent of the disk in use from which unused images go, and down to which.
     pub image_gc_high: u64,
     pub image_gc_low: u64,
@@ -131,6 +133,7 @@ impl Config {
             eviction_memory: 100 << 20,
             eviction_disk: 0.05,
             eviction_inodes: 0.05,
+            eviction_interval: Duration::from_secs(10),
             image_gc_high: 85,
             image_gc_low: 80,
             image_min_age: Duration::from_secs(120),

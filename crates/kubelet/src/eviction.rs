@@ -2,8 +2,9 @@
 //!
 //! In: the machine's free memory and disk, what pods use and asked for. Out: one eviction per look.
 //! Order: pods above their request first, then by priority, then by how far above.
-//! Invariants: static and node-critical pods stay; one pod at a time, then look again; a disk must
-//! stay full for a while, as images that nobody uses go first.
+//! Invariants: static and node-critical pods stay; one pod at a time, and the next look comes when it
+//! has stopped (or does not stop); nobody is told twice; a disk must stay full for a while, as images
+//! that nobody uses go first.
 //! Upstream: `pkg/kubelet/eviction`. Deviation: a shortage of inodes takes nobody's pod.
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,7 +22,8 @@ use crate::pods::PodSet;
 use crate::resources::{pod_requests, request, units};
 use crate::worker::View;
 
-const INTERVAL: Duration = Duration::from_secs(10);
+/// How long a look waits for who was told to go. Upstream: podCleanupTimeout.
+const CLEANUP: Duration = Duration::from_secs(30);
 /// So many looks must find the disk full.
 const PATIENCE: u32 = 3;
 const CRITICAL: i32 = 2_000_000_000;
@@ -44,12 +46,12 @@ struct Used {
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     let mut full = 0;
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(context.config.eviction_interval).await;
         let disk = disk_shortage(&context);
         full = if disk.is_some() { full + 1 } else { 0 };
         let disk = disk.filter(|_| full >= PATIENCE);
         let Some(shortage) = memory_shortage(&context).or(disk) else { continue };
-        let views = pods.views();
+        let views = candidates(&pods);
         let usage = match shortage.resource {
             "memory" => memory_of(&context, &views).await,
             _ => storage_of(&context, &views).await,
@@ -58,9 +60,24 @@ pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
         full = 0;
         let none = Used::default();
         let message = message(&shortage, &pod, usage.get(names::uid(&pod)).unwrap_or(&none));
-        context.tell(&pod, EventType::Warning, "Evicted", message.clone());
-        pods.evict_for_node(names::uid(&pod), &message);
+        if !pods.evict_for_node(names::uid(&pod), &message) {
+            continue;
+        }
+        context.tell(&pod, EventType::Warning, "Evicted", message);
+        let stopped = pods.until_stopped(names::uid(&pod));
+        if tokio::time::timeout(CLEANUP, stopped).await.is_err() {
+            tracing::warn!(pod = names::full(&pod), "an evicted pod does not stop");
+        }
     }
+}
+
+/// Pods that use something and were not told to go yet: what these use will be free soon.
+fn candidates(pods: &PodSet) -> Vec<View> {
+    let mut views = pods.views();
+    views.retain(|view| {
+        !view.stopped && view.pod.as_ref().is_some_and(|pod| !pods.is_failed(names::uid(pod)))
+    });
+    views
 }
 
 fn memory_shortage(context: &Context) -> Option<Shortage> {
@@ -118,7 +135,7 @@ fn asked(container: &Container, resource: &str) -> i64 {
 type Usage = HashMap<String, Used>;
 
 fn living(views: &[View]) -> impl Iterator<Item = (&View, &Arc<Pod>)> {
-    views.iter().filter(|view| !view.stopped).filter_map(|view| Some((view, view.pod.as_ref()?)))
+    views.iter().filter_map(|view| Some((view, view.pod.as_ref()?)))
 }
 
 async fn memory_of(context: &Context, views: &[View]) -> Usage {

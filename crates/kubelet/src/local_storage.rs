@@ -4,13 +4,12 @@
 //! evictions. Pods without such limits are not measured: walking directories is dear.
 //! Invariant: what counts is what lies on the disk: writable layers, logs, volumes that are not
 //! memory.
-//! Upstream: `pkg/kubelet/eviction` localStorageEviction, every ten seconds.
+//! Upstream: `pkg/kubelet/eviction` localStorageEviction, as often as config says.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use client::EventType;
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod};
@@ -24,19 +23,19 @@ use crate::resources::{limit, pod_limits, units};
 use crate::volumes::PodDir;
 use crate::worker::View;
 
-const INTERVAL: Duration = Duration::from_secs(10);
 const RESOURCE: &str = "ephemeral-storage";
 
 /// Measures for ever.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>) {
     loop {
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(context.config.eviction_interval).await;
         for view in pods.views().into_iter().filter(|view| !view.stopped) {
             let Some(pod) = view.pod.clone().filter(|pod| is_limited(pod)) else { continue };
             let usage = measure(&context, &view, pod.clone()).await;
-            if let Some(message) = verdict(&pod, &usage) {
-                context.tell(&pod, EventType::Warning, "Evicted", message.clone());
-                pods.evict(names::uid(&pod), "Evicted", &message);
+            if let Some(message) = verdict(&pod, &usage)
+                && pods.evict(names::uid(&pod), "Evicted", &message)
+            {
+                context.tell(&pod, EventType::Warning, "Evicted", message);
             }
         }
     }

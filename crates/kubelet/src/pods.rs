@@ -40,6 +40,10 @@ const LEFTOVERS: Duration = Duration::from_secs(300);
 const LEFTOVERS_RETRY: Duration = Duration::from_secs(1);
 const LEFTOVERS_RETRY_CEILING: Duration = Duration::from_secs(60);
 
+/// What an evicted pod has to end: the node cannot wait for its own grace period.
+/// Upstream: immediateEvictionGracePeriodSeconds.
+const EVICTION_GRACE: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 struct Pending {
     keys: BTreeSet<ObjectKey>,
@@ -507,22 +511,25 @@ impl PodSet {
         self.statics.lock().expect("no panic while held").clone()
     }
 
-    /// Fails a pod for what it did itself.
-    pub fn evict(&self, uid: &str, reason: &str, message: &str) {
-        self.fail(uid, (reason.to_string(), message.to_string()), false);
+    /// Fails a pod for what it did itself; false when it was told to fail before.
+    pub fn evict(&self, uid: &str, reason: &str, message: &str) -> bool {
+        self.fail(uid, (reason.to_string(), message.to_string()), false, EVICTION_GRACE)
     }
 
-    /// Fails a pod to free what it uses; its owner may count that as a disruption.
-    pub fn evict_for_node(&self, uid: &str, message: &str) {
-        self.fail(uid, ("Evicted".to_string(), message.to_string()), true);
+    /// Fails a pod to free what it uses; its owner may count that as a disruption. False when it was
+    /// told to fail before.
+    pub fn evict_for_node(&self, uid: &str, message: &str) -> bool {
+        self.fail(uid, ("Evicted".to_string(), message.to_string()), true, EVICTION_GRACE)
     }
 
     /// Fails a pod because the machine goes down; it has `longest` to end.
     pub fn end_with_node(&self, uid: &str, longest: Duration) {
-        if let Some(handle) = self.workers().get(uid) {
-            handle.input.send_modify(|input| input.longest_grace = Some(longest));
-        }
-        self.fail(uid, (shutdown::REASON.into(), shutdown::MESSAGE.into()), true);
+        self.fail(uid, (shutdown::REASON.into(), shutdown::MESSAGE.into()), true, longest);
+    }
+
+    /// Whether a pod was told to fail.
+    pub fn is_failed(&self, uid: &str) -> bool {
+        self.workers().get(uid).is_some_and(|handle| handle.input.borrow().evict.is_some())
     }
 
     /// Resolves when nothing of the pod runs any more.
@@ -536,12 +543,17 @@ impl PodSet {
         }
     }
 
-    fn fail(&self, uid: &str, why: (String, String), disrupts: bool) {
-        if let Some(handle) = self.workers().get(uid) {
-            handle.input.send_modify(|input| {
-                input.evict = Some(why);
-                input.disrupts = disrupts;
-            });
-        }
+    fn fail(&self, uid: &str, why: (String, String), disrupts: bool, longest: Duration) -> bool {
+        let workers = self.workers();
+        let Some(handle) = workers.get(uid) else { return false };
+        let mut is_first = false;
+        handle.input.send_modify(|input| {
+            is_first = input.evict.is_none();
+            input.evict = Some(why);
+            input.disrupts = disrupts;
+            let known = input.longest_grace;
+            input.longest_grace = Some(known.map_or(longest, |known| known.min(longest)));
+        });
+        is_first
     }
 }

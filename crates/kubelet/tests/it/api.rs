@@ -161,6 +161,13 @@ impl Api {
         all.map(|(_, event)| (text(&event["reason"]), text(&event["message"]))).collect()
     }
 
+    /// All objects whose path has that part.
+    pub fn objects(&self, part: &str) -> Vec<Value> {
+        let state = self.state();
+        let all = state.objects.iter().filter(|(path, _)| path.contains(part));
+        all.map(|(_, object)| object.clone()).collect()
+    }
+
     /// Creates or replaces; returns what is stored.
     pub fn put(&self, path: &str, mut object: Value) -> Value {
         let mut state = self.state();

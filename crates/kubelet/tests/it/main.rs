@@ -3,5 +3,6 @@
 mod api;
 mod csi;
 mod driver;
+mod eviction;
 mod pods;
 mod shutdown;

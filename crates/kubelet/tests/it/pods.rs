@@ -17,6 +17,8 @@ pub struct Bench {
     pub runtime: Fake,
     pub dir: TempDir,
     kubelet: Option<Tasks>,
+    /// What the next start's settings have of their own.
+    pub change: fn(&mut Config),
 }
 
 impl Bench {
@@ -26,7 +28,7 @@ impl Bench {
             "spec": {"clusterIP": "10.43.0.1", "ports": [{"name": "https", "port": 443}]}});
         api.put("/api/v1/namespaces/default/services/kubernetes", service);
         let dir = tempfile::tempdir().expect("a directory");
-        let mut bench = Self { api, runtime: Fake::new(), dir, kubelet: None };
+        let mut bench = Self { api, runtime: Fake::new(), dir, kubelet: None, change: |_| {} };
         bench.start();
         bench
     }
@@ -42,6 +44,7 @@ impl Bench {
         config.system_bus = self.dir.path().join("bus");
         config.pod_manifest_path = Some(self.dir.path().join("manifests"));
         std::fs::create_dir_all(self.dir.path().join("manifests")).expect("a directory");
+        (self.change)(&mut config);
         let tasks = Tasks::new("bench");
         let stop = tasks.stop_signal();
         let (client, runtime) = (self.api.client(), Arc::new(self.runtime.clone()));
@@ -57,11 +60,11 @@ impl Bench {
         }
     }
 
-    fn count(&self, call: &str) -> usize {
+    pub fn count(&self, call: &str) -> usize {
         self.runtime.calls().iter().filter(|c| c.starts_with(call)).count()
     }
 
-    async fn until_phase(&self, name: &str, phase: &str) {
+    pub async fn until_phase(&self, name: &str, phase: &str) {
         self.api
             .until(&format!("{name} {phase}"), |api| api.pod(name)["status"]["phase"] == phase)
             .await;
