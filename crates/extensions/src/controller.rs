@@ -9,6 +9,7 @@
 //!  deleted ─► Terminating: rows read-only, instances deleted ─► rows gone ─► finalizer gone
 //! ```
 //!
+//! What could not be written is tried again after a while: no event tells of it.
 //! Invariant: rows are there before `Established` says so, and gone before the CRD is: whoever looks
 //! at discovery on a CRD's event finds it right.
 
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use apiserver::StatusError;
+use apiserver::cacher::{CacheEvent, Cursor};
 use apiserver::registry::{DeleteOptions, Intent, ListOptions, Registry, Stored};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::Resource;
@@ -28,6 +30,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionStatus,
 };
 use machinery::Object;
+use tokio::time::Instant;
 
 use crate::custom::{Kinds, Post};
 use crate::definition::{FINALIZER, conditions};
@@ -38,6 +41,10 @@ type Crd = CustomResourceDefinition;
 
 /// How long a deletion waits for instances with finalizers before it looks again.
 const CLEANUP_WAIT: Duration = Duration::from_secs(60);
+
+/// The first wait before what failed is tried again, and the longest.
+const RETRY: Duration = Duration::from_millis(200);
+const RETRY_CEILING: Duration = Duration::from_secs(30);
 
 /// What the controller remembers of a CRD.
 struct Known {
@@ -66,6 +73,8 @@ struct Controller {
     known: Mutex<BTreeMap<String, Known>>,
     /// CRDs whose instances are being deleted.
     cleaning: Mutex<BTreeSet<String>>,
+    /// CRDs that could not be brought on: no event will tell of them, the loop tries again.
+    failed: Mutex<BTreeSet<String>>,
 }
 
 pub async fn start(
@@ -74,7 +83,7 @@ pub async fn start(
     post: Post,
     tasks: &Tasks,
 ) {
-    let (now, mut cursor) = registry.follow::<Crd>().await;
+    let (now, cursor) = registry.follow::<Crd>().await;
     let controller = Arc::new(Controller {
         registry,
         published,
@@ -82,6 +91,7 @@ pub async fn start(
         tasks: tasks.clone(),
         known: Mutex::default(),
         cleaning: Mutex::default(),
+        failed: Mutex::default(),
     });
     let crds: Vec<(Crd, Bytes)> = now.iter().filter_map(decoded).collect();
     // All rows at once: each change of the table costs its whole length.
@@ -93,29 +103,11 @@ pub async fn start(
         rows.into_iter().for_each(|row| table.insert(Arc::new(row)));
     });
     controller.publish();
-    let this = controller.clone();
     tasks.spawn("custom-resources", async move {
         for (crd, _) in &crds {
-            this.sync_all(&crd.metadata.name.clone().unwrap_or_default()).await;
+            controller.sync_all(&crd.metadata.name.clone().unwrap_or_default()).await;
         }
-        loop {
-            match cursor.next().await {
-                Ok(events) => {
-                    for event in events {
-                        let is_gone = event.entry.is_none();
-                        let Some(stored) = this.registry.stored_of::<Crd>(&event) else { continue };
-                        let Some((crd, bytes)) = decoded(&stored) else { continue };
-                        this.apply(crd, bytes, is_gone).await;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "custom resource definitions are read anew");
-                    let (now, fresh) = this.registry.follow::<Crd>().await;
-                    cursor = fresh;
-                    this.reload(&now).await;
-                }
-            }
-        }
+        controller.run(cursor).await;
     });
 }
 
@@ -141,6 +133,54 @@ fn accepted(crd: &Crd) -> CustomResourceDefinitionNames {
 impl Controller {
     fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Known>> {
         self.known.lock().expect("no panic under the lock")
+    }
+
+    /// Follows the events for ever, and tries again what failed.
+    async fn run(self: Arc<Self>, mut cursor: Cursor) {
+        let mut backoff = Backoff::new(RETRY, RETRY_CEILING).with_jitter(0.2);
+        let mut retry_at = None;
+        loop {
+            let is_settled = self.failed().is_empty();
+            if is_settled {
+                backoff.reset();
+                retry_at = None;
+            } else {
+                retry_at.get_or_insert_with(|| Instant::now() + backoff.step());
+            }
+            let retry =
+                async { tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)).await };
+            tokio::select! {
+                events = cursor.next() => match events {
+                    Ok(events) => self.apply_all(&events).await,
+                    Err(error) => {
+                        tracing::warn!(%error, "custom resource definitions are read anew");
+                        let (now, fresh) = self.registry.follow::<Crd>().await;
+                        cursor = fresh;
+                        self.reload(&now).await;
+                    }
+                },
+                () = retry, if retry_at.is_some() => {
+                    retry_at = None;
+                    let failed = self.failed().clone();
+                    for name in failed {
+                        self.sync_all(&name).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn apply_all(self: &Arc<Self>, events: &[Arc<CacheEvent>]) {
+        for event in events {
+            let is_gone = event.entry.is_none();
+            let Some(stored) = self.registry.stored_of::<Crd>(event) else { continue };
+            let Some((crd, bytes)) = decoded(&stored) else { continue };
+            self.apply(crd, bytes, is_gone).await;
+        }
+    }
+
+    fn failed(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+        self.failed.lock().expect("no panic under the lock")
     }
 
     async fn apply(self: &Arc<Self>, crd: Crd, bytes: Bytes, is_gone: bool) {
@@ -258,9 +298,7 @@ impl Controller {
     async fn sync_all(self: &Arc<Self>, name: &str) {
         let before =
             self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
-        if let Err(error) = self.sync(name).await {
-            tracing::warn!(crd = name, %error, "a custom resource definition is not brought on");
-        }
+        self.try_sync(name).await;
         let after =
             self.known().get(name).map(|known| (known.group.clone(), known.accepted.clone()));
         if let (Some((group, before)), Some((_, after))) = (before, after)
@@ -277,8 +315,18 @@ impl Controller {
             known.iter().filter(of_group).map(|(name, _)| name.clone()).collect()
         };
         for name in others {
-            if let Err(error) = self.sync(&name).await {
-                tracing::warn!(crd = name, %error, "a custom resource definition is not brought on");
+            self.try_sync(&name).await;
+        }
+    }
+
+    async fn try_sync(self: &Arc<Self>, name: &str) {
+        match self.sync(name).await {
+            Ok(()) => {
+                self.failed().remove(name);
+            }
+            Err(error) => {
+                tracing::warn!(crd = name, %error, "a custom resource definition is not brought on yet");
+                self.failed().insert(name.to_owned());
             }
         }
     }

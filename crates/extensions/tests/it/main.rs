@@ -1,13 +1,15 @@
 //! A CRD's life on a registry with a simulated store: named, served, changed, deleted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use apiserver::Registry;
-use apiserver::admission::Chain;
+use apiserver::admission::{Attributes, Chain, Operation, Plugin};
 use apiserver::registry::{DeleteOptions, Intent, ListOptions};
 use apiserver::request::{Key, RequestContext, UserInfo};
 use apiserver::resource::{Resource, ResourceTable};
+use apiserver::{Registry, StatusError};
+use async_trait::async_trait;
 use base::task::Tasks;
 use decapod_extensions::{Extensions, Post, definition};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
@@ -21,11 +23,36 @@ struct Server {
     tasks: Tasks,
 }
 
+/// Refuses the first statuses of definitions, as a webhook that is not up yet.
+struct Refusing(AtomicUsize);
+
+#[async_trait]
+impl Plugin for Refusing {
+    fn name(&self) -> &'static str {
+        "Refusing"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        operation == Operation::Update
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let one_less = |left: usize| left.checked_sub(1);
+        let refuses = attributes.ctx.subresource == "status"
+            && self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
+        if refuses { Err(StatusError::internal("not now")) } else { Ok(()) }
+    }
+}
+
 impl Server {
     async fn start() -> Self {
+        Self::start_with(Chain::default()).await
+    }
+
+    async fn start_with(chain: Chain) -> Self {
         let tasks = Tasks::new("test");
         let table = ResourceTable::new([definition::row(None)]);
-        let registry = Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone());
+        let registry = Registry::new(store::Sim::open(), table, chain, tasks.clone());
         let post: Post = Arc::new(|_, _, _| Box::pin(async { Err("nobody answers".into()) }));
         Extensions::new(post).start(&registry, &tasks).await;
         Self { registry, tasks }
@@ -54,6 +81,14 @@ impl Server {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), look).await.expect("it happens")
+    }
+
+    async fn established(&self) -> Crd {
+        self.until(async |registry| {
+            let crd = registry.find::<Crd>("", NAME).await.ok()??;
+            definition::conditions::is_true(&crd, "Established").then_some(crd)
+        })
+        .await
     }
 
     async fn row(&self, version: &str) -> Arc<Resource> {
@@ -113,13 +148,19 @@ async fn instances_are_defaulted_pruned_and_validated() {
     let made = server.create(&row, json!({ "size": 1, "unknown": true })).await.expect("made");
     assert_eq!(made["spec"], json!({ "name": "x", "size": 1 }));
     assert_eq!(made["metadata"]["generation"], 1);
-    let crd = server.until(async |registry| {
-        let crd = registry.find::<Crd>("", NAME).await.ok()??;
-        definition::conditions::is_true(&crd, "Established").then_some(crd)
-    });
-    let crd = crd.await;
+    let crd = server.established().await;
     let names = crd.status.and_then(|status| status.accepted_names).expect("accepted");
     assert_eq!(names.list_kind.as_deref(), Some("TabList"));
+    server.stop().await;
+}
+
+/// One lost write, and a definition was never established.
+#[tokio::test]
+async fn a_status_that_was_refused_is_written_again() {
+    let refusing = Refusing(AtomicUsize::new(2));
+    let server = Server::start_with(Chain(vec![Box::new(refusing)])).await;
+    server.define(tabs(&[version("v1", true, spec("x"))])).await;
+    server.established().await;
     server.stop().await;
 }
 
