@@ -14,7 +14,7 @@
 //! Invariant: nothing is deleted on the word of a cache: the item and an owner that seems absent
 //! are asked for at the API.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -66,8 +66,9 @@ struct Controller {
     queue: WorkQueue<Item>,
     /// Guards the set of watched resources; written when discovery changes.
     monitors: RwLock<BTreeMap<Gvr, Monitor>>,
-    /// Guards the uids of owners that the API said are gone; a hint, bounded.
-    absent: Mutex<BTreeSet<String>>,
+    /// Guards the owners that the API said are gone, each where it was looked for: a reference may
+    /// have the uid of what lives elsewhere. A hint, bounded.
+    absent: Mutex<HashSet<Item>>,
     rediscover: Notify,
 }
 
@@ -322,12 +323,12 @@ impl Controller {
 
     /// How an owner reference stands.
     async fn standing(&self, owner: &OwnerReference, item: &Item) -> Result<Standing> {
-        if self.absent.lock().expect("no panic while held").contains(&owner.uid) {
-            return Ok(Standing::Dangling);
-        }
         let Some(target) = self.owner_item(owner, &item.key) else {
             return Ok(Standing::Unknown);
         };
+        if self.absent.lock().expect("no panic while held").contains(&target) {
+            return Ok(Standing::Dangling);
+        }
         if item.key.namespace.is_empty() && !target.key.namespace.is_empty() {
             return Ok(Standing::Solid); // a reference that cannot be: never act on it
         }
@@ -346,7 +347,7 @@ impl Controller {
                 if absent.len() >= ABSENT_KNOWN {
                     absent.clear();
                 }
-                absent.insert(owner.uid.clone());
+                absent.insert(target);
                 Standing::Dangling
             }
         })
@@ -461,6 +462,7 @@ fn is_collectable(resource: &Discovered) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     fn header(owners: &[(&str, bool)]) -> Header {
         let owner = |(uid, blocks): &(&str, bool)| OwnerReference {
@@ -478,6 +480,61 @@ mod tests {
             finalizers: vec![],
             deleting: false,
         }
+    }
+
+    /// A reference across namespaces made its owner's uid count as gone everywhere.
+    #[tokio::test]
+    async fn what_is_absent_here_may_live_there() {
+        let gvr = Gvr::new("", "v1", "configmaps");
+        let client = testing::client(|request| match request.path() {
+            "/api/v1/namespaces/a/configmaps/owner" => Some(json!({"metadata": {"uid": "u"}})),
+            "/api/v1/configmaps" => {
+                Some(json!({"metadata": {"resourceVersion": "1"}, "items": []}))
+            }
+            _ => None,
+        });
+        let tasks = base::task::Tasks::new("test");
+        let informers = Informers::new(client.clone(), tasks.clone());
+        let resource = Discovered {
+            gvr: gvr.clone(),
+            kind: "ConfigMap".into(),
+            namespaced: true,
+            verbs: vec![],
+        };
+        let monitor = Monitor { resource, informer: informers.metadata(&gvr) };
+        let controller = Controller {
+            client,
+            informers,
+            queue: WorkQueue::new("test"),
+            monitors: RwLock::new([(gvr.clone(), monitor)].into()),
+            absent: Mutex::default(),
+            rediscover: Notify::new(),
+        };
+        let owner = |name: &str| OwnerReference {
+            api_version: "v1".into(),
+            kind: "ConfigMap".into(),
+            name: name.into(),
+            uid: "u".into(),
+            ..OwnerReference::default()
+        };
+        // In this order: each answer is remembered, and right for its own reference only.
+        for (namespace, name, is_there) in [
+            ("b", "owner", false),
+            ("a", "other", false),
+            ("a", "owner", true),
+            ("b", "owner", false),
+        ] {
+            let key = ObjectKey::new(namespace, "dependent");
+            let item = Item { gvr: gvr.clone(), key, uid: "d".into() };
+            let standing = controller.standing(&owner(name), &item).await.expect("an answer");
+            let right = match standing {
+                Standing::Solid => is_there,
+                Standing::Dangling => !is_there,
+                Standing::Waiting | Standing::Unknown => false,
+            };
+            assert!(right, "{namespace}/{name}");
+        }
+        tasks.shutdown(Duration::from_secs(5)).await;
     }
 
     /// A circle of owners waited for ever: nobody told the one that was not blocked any more.

@@ -44,6 +44,8 @@ mod statefulset;
 mod storage_version_migrator;
 mod table;
 mod taint_eviction;
+#[cfg(test)]
+mod testing;
 mod ttl_after_finished;
 mod volume;
 

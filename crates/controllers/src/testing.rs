@@ -1,0 +1,73 @@
+//! An API server for tests: a function from requests to answers.
+//!
+//! In: what the test says about a request; `None` is 404. Out: a client. Watches tell nothing, ever.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use client::Client;
+use futures::stream;
+use http::{Method, Request, Response, header};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use serde_json::{Value, json};
+
+/// What a test sees of a request.
+pub struct Asked {
+    pub method: Method,
+    pub uri: http::Uri,
+    pub accept: String,
+    pub body: Value,
+}
+
+impl Asked {
+    pub fn path(&self) -> &str {
+        self.uri.path()
+    }
+
+    /// The value of a query parameter.
+    pub fn query(&self, name: &str) -> Option<&str> {
+        let pairs = self.uri.query().unwrap_or_default().split('&');
+        pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|pair| pair.1)
+    }
+}
+
+pub fn client(answer: impl Fn(&Asked) -> Option<Value> + Send + Sync + 'static) -> Client {
+    let answer = Arc::new(answer);
+    let service = tower::service_fn(move |request: Request<_>| {
+        let answer = answer.clone();
+        async move { Ok::<_, Infallible>(respond(request, &*answer).await) }
+    });
+    Client::new(service, "test")
+}
+
+async fn respond<B>(
+    request: Request<B>,
+    answer: &(impl Fn(&Asked) -> Option<Value> + ?Sized),
+) -> Response<UnsyncBoxBody<Bytes, Infallible>>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: std::fmt::Debug,
+{
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.expect("a body").to_bytes();
+    let accept = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let asked = Asked {
+        method: parts.method,
+        uri: parts.uri,
+        accept: accept.unwrap_or_default().to_owned(),
+        body: serde_json::from_slice(&body).unwrap_or_default(),
+    };
+    if asked.query("watch").is_some() {
+        let nothing = stream::pending::<Result<Frame<Bytes>, Infallible>>();
+        return Response::new(StreamBody::new(nothing).boxed_unsync());
+    }
+    let (code, value) = match answer(&asked) {
+        Some(value) => (200, value),
+        None => (404, json!({"kind": "Status", "code": 404, "reason": "NotFound", "message": "none"})),
+    };
+    let body = Full::new(Bytes::from(value.to_string())).boxed_unsync();
+    Response::builder().status(code).body(body).expect("a response")
+}
