@@ -332,6 +332,11 @@ impl<T: Kind> Lister<T> {
         self.decode(entries)
     }
 
+    /// How many objects that index has under `value`, without decoding them.
+    pub fn count_by_index(&self, name: &str, value: &str) -> usize {
+        self.raw.read().by_index(name, value).count()
+    }
+
     pub fn len(&self) -> usize {
         self.raw.read().len()
     }

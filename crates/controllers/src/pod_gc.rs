@@ -2,9 +2,10 @@
 //!
 //! In: pods, nodes. Out: deletions without grace.
 //! Upstream: `pkg/controller/podgc`: pods of nodes that are gone (after 40 s), pods deleted before
-//! they got a node, and finished pods beyond a threshold, oldest first.
+//! they got a node, and finished pods beyond a threshold: evicted ones first, then the oldest.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use client::{
@@ -13,8 +14,8 @@ use client::{
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::Time;
-use machinery::selector::Selector;
 use serde_json::json;
+use tokio::sync::Notify;
 
 use crate::context::{Context, Descriptor};
 use crate::pod;
@@ -29,6 +30,10 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 const WORKERS: usize = 4;
 /// A node that is missing may be registering.
 const QUARANTINE: Duration = Duration::from_secs(40);
+/// Finished pods are counted no more often. Upstream: gcCheckPeriod.
+const TRIM: Duration = Duration::from_secs(20);
+/// The index of finished pods, and its one value.
+const FINISHED: (&str, &str) = ("finished", "true");
 
 struct Controller {
     client: Client,
@@ -36,17 +41,27 @@ struct Controller {
     pods: Lister<Pod>,
     threshold: usize,
     queue: WorkQueue<ObjectKey>,
+    /// A pod has finished since they were counted.
+    finished: Notify,
+    /// Guards the uids of the finished pods that are too many, as the last count found them.
+    surplus: Mutex<HashSet<String>>,
 }
 
 fn start(context: Context) {
     let (nodes, pods) = (context.informers.of::<Node>(), context.informers.of::<Pod>());
     pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
+    pods.index(FINISHED.0, |pod| match pod::is_finished(pod) {
+        true => vec![FINISHED.1.to_owned()],
+        false => vec![],
+    });
     let controller = Arc::new(Controller {
         client: context.client,
         nodes: nodes.lister(),
         pods: pods.lister(),
         threshold: context.options.terminated_pod_gc_threshold,
         queue: WorkQueue::new("orphaned_pods_nodes"),
+        finished: Notify::new(),
+        surplus: Mutex::default(),
     });
     let this = controller.clone();
     nodes.subscribe_raw(move |event| {
@@ -68,28 +83,43 @@ fn start(context: Context) {
         } else if !unplaced && this.nodes.get("", pod::node_name(pod)).is_none() {
             this.queue.add_after(event.key(), QUARANTINE);
         }
-        if pod::is_finished(pod) && this.threshold > 0 && this.pods.len() > this.threshold {
-            this.trim();
+        if pod::is_finished(pod) && this.threshold > 0 {
+            this.finished.notify_one();
         }
     });
     let tasks = context.tasks;
     tasks.clone().spawn("pod-gc", async move {
         nodes.synced().await;
         pods.synced().await;
-        let queue = controller.queue.clone();
+        let (this, queue) = (controller.clone(), controller.queue.clone());
         spawn_workers(&tasks, &queue, WORKERS, move |key: ObjectKey| {
-            let this = controller.clone();
+            let this = this.clone();
             async move { this.reconcile(&key).await }
         });
+        loop {
+            controller.finished.notified().await;
+            tokio::time::sleep(TRIM).await;
+            controller.trim();
+        }
     });
 }
 
 impl Controller {
-    /// Finished pods beyond the threshold, oldest first.
+    /// Finished pods beyond the threshold. All of them are looked at only when there are so many.
     fn trim(&self) {
-        for key in surplus(&self.pods.list(None, &Selector::everything()), self.threshold) {
-            self.queue.add(key);
-        }
+        let (index, value) = FINISHED;
+        let found = match self.pods.count_by_index(index, value) > self.threshold {
+            true => surplus(self.pods.by_index(index, value), self.threshold),
+            false => vec![],
+        };
+        let uids = found.iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
+        *self.surplus.lock().expect("no panic while held") = uids;
+        found.iter().for_each(|pod| self.queue.add(ObjectKey::of(&pod.metadata)));
+    }
+
+    fn is_surplus(&self, pod: &Pod) -> bool {
+        let surplus = self.surplus.lock().expect("no panic while held");
+        pod::is_finished(pod) && pod.metadata.uid.as_ref().is_some_and(|uid| surplus.contains(uid))
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Outcome> {
@@ -102,12 +132,7 @@ impl Controller {
             api.get_opt(node).await?.is_none()
         };
         let unplaced = node.is_empty() && pod::is_deleting(&pod);
-        let trimmed = pod::is_finished(&pod)
-            && self.threshold > 0
-            && self.pods.len() > self.threshold
-            && surplus(&self.pods.list(None, &Selector::everything()), self.threshold)
-                .contains(key);
-        if !(orphaned || unplaced || trimmed) {
+        if !(orphaned || unplaced || self.is_surplus(&pod)) {
             return Ok(Outcome::Done);
         }
         let api: Api<Pod> = self.client.api(Some(&key.namespace));
@@ -133,10 +158,83 @@ impl Controller {
     }
 }
 
-/// Pure.
-fn surplus(pods: &[Arc<Pod>], threshold: usize) -> Vec<ObjectKey> {
-    let mut finished: Vec<_> = pods.iter().filter(|pod| pod::is_finished(pod)).collect();
-    let count = finished.len().saturating_sub(threshold);
-    finished.sort_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0));
-    finished.into_iter().take(count).map(|pod| ObjectKey::of(&pod.metadata)).collect()
+/// What is beyond the threshold: evicted pods first, then the oldest. Pure.
+fn surplus(mut finished: Vec<Arc<Pod>>, threshold: usize) -> Vec<Arc<Pod>> {
+    let was_evicted = |pod: &Pod| {
+        let status = pod.status.as_ref();
+        let reason = status.and_then(|status| status.reason.as_deref());
+        pod::phase(pod) == "Failed" && reason == Some("Evicted")
+    };
+    finished.sort_by_cached_key(|pod| {
+        let meta = &pod.metadata;
+        let created = meta.creation_timestamp.as_ref().map(|time| time.0);
+        (!was_evicted(pod), created, meta.name.clone())
+    });
+    finished.truncate(finished.len().saturating_sub(threshold));
+    finished
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use base::task::Tasks;
+    use client::{EventRecorder, Informers};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::context::Options;
+    use crate::testing;
+
+    fn pod(name: &str, phase: &str, reason: &str, minute: u32) -> Value {
+        json!({"metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1",
+                "creationTimestamp": format!("2026-01-01T00:{minute:02}:00Z")},
+            "spec": {"nodeName": "n", "containers": []},
+            "status": {"phase": phase, "reason": reason}})
+    }
+
+    /// Each pod that finished had all pods of the cluster looked at.
+    #[tokio::test(start_paused = true)]
+    async fn finished_pods_are_counted_now_and_then() {
+        let lists = BTreeMap::from([
+            ("/api/v1/nodes", vec![json!({"metadata": {"name": "n", "resourceVersion": "1"}})]),
+            (
+                "/api/v1/pods",
+                vec![
+                    pod("running", "Running", "", 0),
+                    pod("second", "Succeeded", "", 2),
+                    pod("first", "Failed", "Error", 1),
+                    pod("third", "Succeeded", "", 3),
+                    pod("evicted", "Failed", "Evicted", 9),
+                ],
+            ),
+        ]);
+        let deleted: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = deleted.clone();
+        let client = testing::client(move |request| {
+            if request.method == http::Method::DELETE {
+                log.lock().expect("no panic").push(request.path().to_owned());
+                return Some(json!({"kind": "Status", "status": "Success"}));
+            }
+            let items = lists.get(request.path())?;
+            Some(json!({"metadata": {"resourceVersion": "1"}, "items": items}))
+        });
+        let tasks = Tasks::new("test");
+        let options = Options { terminated_pod_gc_threshold: 2, ..Options::default() };
+        start(Context {
+            informers: Informers::new(client.clone(), tasks.clone()),
+            events: EventRecorder::new(client.clone(), &tasks, "test", None),
+            client,
+            tasks: tasks.clone(),
+            options: Arc::new(options),
+        });
+        tokio::time::sleep(TRIM - Duration::from_secs(1)).await;
+        assert!(deleted.lock().expect("no panic").is_empty(), "not at each event");
+        tokio::time::sleep(TRIM).await;
+        let mut found = deleted.lock().expect("no panic").clone();
+        found.sort();
+        let path = |name: &str| format!("/api/v1/namespaces/ns/pods/{name}");
+        assert_eq!(found, [path("evicted"), path("first")]);
+        tasks.shutdown(Duration::from_secs(5)).await;
+    }
 }
