@@ -13,8 +13,9 @@ use kube::core::Status;
 use serde::de::DeserializeOwned;
 use tower::{BoxError, Service, ServiceExt};
 
+use crate::reflector::PARTIAL_LIST;
 use crate::request_metrics::Counting;
-use crate::resource::Kind;
+use crate::resource::{Kind, percent_encode};
 
 pub type Error = kube::Error;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -104,6 +105,28 @@ impl Client {
 
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         decode(&self.get_raw(path, JSON).await?)
+    }
+
+    /// A page of a collection of which only the metadata of its objects is wanted; `token` is the
+    /// page's before.
+    pub async fn metadata_page<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        limit: usize,
+        token: Option<&str>,
+    ) -> Result<T> {
+        let mut page = format!("{path}?limit={limit}");
+        if let Some(token) = token {
+            page.push_str(&format!("&continue={}", percent_encode(token)));
+        }
+        decode(&self.get_raw(&page, PARTIAL_LIST).await?)
+    }
+
+    /// Deletes what a collection has. The answer repeats all of it: here without contents.
+    pub async fn delete_collection(&self, path: &str, options: impl Into<Bytes>) -> Result<()> {
+        let mut request = request(Method::DELETE, path, PARTIAL_LIST, options.into())?;
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+        self.send(request).await?.into_body().collect_bytes().await.map(drop)
     }
 
     /// A request with a JSON body (or an empty one); `content_type` matters to PATCH.

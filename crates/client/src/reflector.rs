@@ -42,7 +42,7 @@ const CALM: Duration = Duration::from_secs(60);
 const LINE_LIMIT: usize = 64 << 20;
 const PARTIAL: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-const PARTIAL_LIST: &str =
+pub(crate) const PARTIAL_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
 /// What to mirror.

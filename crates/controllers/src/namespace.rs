@@ -83,8 +83,14 @@ struct Sweep {
     grace: Option<i64>,
 }
 
+/// Objects per page of a list.
+const PAGE: usize = 500;
+
+/// A page of a list, metadata only.
 #[derive(Deserialize)]
 struct List {
+    #[serde(default)]
+    metadata: machinery::ListMeta,
     #[serde(default)]
     items: Vec<Item>,
 }
@@ -92,6 +98,32 @@ struct List {
 #[derive(Deserialize)]
 struct Item {
     metadata: machinery::ObjectMeta,
+}
+
+/// What one resource has in a namespace.
+#[derive(Default)]
+struct Contents {
+    count: usize,
+    /// Names of what nobody deleted yet.
+    fresh: Vec<String>,
+    finalizers: BTreeMap<String, usize>,
+    /// The longest grace.
+    grace: Option<i64>,
+}
+
+impl Contents {
+    fn add(&mut self, items: Vec<Item>) {
+        self.count += items.len();
+        for Item { metadata } in items {
+            for finalizer in metadata.finalizers.into_iter().flatten() {
+                *self.finalizers.entry(finalizer).or_default() += 1;
+            }
+            self.grace = self.grace.max(metadata.deletion_grace_period_seconds);
+            if metadata.deletion_timestamp.is_none() {
+                self.fresh.extend(metadata.name);
+            }
+        }
+    }
 }
 
 impl Controller {
@@ -167,54 +199,65 @@ impl Controller {
         resource: &Discovered,
         sweep: &mut Sweep,
     ) -> Result<()> {
-        let path = resource.gvr.collection(Some(namespace));
-        let list = || async { self.client.get::<List>(&path).await };
-        let found = if resource.can("list") { list().await?.items } else { vec![] };
-        if found.is_empty() && resource.can("list") {
-            return Ok(());
+        if !resource.can("list") {
+            return self.delete_all(namespace, resource).await;
         }
-        let fresh = found.iter().any(|item| item.metadata.deletion_timestamp.is_none());
-        if fresh || !resource.can("list") {
-            self.delete_all(namespace, resource, &found).await?;
-        }
-        let left = if resource.can("list") { list().await?.items } else { vec![] };
-        if left.is_empty() {
-            return Ok(());
-        }
-        let name = resource.gvr.to_string();
-        for item in &left {
-            for finalizer in item.metadata.finalizers.iter().flatten() {
-                *sweep.finalizers.entry(finalizer.clone()).or_default() += 1;
+        // Most often nothing is there, or all of it is going already: one look is enough then.
+        let found = self.contents(namespace, resource, true).await?;
+        let left = match found.fresh.is_empty() {
+            true => found,
+            false => {
+                self.delete_all(namespace, resource).await?;
+                self.contents(namespace, resource, false).await?
             }
-            let grace = item.metadata.deletion_grace_period_seconds;
-            sweep.grace = sweep.grace.max(grace);
+        };
+        if left.count == 0 {
+            return Ok(());
         }
-        *sweep.left.entry(name).or_default() += left.len();
+        for (finalizer, count) in left.finalizers {
+            *sweep.finalizers.entry(finalizer).or_default() += count;
+        }
+        sweep.grace = sweep.grace.max(left.grace);
+        *sweep.left.entry(resource.gvr.to_string()).or_default() += left.count;
         Ok(())
     }
 
-    async fn delete_all(
+    /// What is there, page by page; up to the first page with something that nobody deleted yet, if
+    /// that is all that matters.
+    async fn contents(
         &self,
         namespace: &str,
         resource: &Discovered,
-        found: &[Item],
-    ) -> Result<()> {
+        until_fresh: bool,
+    ) -> Result<Contents> {
+        let path = resource.gvr.collection(Some(namespace));
+        let (mut contents, mut token) = (Contents::default(), None);
+        loop {
+            let list: List = self.client.metadata_page(&path, PAGE, token.as_deref()).await?;
+            contents.add(list.items);
+            token = list.metadata.continue_.filter(|token| !token.is_empty());
+            if token.is_none() || (until_fresh && !contents.fresh.is_empty()) {
+                return Ok(contents);
+            }
+        }
+    }
+
+    async fn delete_all(&self, namespace: &str, resource: &Discovered) -> Result<()> {
         let options =
             json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
         let options = options.to_string();
         if resource.can("deletecollection") {
             let path = resource.gvr.collection(Some(namespace));
-            let done =
-                self.client.call(Method::DELETE, &path, "application/json", options.clone()).await;
-            match done {
+            match self.client.delete_collection(&path, options.clone()).await {
                 Err(error) if error.code() == 405 => {}
-                done => return done.map(drop),
+                done => return done,
             }
         }
-        for item in found.iter().filter(|item| item.metadata.deletion_timestamp.is_none()) {
-            let path = resource
-                .gvr
-                .object(Some(namespace), item.metadata.name.as_deref().unwrap_or_default());
+        if !resource.can("list") {
+            return Ok(());
+        }
+        for name in self.contents(namespace, resource, false).await?.fresh {
+            let path = resource.gvr.object(Some(namespace), &name);
             match self.client.call(Method::DELETE, &path, "application/json", options.clone()).await
             {
                 Err(error) if !error.is_not_found() => return Err(error),
@@ -360,4 +403,84 @@ fn conditions(
         });
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use base::task::Tasks;
+    use client::{Gvr, Informers};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::{self, Asked};
+
+    const PATH: &str = "/api/v1/namespaces/ns/secrets";
+
+    /// A collection that marks what is deleted: a finalizer holds all of it.
+    struct Held {
+        items: Vec<Value>,
+        asked: Vec<String>,
+    }
+
+    impl Held {
+        fn new(count: usize) -> Self {
+            let item =
+                |at: usize| json!({"metadata": {"name": format!("s{at}"), "finalizers": ["x/y"]}});
+            Self { items: (0..count).map(item).collect(), asked: vec![] }
+        }
+
+        fn answer(&mut self, request: &Asked) -> Option<Value> {
+            if request.path() != PATH {
+                return None;
+            }
+            assert!(request.accept.contains("as=PartialObjectMetadataList"), "{}", request.uri);
+            self.asked.push(format!(
+                "{} {}",
+                request.method,
+                request.uri.query().unwrap_or_default()
+            ));
+            if request.method == Method::DELETE {
+                self.items.iter_mut().for_each(|item| {
+                    item["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                });
+                return Some(json!({"metadata": {}, "items": self.items}));
+            }
+            let from: usize = request.query("continue").map_or(0, |at| at.parse().expect("ours"));
+            let limit: usize = request.query("limit")?.parse().expect("a number");
+            let next = from + limit;
+            let token = if next < self.items.len() { next.to_string() } else { String::new() };
+            let page: Vec<_> = self.items.iter().skip(from).take(limit).collect();
+            Some(json!({"metadata": {"continue": token}, "items": page}))
+        }
+    }
+
+    #[tokio::test]
+    async fn contents_are_read_by_pages_and_without_their_bytes() {
+        let held = Arc::new(Mutex::new(Held::new(1200)));
+        let server = held.clone();
+        let client =
+            testing::client(move |request| server.lock().expect("no panic").answer(request));
+        let tasks = Tasks::new("test");
+        let namespaces = Informers::new(client.clone(), tasks.clone()).of::<Namespace>().lister();
+        let controller = Controller { client, namespaces };
+        let secrets = Discovered {
+            gvr: Gvr::new("", "v1", "secrets"),
+            kind: "Secret".into(),
+            namespaced: true,
+            verbs: ["list", "delete", "deletecollection"].map(String::from).to_vec(),
+        };
+        let whole = ["GET limit=500", "GET limit=500&continue=500", "GET limit=500&continue=1000"];
+        let first = [&["GET limit=500", "DELETE "][..], &whole].concat();
+        // Whether something is there, its end, what is left; then only what is left.
+        for expected in [first, whole.to_vec()] {
+            let mut sweep = Sweep::default();
+            controller.try_empty("ns", &secrets, &mut sweep).await.expect("emptied");
+            assert_eq!(sweep.left, [("secrets".to_owned(), 1200)].into());
+            assert_eq!(sweep.finalizers, [("x/y".to_owned(), 1200)].into());
+            assert_eq!(std::mem::take(&mut held.lock().expect("no panic").asked), expected);
+        }
+        tasks.shutdown(Duration::from_secs(5)).await;
+    }
 }

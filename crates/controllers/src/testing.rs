@@ -30,7 +30,10 @@ impl Asked {
     /// The value of a query parameter.
     pub fn query(&self, name: &str) -> Option<&str> {
         let pairs = self.uri.query().unwrap_or_default().split('&');
-        pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|pair| pair.1)
+        pairs
+            .filter_map(|pair| pair.split_once('='))
+            .find(|(key, _)| *key == name)
+            .map(|pair| pair.1)
     }
 }
 
@@ -66,7 +69,9 @@ where
     }
     let (code, value) = match answer(&asked) {
         Some(value) => (200, value),
-        None => (404, json!({"kind": "Status", "code": 404, "reason": "NotFound", "message": "none"})),
+        None => {
+            (404, json!({"kind": "Status", "code": 404, "reason": "NotFound", "message": "none"}))
+        }
     };
     let body = Full::new(Bytes::from(value.to_string())).boxed_unsync();
     Response::builder().status(code).body(body).expect("a response")
