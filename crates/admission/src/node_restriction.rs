@@ -138,10 +138,19 @@ fn claims_unchanged(attributes: &Attributes<'_>, node: &str) -> Result<(), Statu
         let names = claims.unwrap_or_default().into_iter();
         names.map(|claim| (claim.name, claim.resource_claim_name)).collect::<Vec<_>>()
     };
-    if claims(attributes.object_as()) == claims(attributes.old_as()) {
-        return Ok(());
+    if claims(attributes.object_as()) != claims(attributes.old_as()) {
+        let why = format!("node {node:?} cannot update resource claim statues");
+        return Err(attributes.forbidden(why));
     }
-    Err(attributes.forbidden(format!("node {node:?} cannot update resource claim statues")))
+    let extended = |pod: Option<&Pod>| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        status.and_then(|status| status.extended_resource_claim_status.clone())
+    };
+    if extended(attributes.object_as()) != extended(attributes.old_as()) {
+        let why = format!("node {node:?} cannot update extended resource claim status");
+        return Err(attributes.forbidden(why));
+    }
+    Ok(())
 }
 
 async fn mirror_pod(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {

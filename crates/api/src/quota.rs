@@ -1,6 +1,6 @@
 //! What objects use of a ResourceQuota. Pure.
 //!
-//! In: pods, services, claims. Out: amounts by the names that quotas use. The admission plugin and
+//! In: pods, services, claims for volumes and for devices. Out: amounts by the names that quotas use. The admission plugin and
 //! the controller count by these rules, so that they agree.
 //! Upstream: `pkg/quota/v1`. Names are aliases: `cpu` counts what `requests.cpu` counts.
 
@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
     Container, PersistentVolumeClaim, Pod, PodAffinityTerm, PodSpec, ResourceQuota,
     ScopedResourceSelectorRequirement, Service,
 };
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceRequest, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use machinery::quantity::{Amount, Format};
@@ -17,6 +18,13 @@ use machinery::quantity::{Amount, Format};
 pub type Amounts = BTreeMap<String, Quantity>;
 
 const CLASS: &str = ".storageclass.storage.k8s.io/";
+/// Behind the name of a class of devices.
+const DEVICES: &str = ".deviceclass.resource.k8s.io/devices";
+const DEVICE_CLAIMS: &str = "count/resourceclaims.resource.k8s.io";
+/// Before the name of a class: the extended resource that it stands for, whatever else it stands for.
+const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
+/// Those who ask for all devices are counted for so many. Upstream: `AllocationResultsMaxSize`.
+const ALL_DEVICES: i64 = 32;
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const PODS: &[&str] = &[
     "count/pods",
@@ -48,6 +56,9 @@ pub fn is_used_by(name: &str, group: &str, resource: &str) -> bool {
     if name == count_name(group, resource) {
         return true;
     }
+    if (group, resource) == ("resource.k8s.io", "resourceclaims") {
+        return name.ends_with(DEVICES);
+    }
     if !group.is_empty() {
         return false;
     }
@@ -55,7 +66,7 @@ pub fn is_used_by(name: &str, group: &str, resource: &str) -> bool {
         "pods" => {
             let extended = name
                 .strip_prefix("requests.")
-                .is_some_and(|name| name.contains('/') && !name.ends_with("/requests.storage"));
+                .is_some_and(|name| is_extended(name) && !name.ends_with("/requests.storage"));
             PODS.contains(&name)
                 || name.starts_with("hugepages-")
                 || name.starts_with("requests.hugepages-")
@@ -82,6 +93,12 @@ pub fn of_any(group: &str, resource: &str) -> Amounts {
     used
 }
 
+/// `example.com/gpu`, and what classes of devices stand for; but not `kubernetes.io/…`.
+/// Upstream: `IsDRAExtendedResourceName`.
+pub fn is_extended(name: &str) -> bool {
+    name.contains('/') && (!name.contains("kubernetes.io/") || name.starts_with(IMPLICIT))
+}
+
 /// A finished pod, or one whose grace is long over, counts as an object only.
 pub fn of_pod(pod: &Pod, now: Timestamp) -> Amounts {
     let mut used = Amounts::from([("count/pods".into(), one())]);
@@ -95,7 +112,7 @@ pub fn of_pod(pod: &Pod, now: Timestamp) -> Amounts {
         if basic || name.starts_with("hugepages-") {
             used.insert(name.clone(), amount.clone());
             used.insert(format!("requests.{name}"), amount);
-        } else if name.contains('/') && !name.starts_with("kubernetes.io/") {
+        } else if is_extended(&name) {
             used.insert(format!("requests.{name}"), amount);
         }
     }
@@ -226,6 +243,117 @@ pub fn of_claim(claim: &PersistentVolumeClaim) -> Amounts {
         }
     }
     used
+}
+
+/// Classes of devices, and the extended resource that each names.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceClasses(BTreeMap<String, Option<String>>);
+
+impl DeviceClasses {
+    pub fn new<'a>(classes: impl IntoIterator<Item = &'a DeviceClass>) -> Self {
+        let entry = |class: &DeviceClass| {
+            let resource = class.spec.extended_resource_name.clone();
+            (class.metadata.name.clone().unwrap_or_default(), resource)
+        };
+        Self(classes.into_iter().map(entry).collect())
+    }
+
+    /// Do claims for devices use what a quota calls `name`, for a class stands for it?
+    pub fn stand_for(&self, name: &str) -> bool {
+        let Some(resource) = name.strip_prefix("requests.") else { return false };
+        match resource.strip_prefix(IMPLICIT) {
+            Some(class) => self.0.contains_key(class),
+            None => self.0.values().any(|known| known.as_deref() == Some(resource)),
+        }
+    }
+}
+
+/// The pod that a claim was made for by the scheduler, for its extended resources.
+pub fn extended_owner(claim: &ResourceClaim) -> Option<(&str, &str)> {
+    const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
+    let annotations = claim.metadata.annotations.as_ref()?;
+    annotations.get(EXTENDED).filter(|value| *value == "true")?;
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.controller == Some(true))?;
+    (owner.kind == "Pod" && owner.api_version == "v1").then_some((&*owner.name, &*owner.uid))
+}
+
+/// What the pod that a claim was made for is counted for already; nothing, if that is not its claim.
+/// `claims`: those of the namespace.
+pub fn of_owner<'a>(
+    claim: &ResourceClaim,
+    pods: impl IntoIterator<Item = &'a Pod>,
+    claims: impl IntoIterator<Item = &'a ResourceClaim>,
+    now: Timestamp,
+) -> Amounts {
+    let Some((name, uid)) = extended_owner(claim) else { return Amounts::new() };
+    let is_owner = |pod: &&Pod| {
+        pod.metadata.name.as_deref() == Some(name) && pod.metadata.uid.as_deref() == Some(uid)
+    };
+    let Some(pod) = pods.into_iter().find(is_owner) else { return Amounts::new() };
+    let status = pod.status.as_ref();
+    let told = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    let is_its_own = match told {
+        Some(told) => Some(&told.resource_claim_name) == claim.metadata.name.as_ref(),
+        None => {
+            let age = |claim: &ResourceClaim| {
+                (claim.metadata.creation_timestamp.clone(), claim.metadata.name.clone())
+            };
+            let siblings =
+                claims.into_iter().filter(|one| extended_owner(one) == extended_owner(claim));
+            !siblings.into_iter().any(|one| age(one) < age(claim))
+        }
+    };
+    if is_its_own { of_pod(pod, now) } else { Amounts::new() }
+}
+
+/// `counted`: what the pod that it was made for uses, see [`of_owner`].
+pub fn of_device_claim(
+    claim: &ResourceClaim,
+    classes: &DeviceClasses,
+    counted: &Amounts,
+) -> Amounts {
+    let mut used = Amounts::from([(DEVICE_CLAIMS.to_owned(), one())]);
+    let mut devices: BTreeMap<&str, i64> = BTreeMap::new();
+    for request in claim.spec.devices.iter().flat_map(|one| one.requests.iter().flatten()) {
+        for (class, count) in most(request) {
+            *devices.entry(class).or_default() += count;
+        }
+    }
+    for (class, count) in devices {
+        let all = Quantity(count.to_string());
+        used.insert(format!("{class}{DEVICES}"), all.clone());
+        let named = classes.0.get(class).and_then(Option::as_ref);
+        let implicit = format!("{IMPLICIT}{class}");
+        for resource in named.into_iter().chain([&implicit]) {
+            let name = format!("requests.{resource}");
+            let known = counted.get(&name).map(value).unwrap_or_default();
+            let more = value(&all) - known;
+            if !more.is_zero() && !more.is_negative() {
+                used.insert(name, Quantity(more.canonical(Format::Decimal)));
+            }
+        }
+    }
+    used
+}
+
+/// How many devices of each class a request may get.
+fn most(request: &DeviceRequest) -> BTreeMap<&str, i64> {
+    let number = |mode: Option<&str>, count: Option<i64>| match mode {
+        None | Some("" | "ExactCount") => count.unwrap_or(1),
+        Some("All") => ALL_DEVICES,
+        Some(_) => 0,
+    };
+    let mut classes: BTreeMap<&str, i64> = BTreeMap::new();
+    if let Some(one) = &request.exactly {
+        let count = number(one.allocation_mode.as_deref(), one.count);
+        classes.insert(&one.device_class_name, count);
+    }
+    for one in request.first_available.iter().flatten() {
+        let most = classes.entry(&one.device_class_name).or_default();
+        *most = (*most).max(number(one.allocation_mode.as_deref(), one.count));
+    }
+    classes
 }
 
 /// The scopes of a quota as selectors: those of `scopes` are satisfied by existence.
@@ -392,6 +520,80 @@ mod tests {
         check("secrets", "", "secrets", true);
         check("services.nodeports", "", "services", true);
         check("deployments", "apps", "deployments", false);
+        let (group, resource) = ("resource.k8s.io", "resourceclaims");
+        check("gpu.deviceclass.resource.k8s.io/devices", group, resource, true);
+        check("count/resourceclaims.resource.k8s.io", group, resource, true);
+        check("requests.deviceclass.resource.kubernetes.io/gpu", "", "pods", true);
+        check("requests.kubernetes.io/batch-cpu", "", "pods", false);
+    }
+
+    #[test]
+    fn claims_for_devices_count_what_their_pods_do_not() {
+        let class: DeviceClass = from_value(json!({"metadata": {"name": "gpu"},
+            "spec": {"extendedResourceName": "example.com/gpu"}}))
+        .unwrap();
+        let classes = DeviceClasses::new([&class]);
+        assert!(classes.stand_for("requests.example.com/gpu"));
+        assert!(classes.stand_for("requests.deviceclass.resource.kubernetes.io/gpu"));
+        assert!(!classes.stand_for("requests.example.com/other"));
+        let pod = |count: &str, status: Value| -> Pod {
+            from_value(json!({"metadata": {"name": "p", "uid": "u"}, "status": status,
+                "spec": {"containers": [{"name": "c",
+                    "resources": {"requests": {"example.com/gpu": count}}}]}}))
+            .unwrap()
+        };
+        let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u",
+            "controller": true}]);
+        let claim = |name: &str, requests: Value| -> ResourceClaim {
+            from_value(json!({"metadata": {"name": name, "ownerReferences": owner, "annotations":
+                {"resource.kubernetes.io/extended-resource-claim": "true"}},
+                "spec": {"devices": {"requests": requests}}}))
+            .unwrap()
+        };
+        let gpus = |count: i64| {
+            json!([{"name": "r", "exactly": {"deviceClassName": "gpu",
+                "allocationMode": "ExactCount", "count": count}}])
+        };
+        let check =
+            |claim: &ResourceClaim, pod: &Pod, others: &[&ResourceClaim], expected: &str| {
+                let others = others.iter().copied();
+                let counted = of_owner(claim, [pod], others, Timestamp::UNIX_EPOCH);
+                let used = of_device_claim(claim, &classes, &counted);
+                let shown: Vec<String> =
+                    used.into_iter().map(|(name, amount)| format!("{name}={}", amount.0)).collect();
+                assert_eq!(shown.join(" "), expected);
+            };
+        let of_class =
+            "count/resourceclaims.resource.k8s.io=1 gpu.deviceclass.resource.k8s.io/devices=2";
+        let implicit = "requests.deviceclass.resource.kubernetes.io/gpu=2";
+        let two = claim("c", gpus(2));
+        // The pod has its two already, by the name that it asks by.
+        check(&two, &pod("2", json!({})), &[&two], &format!("{of_class} {implicit}"));
+        check(
+            &two,
+            &pod("1", json!({})),
+            &[],
+            &format!("{of_class} {implicit} requests.example.com/gpu=1"),
+        );
+        let all = format!("{of_class} {implicit} requests.example.com/gpu=2");
+        // Another claim is the pod's.
+        let told = json!({"extendedResourceClaimStatus":
+            {"requestMappings": [], "resourceClaimName": "other"}});
+        check(&two, &pod("2", told), &[], &all);
+        let older = claim("b", gpus(2));
+        check(&two, &pod("2", json!({})), &[&two, &older], &all);
+        let either = json!([{"name": "r", "firstAvailable": [
+            {"name": "a", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1},
+            {"name": "b", "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 2},
+            {"name": "c", "deviceClassName": "nic", "allocationMode": "All"}]}]);
+        check(
+            &claim("d", either),
+            &pod("2", json!({})),
+            &[],
+            &format!(
+                "{of_class} nic.deviceclass.resource.k8s.io/devices=32 {implicit} requests.deviceclass.resource.kubernetes.io/nic=32"
+            ),
+        );
     }
 
     #[test]

@@ -206,6 +206,11 @@ fn references(pod: &Pod, spec: &PodSpec, namespace: &str) -> HashSet<Object> {
     for claim in spec.resource_claims.iter().flatten() {
         add(Kind::ResourceClaim, claim.resource_claim_name.as_deref().unwrap_or_default());
     }
+    let extended =
+        pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    if let Some(extended) = extended {
+        add(Kind::ResourceClaim, &extended.resource_claim_name);
+    }
     found
 }
 

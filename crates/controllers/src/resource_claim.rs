@@ -64,8 +64,8 @@ fn start(context: Context) {
         let pod = event.object();
         if claims_of(pod).next().is_some() {
             this.pod_queue.add(event.key());
-            this.wake_claims(pod);
         }
+        this.wake_claims(pod);
     });
     let this = controller.clone();
     claims.subscribe(move |event| {
@@ -121,6 +121,14 @@ fn known_name<'a>(one: &'a Pod, entry: &'a PodResourceClaim) -> Option<&'a str> 
     found.resource_claim_name.as_deref()
 }
 
+/// The claims that a pod's status or spec names: the last is what the scheduler made for its extended
+/// resources.
+fn known_names(one: &Pod) -> impl Iterator<Item = &str> {
+    let extended = one.status.as_ref().and_then(|one| one.extended_resource_claim_status.as_ref());
+    let named = claims_of(one).filter_map(|entry| known_name(one, entry));
+    named.chain(extended.map(|extended| extended.resource_claim_name.as_str()))
+}
+
 /// The claim that a pod gets from a template. Pure.
 fn made(one: &Pod, entry: &PodResourceClaim, template: &ResourceClaimTemplate) -> ResourceClaim {
     let pod_name = one.metadata.name.as_deref().unwrap_or_default();
@@ -152,7 +160,7 @@ fn made(one: &Pod, entry: &PodResourceClaim, template: &ResourceClaimTemplate) -
 impl Controller {
     fn wake_claims(&self, one: &Pod) {
         let namespace = one.metadata.namespace.as_deref().unwrap_or_default();
-        for name in claims_of(one).filter_map(|entry| known_name(one, entry)) {
+        for name in known_names(one) {
             self.claim_queue.add(ObjectKey::new(namespace, name));
         }
     }
@@ -384,6 +392,22 @@ mod tests {
         check(other, None);
         let own = json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]});
         check(own, Some("c"));
+    }
+
+    /// Nobody else gives back what a finished pod's extended resources were.
+    #[test]
+    fn claims_for_extended_resources_are_looked_at_with_their_pod() {
+        let check = |status: Value, expected: &[&str]| {
+            let pod = pod("p", "gpu", status);
+            assert_eq!(known_names(&pod).collect::<Vec<_>>(), expected);
+        };
+        let extended = json!({"requestMappings": [], "resourceClaimName": "x"});
+        check(json!({"extendedResourceClaimStatus": extended}), &["x"]);
+        let own = json!([{"name": "gpu", "resourceClaimName": "c"}]);
+        check(
+            json!({"resourceClaimStatuses": own, "extendedResourceClaimStatus": extended}),
+            &["c", "x"],
+        );
     }
 
     #[test]

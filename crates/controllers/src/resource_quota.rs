@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus, Service,
 };
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use machinery::selector::Selector;
 use tokio::time::Instant;
@@ -45,6 +46,8 @@ struct Controller {
     pods: Lister<Pod>,
     services: Lister<Service>,
     claims: Lister<PersistentVolumeClaim>,
+    device_claims: Lister<ResourceClaim>,
+    classes: Lister<DeviceClass>,
     queue: WorkQueue<ObjectKey>,
     /// When a quota's use may next be lowered; unknown ones at once. Guarded for a lookup.
     due: Mutex<BTreeMap<ObjectKey, Instant>>,
@@ -57,11 +60,15 @@ fn start(context: Context) {
     let pods = context.informers.of::<Pod>();
     let services = context.informers.of::<Service>();
     let claims = context.informers.of::<PersistentVolumeClaim>();
+    let device_claims = context.informers.of::<ResourceClaim>();
+    let classes = context.informers.of::<DeviceClass>();
     let controller = Arc::new(Controller {
         quotas: quotas.lister(),
         pods: pods.lister(),
         services: services.lister(),
         claims: claims.lister(),
+        device_claims: device_claims.lister(),
+        classes: classes.lister(),
         queue: WorkQueue::new("resourcequota_primary"),
         due: Mutex::default(),
         counted: Mutex::default(),
@@ -85,12 +92,17 @@ fn start(context: Context) {
     claims.subscribe(move |event| {
         this.changed(event, gives_back_claim);
     });
+    let this = controller.clone();
+    // What a claim asks for does not change.
+    device_claims.subscribe(move |event| this.changed(event, |_, _| false));
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("resourcequota", async move {
         quotas.synced().await;
         pods.synced().await;
         services.synced().await;
         claims.synced().await;
+        device_claims.synced().await;
+        classes.synced().await;
         let queue = controller.queue.clone();
         spawn_workers(&tasks, &queue, WORKERS, move |key| {
             let this = controller.clone();
@@ -131,6 +143,8 @@ struct Observed<'a> {
     pods: &'a [Arc<Pod>],
     services: &'a [Arc<Service>],
     claims: &'a [Arc<PersistentVolumeClaim>],
+    device_claims: &'a [Arc<ResourceClaim>],
+    classes: quota::DeviceClasses,
     /// By the names that quotas use.
     counts: &'a BTreeMap<String, usize>,
     now: Timestamp,
@@ -181,10 +195,13 @@ impl Controller {
             }
         }
         let (namespace, all) = (Some(&*key.namespace), Selector::everything());
+        let classes = self.classes.list(None, &all);
         let observed = Observed {
             pods: &self.pods.list(namespace, &all),
             services: &self.services.list(namespace, &all),
             claims: &self.claims.list(namespace, &all),
+            device_claims: &self.device_claims.list(namespace, &all),
+            classes: quota::DeviceClasses::new(classes.iter().map(|class| &**class)),
             counts: &counts,
             now: base::clock::now(),
         };
@@ -238,12 +255,21 @@ fn hard(quota: &ResourceQuota) -> Amounts {
     quota.spec.as_ref().and_then(|spec| spec.hard.clone()).unwrap_or_default()
 }
 
-const TYPED: [&str; 3] = ["pods", "services", "persistentvolumeclaims"];
+const TYPED: [(&str, &str); 4] = [
+    ("", "pods"),
+    ("", "services"),
+    ("", "persistentvolumeclaims"),
+    ("resource.k8s.io", "resourceclaims"),
+];
+
+/// Is this name for a resource that is counted by its contents?
+fn is_typed(name: &str) -> bool {
+    TYPED.iter().any(|(group, resource)| quota::is_used_by(name, group, resource))
+}
 
 /// The quota's names that are for other resources than those counted by their contents.
 fn others(quota: &ResourceQuota) -> Vec<String> {
-    let typed = |name: &str| TYPED.iter().any(|resource| quota::is_used_by(name, "", resource));
-    hard(quota).into_keys().filter(|name| !typed(name)).collect()
+    hard(quota).into_keys().filter(|name| !is_typed(name)).collect()
 }
 
 /// The status to write, if it is another. Pure. Without `lowers` only more is told than there is.
@@ -267,13 +293,18 @@ fn plan(quota: &ResourceQuota, observed: &Observed, lowers: bool) -> Option<Reso
         for one in observed.services {
             quota::add(&mut used, &quota::of_service(one));
         }
+        for one in observed.device_claims {
+            let pods = observed.pods.iter().map(|pod| &**pod);
+            let claims = observed.device_claims.iter().map(|claim| &**claim);
+            let counted = quota::of_owner(one, pods, claims, observed.now);
+            quota::add(&mut used, &quota::of_device_claim(one, &observed.classes, &counted));
+        }
         for (name, count) in observed.counts {
             used.insert(name.clone(), Quantity(count.to_string()));
         }
     }
     let count = |name: &String| {
-        let known = TYPED.iter().any(|resource| quota::is_used_by(name, "", resource))
-            || observed.counts.contains_key(name);
+        let known = is_typed(name) || observed.counts.contains_key(name);
         let zero = || Quantity("0".into());
         match used.get(name) {
             Some(amount) => amount.clone(),
@@ -292,9 +323,7 @@ fn plan(quota: &ResourceQuota, observed: &Observed, lowers: bool) -> Option<Reso
     let used: Amounts = hard
         .keys()
         .filter(|name| {
-            TYPED.iter().any(|resource| quota::is_used_by(name, "", resource))
-                || observed.counts.contains_key(*name)
-                || old_used.contains_key(*name)
+            is_typed(name) || observed.counts.contains_key(*name) || old_used.contains_key(*name)
         })
         .map(|name| (name.clone(), count(name)))
         .collect();
@@ -335,6 +364,12 @@ mod tests {
             pods: &[pod("100m"), pod("1")],
             services: &[Arc::new(service.unwrap())],
             claims: &[],
+            device_claims: &[Arc::new(
+                from_value(json!({"metadata": {}, "spec": {"devices":
+                {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "count": 2}}]}}}))
+                .unwrap(),
+            )],
+            classes: quota::DeviceClasses::default(),
             counts: &BTreeMap::from([("count/jobs.batch".to_owned(), 3)]),
             now: Timestamp::UNIX_EPOCH,
         };
@@ -377,9 +412,11 @@ mod tests {
     #[test]
     fn a_namespace_is_counted() {
         let hard = json!({"pods": "5", "cpu": "2", "services": "3", "services.nodeports": "4",
-            "count/jobs.batch": "9", "limits.cpu": "1"});
+            "count/jobs.batch": "9", "limits.cpu": "1",
+            "gpu.deviceclass.resource.k8s.io/devices": "3"});
         let used = json!({"pods": "2", "cpu": "1100m", "services": "1", "services.nodeports": "2",
-            "count/jobs.batch": "3", "limits.cpu": "0"});
+            "count/jobs.batch": "3", "limits.cpu": "0",
+            "gpu.deviceclass.resource.k8s.io/devices": "2"});
         check(json!({"hard": hard}), json!({}), json!({"hard": hard, "used": used}));
         check(json!({"hard": hard}), json!({"hard": hard, "used": used}), json!(null));
         let scoped = json!({"hard": {"pods": "5"}, "scopes": ["Terminating"]});

@@ -72,7 +72,8 @@ fn has_room(pod: &Pod, others: &[&Pod], node: &Node) -> Result<(), Rejection> {
     }
     for (name, requested) in pod.spec.iter().flat_map(pod_requests) {
         let known = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage");
-        if requested == 0 || !(known || allocatable.contains_key(&name)) {
+        let is_unknown = !(known || allocatable.contains_key(&name));
+        if requested == 0 || is_unknown || is_device(pod, &name) {
             continue;
         }
         let (used, capacity) = (used.get(&name).copied().unwrap_or(0), capacity(&name));
@@ -84,6 +85,12 @@ fn has_room(pod: &Pod, others: &[&Pod], node: &Node) -> Result<(), Rejection> {
         }
     }
     Ok(())
+}
+
+/// Does a claim of the pod have devices for this resource, so that the node need not?
+fn is_device(pod: &Pod, resource: &str) -> bool {
+    let status = pod.status.as_ref().and_then(|one| one.extended_resource_claim_status.as_ref());
+    status.is_some_and(|one| one.request_mappings.iter().any(|map| map.resource_name == resource))
 }
 
 /// Taints that would evict the pod at once keep it out. What only the scheduler minds (NoSchedule)

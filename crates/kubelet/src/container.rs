@@ -9,7 +9,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use cri::{
-    Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
+    CDIDevice, Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
     LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
     MountPropagation, Signal, SupplementalGroupsPolicy, UserNamespace,
 };
@@ -76,6 +76,8 @@ pub enum ConfigError {
 /// What the worker prepared.
 pub struct Prepared<'a> {
     pub env: Vec<(String, String)>,
+    /// Names of CDI devices.
+    pub devices: Vec<String>,
     pub volumes: &'a BTreeMap<String, Ready>,
     /// Images that are volumes, by volume name.
     pub images: &'a BTreeMap<String, ImageSpec>,
@@ -130,6 +132,7 @@ pub fn container_config(
         working_dir: container.working_dir.clone().unwrap_or_default(),
         mounts: all_mounts(container, prepared, &env, path)?,
         devices: all_devices(container, prepared.volumes)?,
+        cdi_devices: prepared.devices.iter().map(|name| CDIDevice { name: name.clone() }).collect(),
         envs: prepared
             .env
             .iter()

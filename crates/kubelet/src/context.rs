@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use crate::cgroups::Cgroups;
 use crate::config::Config;
 use crate::csi::Csi;
+use crate::devices::Devices;
 use crate::hosts::Resolver;
 use crate::images::Images;
 use crate::machine::Machine;
@@ -33,6 +34,7 @@ pub struct Context {
     pub objects: Objects,
     pub csi: Arc<Csi>,
     pub users: Arc<Users>,
+    pub devices: Arc<Devices>,
     pub cgroups: Cgroups,
     pub resolver: Resolver,
     pub machine: Machine,

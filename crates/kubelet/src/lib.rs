@@ -28,6 +28,7 @@ mod config;
 mod container;
 mod context;
 mod csi;
+mod devices;
 mod downward;
 mod env;
 mod eviction;
@@ -66,6 +67,7 @@ mod users;
 mod volumes;
 mod worker;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -74,6 +76,7 @@ use base::task::{Stop, Tasks};
 use client::{Client, EventRecorder, Informer, Informers};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::storage::v1::CSIDriver;
+use machinery::selector::Selector;
 use tokio::sync::{Notify, watch};
 
 pub use config::{Config, KUBELET_VERSION, ServerAuth, ServerTls};
@@ -155,6 +158,11 @@ async fn start(
         objects: objects::Objects::new(client.clone()),
         users: Arc::new(users::Users::new(&config.root_dir, config.max_pods, Path::new("/etc"))?),
         csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
+        devices: Arc::new(devices::Devices::new(
+            client.clone(),
+            &config.node_name,
+            &config.root_dir,
+        )),
         cgroups: new_cgroups(&config),
         resolver: new_resolver(&config),
         node: Mutex::new(Arc::new(first)),
@@ -320,17 +328,39 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
     });
 }
 
-/// Storage drivers register, and leave; pods may have waited for that.
+/// Drivers of storage and of devices register, and leave; pods may have waited for that.
 fn follow_drivers(context: &Arc<Context>, set: &Arc<PodSet>) {
     let tasks = &context.tasks;
     tasks.spawn("csi-node", csi::keep_node(context.csi.clone()));
-    tasks.spawn("plugins", csi::watch_registry(context.csi.clone(), tasks.clone()));
-    let (mut changed, set) = (context.csi.changed.subscribe(), set.clone());
+    let plugins = csi::Plugins { csi: context.csi.clone(), devices: context.devices.clone() };
+    tasks.spawn("plugins", csi::watch_registry(plugins, tasks.clone()));
+    tasks.spawn("device-slices", devices::keep_slices(context.devices.clone()));
+    let (mut changed, set, own) = (context.csi.changed.subscribe(), set.clone(), context.clone());
     tasks.spawn("drivers", async move {
-        while changed.changed().await.is_ok() {
+        own.pods.synced().await;
+        loop {
+            give_back_devices(&own, &set).await;
+            if changed.changed().await.is_err() {
+                return;
+            }
             set.wake(None);
         }
     });
+}
+
+/// Claims of pods that nobody knows any more: they went while no kubelet was there to see it.
+async fn give_back_devices(context: &Context, set: &PodSet) {
+    let known: BTreeSet<String> = {
+        let all = context.pods.lister().list(None, &Selector::everything());
+        let bound = all.iter().map(|pod| names::uid(pod).to_string());
+        let views = set.views().into_iter().filter_map(|view| view.pod);
+        bound.chain(views.map(|pod| names::uid(&pod).to_string())).collect()
+    };
+    for pod in context.devices.pods().difference(&known) {
+        if let Err(error) = context.devices.give_back(pod).await {
+            tracing::warn!(pod, error, "devices of a pod that is gone are not given back yet");
+        }
+    }
 }
 
 /// Wakes workers for what happens in the runtime.

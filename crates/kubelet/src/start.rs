@@ -203,6 +203,7 @@ impl Worker {
         volumes: BTreeMap<String, Ready>,
     ) -> Result<Place, ()> {
         let context = self.context.clone();
+        self.prepare_devices().await?;
         self.wait_for_network().await?;
         if attempt > 0 && !observed.sandboxes.is_empty() {
             let text = "Pod sandbox changed, it will be killed and re-created.";
@@ -238,6 +239,15 @@ impl Worker {
             tracing::warn!(pod = names::full(&self.pod), %error, "no hosts file");
         })?;
         Ok(Place { id, config, addresses, volumes, users })
+    }
+
+    async fn prepare_devices(&self) -> Result<(), ()> {
+        let context = &self.context;
+        context.devices.prepare(&self.pod).await.map_err(|error| {
+            let text = format!("Failed to prepare dynamic resources: {error}");
+            let reason = "FailedPrepareDynamicResources";
+            context.tell(&self.pod, EventType::Warning, reason, text);
+        })
     }
 
     /// What the pod's RuntimeClass stands for in the runtime; nothing for its default.
@@ -449,8 +459,10 @@ impl Worker {
         let images = self.image_volumes(container, place).await?;
         let attempt = self.next_attempt(&container.name, observed);
         let target = self.target_of(role, &container.name, observed);
+        let devices = context.devices.of(&pod, container).map_err(config_error)?;
         let prepared = Prepared {
             env,
+            devices,
             volumes: &place.volumes,
             images: &images,
             dir: &self.dir,

@@ -72,6 +72,7 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
         observed_generation: pod.metadata.generation,
         nominated_node_name: before.nominated_node_name.clone(),
         resource_claim_statuses: before.resource_claim_statuses.clone(),
+        extended_resource_claim_status: before.extended_resource_claim_status.clone(),
         allocated_resources: quantities(pod_requests(spec)),
         resources: Some(ResourceRequirements {
             requests: quantities(pod_requests(spec)),

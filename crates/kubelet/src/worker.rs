@@ -484,6 +484,14 @@ impl Worker {
                 Ok(observed) => observed,
                 Err(next) => return next,
             };
+            if let Err(error) = self.context.devices.give_back(&self.uid).await {
+                tracing::warn!(
+                    pod = names::full(&self.pod),
+                    error,
+                    "devices are not given back yet"
+                );
+                return Next::Wait(self.retry.step());
+            }
             self.waiting.clear();
             self.publish(&observed, true);
             if let Err(error) = self.clean_up().await {

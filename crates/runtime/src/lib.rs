@@ -16,6 +16,7 @@
 //! [`shim::shim_main`] first of all when [`shim::is_shim_invocation`] says so.
 
 pub mod backend;
+mod cdi;
 mod cgroups;
 mod destroy;
 mod files;

@@ -16,7 +16,11 @@ use machinery::selector::Selector;
 use tokio::sync::watch;
 
 use crate::devices::{Taken, World};
+use crate::extended::CLASS_PREFIX;
 use crate::framework::ClusterEvent;
+
+/// Says of a claim that it is for extended resources.
+pub const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 
 #[derive(Clone)]
 pub struct Claims {
@@ -86,9 +90,11 @@ impl Claims {
             woken(&told(event));
         });
         let (this, woken) = (self.clone(), wake.clone());
-        self.classes.subscribe_raw(move |_| {
+        self.classes.subscribe(move |event| {
             this.changed();
-            woken(&ClusterEvent::DevicesChanged);
+            if !event.is_deleted() {
+                woken(&class_changed(event));
+            }
         });
         let this = self.clone();
         self.slices.subscribe_raw(move |_| {
@@ -128,6 +134,31 @@ impl Claims {
 
     pub fn class(&self, name: &str) -> Option<Arc<DeviceClass>> {
         self.classes.lister().get("", name)
+    }
+
+    /// The class that stands for an extended resource: the newest of those that say so; among those of
+    /// one age the first by name.
+    pub fn class_for(&self, resource: &str) -> Option<Arc<DeviceClass>> {
+        if let Some(name) = resource.strip_prefix(CLASS_PREFIX) {
+            return self.class(name);
+        }
+        let all = self.classes.lister().list(None, &Selector::everything()).into_iter();
+        let fitting =
+            all.filter(|class| class.spec.extended_resource_name.as_deref() == Some(resource));
+        fitting.max_by(|a, b| {
+            let age = |class: &DeviceClass| class.metadata.creation_timestamp.clone();
+            age(a).cmp(&age(b)).then_with(|| b.metadata.name.cmp(&a.metadata.name))
+        })
+    }
+
+    /// The claim that was made for a pod's extended resources.
+    pub fn extended(&self, pod: &str) -> Option<Arc<ResourceClaim>> {
+        self.claims.lister().by_owner(pod).into_iter().find(|claim| {
+            let annotations = claim.metadata.annotations.as_ref();
+            let mut owners = claim.metadata.owner_references.iter().flatten();
+            annotations.and_then(|all| all.get(EXTENDED)).is_some_and(|value| value == "true")
+                && owners.any(|owner| owner.controller == Some(true) && owner.uid == pod)
+        })
     }
 
     pub fn node(&self, name: &str) -> Option<Arc<Node>> {
@@ -171,6 +202,14 @@ impl Claims {
         self.changed();
     }
 
+    /// A claim that was decided on before it was there is there now.
+    pub fn created(&self, promised: &ResourceClaim, created: &ResourceClaim) {
+        let mut state = self.state();
+        if let Some(decided) = state.decided.remove(uid(promised)) {
+            state.decided.insert(uid(created).to_owned(), decided);
+        }
+    }
+
     /// The API has it; this is the claim that it gave back.
     pub fn written(&self, claim: &ResourceClaim) {
         let known = self.get(
@@ -190,6 +229,17 @@ impl Claims {
     pub fn give_back(&self, pod: &str) {
         self.state().decided.retain(|_, one| one.pod != pod || one.written.is_some());
         self.changed();
+    }
+}
+
+fn class_changed(event: &Event<DeviceClass>) -> ClusterEvent {
+    let (old, new) = (event.old(), event.object());
+    let resource = |class: &DeviceClass| class.spec.extended_resource_name.clone();
+    let is_other = old.is_none_or(|old| resource(old) != resource(new));
+    ClusterEvent::ClassChanged {
+        name: new.metadata.name.clone().unwrap_or_default(),
+        is_new: old.is_none(),
+        resource: resource(new).filter(|_| is_other),
     }
 }
 

@@ -101,8 +101,15 @@ pub enum ClusterEvent {
         /// Its status is another, or it is new.
         changed: bool,
     },
-    /// What drivers offer, or a class of devices, changed.
+    /// What drivers offer changed.
     DevicesChanged,
+    /// A class of devices came or changed.
+    ClassChanged {
+        name: String,
+        is_new: bool,
+        /// The extended resource that it stands for since then, if it is another than before.
+        resource: Option<String>,
+    },
 }
 
 pub trait QueueSort: Send + Sync {
@@ -345,6 +352,12 @@ impl Framework {
             percentage: profile.percentage,
             start: AtomicUsize::new(0),
         };
+        if let Some(why) = profile.args.fit_refused.as_ref() {
+            let plugin = "NodeResourcesFit";
+            if framework.hints.contains_key(plugin) {
+                return Err(format!("initializing plugin {plugin:?}: {why}"));
+            }
+        }
         let name = &profile.name;
         let sorts = framework.queue_sort.len();
         if sorts != 1 {

@@ -19,6 +19,7 @@ pub mod claims;
 pub mod cluster;
 pub mod config;
 pub mod devices;
+mod extended;
 mod extender;
 pub mod framework;
 mod gang;

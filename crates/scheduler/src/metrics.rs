@@ -88,6 +88,8 @@ struct Figures {
     tries: Histogram,
     victims: Histogram,
     preemptions: u64,
+    /// Claims for extended resources: those that were made, and those that could not be.
+    claims: [u64; 2],
     queues: Vec<Weak<dyn Waits>>,
 }
 
@@ -99,6 +101,7 @@ impl Figures {
             tries: Histogram { below: vec![], sum: 0.0, count: 0 },
             victims: Histogram { below: vec![], sum: 0.0, count: 0 },
             preemptions: 0,
+            claims: [0; 2],
             queues: vec![],
         }
     }
@@ -140,6 +143,11 @@ pub fn preempted(victims: usize) {
     if victims > 0 {
         figures.victims.observe(VICTIMS, victims as f64);
     }
+}
+
+/// A claim for extended resources was to be created.
+pub fn claim_created(is_there: bool) {
+    figures().claims[usize::from(!is_there)] += 1;
 }
 
 fn head(out: &mut String, family: &str, kind: &str, help: &str) {
@@ -190,6 +198,14 @@ pub fn encode(out: &mut String) {
     let family = "scheduler_preemption_victims";
     head(out, family, "histogram", "[STABLE] Number of selected preemption victims");
     figures.victims.write(out, family, "", VICTIMS);
+    let family = "scheduler_resourceclaim_creates_total";
+    let help = "[ALPHA] Number of ResourceClaims creation requests within scheduler";
+    head(out, family, "counter", help);
+    for (status, count) in ["success", "failure"].iter().zip(figures.claims) {
+        if count > 0 {
+            let _ = writeln!(out, "{family}{{status=\"{status}\"}} {count}");
+        }
+    }
 }
 
 fn attempts(out: &mut String, figures: &Figures) {

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 use machinery::selector::Selector;
 
 use crate::cluster::Namespaces;
+use crate::extended;
 use crate::resources::{self, Resources};
 use crate::selector;
 
@@ -47,6 +48,8 @@ pub struct PodInfo {
     pub disks: Vec<Disk>,
     /// Its claims for devices.
     pub device_claims: Vec<ClaimName>,
+    /// What asks for resources that devices may stand for.
+    pub extended: Vec<extended::Container>,
     /// Kind and name of its controller.
     pub owner: Option<(String, String)>,
     pub generation: i64,
@@ -233,6 +236,7 @@ impl PodInfo {
             claims: crate::volumes::claims_of(&key.name, spec),
             disks: crate::volumes::disks_of(spec),
             device_claims: ClaimName::all_of(pod),
+            extended: extended::of_pod(spec),
             owner: controller(pod),
             generation: meta.generation.unwrap_or(0),
             labels,

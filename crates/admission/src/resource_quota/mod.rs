@@ -68,7 +68,7 @@ impl Plugin for ResourceQuota {
         if !row.namespaced || row.storage.is_none() || ignored {
             return Ok(());
         }
-        let evaluator = Evaluator::of(&row.group, &row.plural);
+        let mut evaluator = Evaluator::of(&row.group, &row.plural);
         if !evaluator.handles(attributes) {
             return Ok(());
         }
@@ -78,6 +78,7 @@ impl Plugin for ResourceQuota {
             return Ok(());
         }
         let _place = self.place(namespace).lock().await;
+        evaluator.look(attributes).await?;
         let quotas = registry.cached::<Quota>(namespace).await?;
         let charges = charges(attributes, &evaluator, quotas)?;
         for charge in &charges {

@@ -1,10 +1,13 @@
 //! What objects count for against a quota. Upstream: `pkg/quota/v1/evaluator/core`.
 
+use api::quota::{self, DeviceClasses, is_extended};
+use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation};
 use k8s_openapi::api::core::v1::{
     Container, PersistentVolumeClaim, Pod, PodAffinityTerm, PodSpec, ResourceQuota,
     ScopedResourceSelectorRequirement, Service, ServiceSpec,
 };
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use machinery::Object;
 use machinery::quantity::Amount;
 
@@ -37,8 +40,18 @@ pub(super) enum Evaluator {
     Pods,
     Services,
     Claims,
+    /// Claims for devices, with what they are judged by.
+    Devices(Box<Around>),
     /// By number: `count/deployments.apps`.
     Number(String),
+}
+
+/// What counts beside claims for devices: classes, and what the namespace has.
+#[derive(Default)]
+pub(super) struct Around {
+    classes: DeviceClasses,
+    pods: Vec<Pod>,
+    claims: Vec<ResourceClaim>,
 }
 
 impl Evaluator {
@@ -47,9 +60,24 @@ impl Evaluator {
             ("", "pods") => Self::Pods,
             ("", "services") => Self::Services,
             ("", "persistentvolumeclaims") => Self::Claims,
+            ("resource.k8s.io", "resourceclaims") => Self::Devices(Box::default()),
             ("", _) => Self::Number(format!("count/{resource}")),
             _ => Self::Number(format!("count/{resource}.{group}")),
         }
+    }
+
+    /// Looks up what it judges by.
+    pub async fn look(&mut self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        if let Self::Devices(around) = self {
+            let (registry, namespace) = (attributes.registry, attributes.key.namespace.as_str());
+            let classes = registry.cached::<DeviceClass>("").await?;
+            **around = Around {
+                classes: DeviceClasses::new(&classes),
+                pods: registry.cached(namespace).await?,
+                claims: registry.cached(namespace).await?,
+            };
+        }
+        Ok(())
     }
 
     /// Can the request change what is counted?
@@ -62,7 +90,7 @@ impl Evaluator {
                     |pod: Option<&Pod>| pod.is_some_and(|pod| is_terminating(pod.spec.as_ref()));
                 terminating(attributes.object_as()) != terminating(attributes.old_as())
             }
-            (Self::Services | Self::Claims, "") => true,
+            (Self::Services | Self::Claims | Self::Devices(_), "") => true,
             (_, "") => operation == Operation::Create,
             _ => false,
         }
@@ -84,6 +112,10 @@ impl Evaluator {
                     "count/persistentvolumeclaims" | "persistentvolumeclaims" | "requests.storage"
                 )
             }
+            Self::Devices(around) => {
+                quota::is_used_by(name, "resource.k8s.io", "resourceclaims")
+                    || around.classes.stand_for(name)
+            }
             Self::Number(count) => name == count || old_name(count) == Some(name),
         }
     }
@@ -94,6 +126,9 @@ impl Evaluator {
             Self::Pods => object.downcast().map(pod_usage).unwrap_or_default(),
             Self::Services => object.downcast().map(service_usage).unwrap_or_default(),
             Self::Claims => object.downcast().map(claim_usage).unwrap_or_default(),
+            Self::Devices(around) => {
+                object.downcast().map(|claim| around.usage(claim)).unwrap_or_default()
+            }
             Self::Number(count) => {
                 let names = std::iter::once(count.as_str()).chain(old_name(count));
                 names.map(|name| (name.to_owned(), Measure::count(1))).collect()
@@ -181,9 +216,11 @@ fn says(container: &Container, name: &str) -> bool {
     }
 }
 
-/// `example.com/gpu`, but not `kubernetes.io/…`.
-fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.contains("kubernetes.io/")
+impl Around {
+    fn usage(&self, claim: &ResourceClaim) -> Resources {
+        let counted = quota::of_owner(claim, &self.pods, &self.claims, base::clock::now());
+        resources(Some(&quota::of_device_claim(claim, &self.classes, &counted)))
+    }
 }
 
 fn pod_usage(pod: &Pod) -> Resources {

@@ -2,6 +2,7 @@
 //! survives. Needs no root.
 
 mod audit;
+mod devices;
 mod hostile;
 mod keeping;
 mod standalone;

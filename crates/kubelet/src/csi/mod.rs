@@ -21,7 +21,7 @@ mod node;
 pub mod place;
 mod record;
 mod registration;
-mod rpc;
+pub mod rpc;
 mod usage;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -36,7 +36,7 @@ use tokio::sync::{Notify, watch};
 use driver::Driver;
 pub use mounting::{Failure, Mounted, Order, Source, has_volumes};
 pub use node::keep as keep_node;
-pub use registration::watch as watch_registry;
+pub use registration::{Plugins, watch as watch_registry};
 pub use usage::Usage;
 
 pub const PLUGIN: &str = "kubernetes.io/csi";

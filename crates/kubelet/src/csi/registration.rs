@@ -6,7 +6,9 @@
 //! socket goes, or is another one ─► the driver leaves CSINode
 //! ```
 //!
-//! In: inotify. Out: drivers in [`Csi`], and what the cluster knows of them.
+//! Storage drivers are told apart from drivers of devices by what `GetInfo` says.
+//!
+//! In: inotify. Out: drivers in [`Csi`] and [`Devices`], and what the cluster knows of them.
 //! Invariants: one task per socket; a socket that takes the place of another waits until that one is
 //! undone; a kubelet that ends unregisters nobody.
 //! Upstream: `pkg/kubelet/pluginmanager`. Deviation: directories below that one are not looked into.
@@ -26,6 +28,7 @@ use super::driver::Driver;
 use super::messages::{Nothing, PluginInfo, RegistrationStatus};
 use super::rpc::{Rpc, RpcError};
 use super::{Csi, PLUGIN, record};
+use crate::devices::{self, Devices};
 use crate::static_pods::Watcher;
 
 const INFO_LIMIT: Duration = Duration::from_secs(1);
@@ -43,9 +46,23 @@ struct Known {
     undone: oneshot::Receiver<()>,
 }
 
+/// What plugins can be.
+#[derive(Clone)]
+pub struct Plugins {
+    pub csi: Arc<Csi>,
+    pub devices: Arc<Devices>,
+}
+
+/// What would have to be undone.
+enum Claimed {
+    /// A storage driver's name.
+    Storage(String),
+    Devices(devices::Registered),
+}
+
 /// Follows the directory for ever.
-pub async fn watch(csi: Arc<Csi>, tasks: Tasks) {
-    let dir = csi.root.join("plugins_registry");
+pub async fn watch(plugins: Plugins, tasks: Tasks) {
+    let dir = plugins.csi.root.join("plugins_registry");
     if let Err(error) = record::make_dir(&dir) {
         tracing::error!(dir = %dir.display(), %error, "no plugins can register");
         return;
@@ -69,7 +86,7 @@ pub async fn watch(csi: Arc<Csi>, tasks: Tasks) {
             let (gone, gone_out) = watch::channel(false);
             let (done, undone) = oneshot::channel();
             let after = leaving.remove(&path);
-            let work = follow(csi.clone(), path.clone(), gone_out, after, done);
+            let work = follow(plugins.clone(), path.clone(), gone_out, after, done);
             tasks.spawn("plugin-registration", work);
             known.insert(path, Known { identity, gone, undone });
         }
@@ -93,7 +110,7 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, Identity> {
 
 /// One socket, from its appearance to its end.
 async fn follow(
-    csi: Arc<Csi>,
+    plugins: Plugins,
     socket: PathBuf,
     mut gone: watch::Receiver<bool>,
     after: Option<oneshot::Receiver<()>>,
@@ -106,12 +123,16 @@ async fn follow(
     let mut claimed = None;
     tokio::select! {
         () = told(&mut gone) => {}
-        () = keep_registered(&csi, &socket, &mut claimed) => {}
+        () = keep_registered(&plugins, &socket, &mut claimed) => {}
     }
-    if let Some(name) = claimed {
-        csi.unregister(&name).await;
-    }
+    let left = match claimed {
+        Some(claimed) => plugins.unregister(claimed).await,
+        None => None,
+    };
     drop(done);
+    if let Some(plugin) = left {
+        plugins.devices.take_down(&plugin).await;
+    }
 }
 
 /// Resolves when the socket is gone. The kubelet's end is no such news.
@@ -121,16 +142,16 @@ async fn told(gone: &mut watch::Receiver<bool>) {
     }
 }
 
-/// Never ends: what it did is undone by whoever drops it, and finds the driver's name in `claimed`.
-async fn keep_registered(csi: &Csi, socket: &Path, claimed: &mut Option<String>) {
+/// Never ends: what it did is undone by whoever drops it, and finds it in `claimed`.
+async fn keep_registered(plugins: &Plugins, socket: &Path, claimed: &mut Option<Claimed>) {
     let mut backoff = Backoff::new(RETRY[0], RETRY[1]);
     loop {
-        match register(csi, socket, claimed).await {
+        match register(plugins, socket, claimed).await {
             Ok(()) => std::future::pending::<()>().await,
             Err(error) => {
                 tracing::warn!(socket = %socket.display(), error, "a plugin is not registered");
-                if let Some(name) = claimed.take() {
-                    csi.unregister(&name).await;
+                if let Some(claimed) = claimed.take() {
+                    plugins.unregister(claimed).await;
                 }
             }
         }
@@ -138,7 +159,11 @@ async fn keep_registered(csi: &Csi, socket: &Path, claimed: &mut Option<String>)
     }
 }
 
-async fn register(csi: &Csi, socket: &Path, claimed: &mut Option<String>) -> Result<(), String> {
+async fn register(
+    plugins: &Plugins,
+    socket: &Path,
+    claimed: &mut Option<Claimed>,
+) -> Result<(), String> {
     let shown = socket.display();
     let text = |error: RpcError| error.to_string();
     let rpc = Rpc::new(socket).map_err(text)?;
@@ -147,7 +172,12 @@ async fn register(csi: &Csi, socket: &Path, claimed: &mut Option<String>) -> Res
         format!("RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {shown}, err: {error}")
     })?;
     let tried = match info.kind.as_str() {
-        "CSIPlugin" => csi.register(&info, socket, claimed).await,
+        "CSIPlugin" => plugins.csi.register(&info, socket, claimed).await,
+        "DRAPlugin" => plugins.devices.register(&info, socket).map(|registered| {
+            *claimed = Some(Claimed::Devices(registered));
+            // Pods may have waited for it.
+            plugins.csi.changed.send_replace(());
+        }),
         other => Err(format!("no handler registered for plugin type: {other} at socket {shown}")),
     };
     let error = tried.err().map(|error| format!("RegisterPlugin error -- {error}"));
@@ -163,6 +193,19 @@ async fn register(csi: &Csi, socket: &Path, claimed: &mut Option<String>) -> Res
         (None, Err(error)) => Err(format!(
             "RegisterPlugin error -- failed to send registration status at socket {shown}, err: {error}"
         )),
+    }
+}
+
+impl Plugins {
+    /// What is left is a driver of devices without a plugin.
+    async fn unregister(&self, claimed: Claimed) -> Option<devices::Registered> {
+        match claimed {
+            Claimed::Storage(name) => {
+                self.csi.unregister(&name).await;
+                None
+            }
+            Claimed::Devices(plugin) => self.devices.unregister(&plugin).then_some(plugin),
+        }
     }
 }
 
@@ -182,7 +225,7 @@ impl Csi {
         &self,
         info: &PluginInfo,
         socket: &Path,
-        claimed: &mut Option<String>,
+        claimed: &mut Option<Claimed>,
     ) -> Result<(), String> {
         let (name, versions) = (&info.name, info.supported_versions.join(","));
         let endpoint = match info.endpoint.as_str() {
@@ -210,7 +253,7 @@ impl Csi {
         let driver =
             Driver::new(name, endpoint, version).map_err(|error| failed(error.to_string()))?;
         let driver = Arc::new(driver);
-        *claimed = Some(name.clone());
+        *claimed = Some(Claimed::Storage(name.clone()));
         self.drivers().insert(name.clone(), driver.clone());
         let about = driver.info().await.map_err(|error| failed(error.to_string()))?;
         self.install(name, &about).await.map_err(failed)?;

@@ -148,9 +148,52 @@ struct Stats {
     usage: Vec<Usage>,
 }
 
+/// A claim for devices, as drivers are asked for it.
+#[derive(Clone, PartialEq, Message)]
+struct DeviceClaim {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, tag = "2")]
+    uid: String,
+    #[prost(string, tag = "3")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DeviceClaims {
+    #[prost(message, repeated, tag = "1")]
+    claims: Vec<DeviceClaim>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Device {
+    #[prost(string, repeated, tag = "1")]
+    requests: Vec<String>,
+    #[prost(string, tag = "2")]
+    pool: String,
+    #[prost(string, tag = "3")]
+    name: String,
+    #[prost(string, repeated, tag = "4")]
+    ids: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Prepared {
+    #[prost(message, repeated, tag = "1")]
+    devices: Vec<Device>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AllPrepared {
+    #[prost(btree_map = "string, message", tag = "1")]
+    claims: BTreeMap<String, Prepared>,
+}
+
 #[derive(Default)]
 struct State {
     endpoint: String,
+    /// It has devices, not volumes.
+    has_devices: bool,
     abilities: BTreeSet<i32>,
     calls: Vec<String>,
     stages: Vec<Stage>,
@@ -202,6 +245,13 @@ impl Driver {
         let (state, tasks) = (Arc::new(Mutex::new(state)), Tasks::new("driver"));
         listen(&endpoint, &state, &tasks);
         Self { root: root.into(), state, tasks }
+    }
+
+    /// A driver of devices: `d1` for requests called `r1`, `d2` for those called `r2`.
+    pub fn of_devices(root: &Path) -> Self {
+        let driver = Self::new(root, &[]);
+        driver.state().has_devices = true;
+        driver
     }
 
     fn registry(&self) -> PathBuf {
@@ -312,6 +362,31 @@ fn reply(state: &mut State, call: &str, request: &[u8]) -> Result<Vec<u8>, &'sta
         return Err(code);
     }
     let answer = match call {
+        "GetInfo" if state.has_devices => PluginInfo {
+            kind: "DRAPlugin".into(),
+            name: NAME.into(),
+            endpoint: state.endpoint.clone(),
+            versions: vec!["v1.DRAPlugin".into(), "v1beta1.DRAPlugin".into()],
+        }
+        .encode_to_vec(),
+        "NodePrepareResources" | "NodeUnprepareResources" => {
+            let asked = DeviceClaims::decode(request).expect("a request").claims;
+            let verb = call.trim_start_matches("Node").trim_end_matches("Resources");
+            let device = |number: u8| Device {
+                requests: vec![format!("r{number}")],
+                pool: "pool".into(),
+                name: format!("d{number}"),
+                ids: vec![format!("example.com/gpu=d{number}")],
+            };
+            let devices = match verb {
+                "Prepare" => vec![device(1), device(2)],
+                _ => vec![],
+            };
+            state.calls.extend(asked.iter().map(|one| format!("{verb} {} {}", one.name, one.uid)));
+            let answer =
+                asked.into_iter().map(|one| (one.uid, Prepared { devices: devices.clone() }));
+            AllPrepared { claims: answer.collect() }.encode_to_vec()
+        }
         "GetInfo" => PluginInfo {
             kind: "CSIPlugin".into(),
             name: NAME.into(),

@@ -2,6 +2,7 @@
 
 mod api;
 mod csi;
+mod devices;
 mod driver;
 mod eviction;
 mod pods;

@@ -307,4 +307,41 @@ pub(super) fn status(at: &At<'_>, old: &At<'_>) {
             super::ip::legacy(&ip.get("ip").called(ip.path.clone()));
         }
     }
+    if status.has("extendedResourceClaimStatus") {
+        extended_claim(&status.get("extendedResourceClaimStatus"), &at.get("spec"));
+    }
+}
+
+/// Upstream: `validatePodExtendedResourceClaimStatus`.
+fn extended_claim(status: &At<'_>, spec: &At<'_>) {
+    let mappings = status.get("requestMappings");
+    if mappings.len() == 0 {
+        mappings.required("at least one request mapping is required");
+    }
+    let (init, main) = (spec.get("initContainers"), spec.get("containers"));
+    let mut seen = vec![];
+    for one in mappings.items() {
+        let fields = ["containerName", "resourceName", "requestName"].map(|name| one.get(name));
+        let [container, resource, request] = &fields;
+        let asks = |known: &At<'_>| {
+            known.get("resources.requests").entries().any(|(name, _)| name == resource.str())
+        };
+        // The last of a name counts.
+        match init.items().chain(main.items()).filter(|c| c.get("name").is(container.str())).last() {
+            Some(known) if asks(&known) => {}
+            Some(_) => resource.invalid_text(
+                "must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests",
+            ),
+            None => container.invalid_text(
+                "must match the name of an entry in spec.initContainers.name or spec.containers.name",
+            ),
+        }
+        request.called(status.child_path("requestName")).name(machinery::names::dns1123_label);
+        let key = fields.each_ref().map(|field| field.str());
+        if seen.contains(&key) {
+            fields.iter().for_each(At::duplicate);
+        }
+        seen.push(key);
+    }
+    status.get("resourceClaimName").need_name(machinery::names::dns1123_subdomain);
 }

@@ -10,9 +10,11 @@ mod profile;
 
 use std::time::Duration;
 
+use machinery::field::{FieldErrors, Path};
 use serde::Deserialize;
 use serde_json::Value;
 
+use args::Unread;
 pub use args::{Args, ResourceWeight, Scoring, Strategy};
 pub use profile::{Choices, Chosen, Point, Profile, Set};
 
@@ -151,8 +153,13 @@ impl Config {
         let mut errors = file.numbers();
         let (first, last) = file.backoff();
         let general = file.percentage_of_nodes_to_score;
+        let mut unknown = vec![];
+        let profiles = profiles(file.profiles, general, &mut errors, &mut unknown)?;
+        if !unknown.is_empty() {
+            return Err(wrong(unknown.join(", ")));
+        }
         let config = Self {
-            profiles: profiles(file.profiles, general, &mut errors),
+            profiles,
             extenders: extenders(file.extenders, &mut errors),
             first_backoff: Duration::from_secs(first.max(0).unsigned_abs()),
             last_backoff: Duration::from_secs(last.max(0).unsigned_abs()),
@@ -196,12 +203,14 @@ impl File {
     }
 }
 
-/// `general` is the share of nodes for profiles that do not say theirs.
+/// `general` is the share of nodes for profiles that do not say theirs; `unknown`: fields that nobody
+/// knows.
 fn profiles(
     files: Vec<ProfileFile>,
     general: Option<i64>,
     errors: &mut Vec<String>,
-) -> Vec<Profile> {
+    unknown: &mut Vec<String>,
+) -> Result<Vec<Profile>, ConfigError> {
     let files = if files.is_empty() { vec![ProfileFile::default()] } else { files };
     let is_only = files.len() == 1;
     let mut profiles: Vec<Profile> = vec![];
@@ -227,7 +236,15 @@ fn profiles(
             if !seen.insert(one.name.clone()) {
                 errors.push(format!("{path}: Duplicate value: {:?}", one.name));
             }
-            args.set(&one.name, one.args, &format!("{path}.args"), errors);
+            let mut wrong = FieldErrors::default();
+            let place = Path::new(&format!("{path}.args"));
+            match args.set(&one.name, one.args, &place, &mut wrong) {
+                Ok(()) => errors.extend(wrong.0.iter().map(ToString::to_string)),
+                Err(Unread::Strict(why)) => unknown.push(format!("decoding .{path}: {why}")),
+                Err(Unread::Wrong(why)) => {
+                    return Err(ConfigError(format!("decoding .{path}: {why}")));
+                }
+            }
         }
         let percentage = percentage.or(general).and_then(|value| usize::try_from(value).ok());
         let percentage = percentage.unwrap_or_default();
@@ -240,7 +257,7 @@ fn profiles(
             errors.push(format!("profiles[{index}].plugins.queueSort: Invalid value: {why}"));
         }
     }
-    profiles
+    Ok(profiles)
 }
 
 fn extenders(all: Vec<Extender>, errors: &mut Vec<String>) -> Vec<Extender> {
@@ -332,27 +349,114 @@ mod tests {
         };
         check(&args("Unknown", "{any: thing}"), "");
         check(&args("NodeResourcesFit", "{scoringStrategy: {type: MostAllocated}}"), "");
-        check(
-            &args("NodeResourcesFit", "{scoringStrategy: {type: Best}}"),
-            "profiles[0].pluginConfig[0].args",
+        check(&args("NodeResourcesFit", "{kind: NodeResourcesFitArgs}"), "");
+        let at = "profiles[0].pluginConfig[0].args";
+        let cases = [
+            (
+                "InterPodAffinity",
+                "{hardPodAffinityWeight: 101}",
+                "hardPodAffinityWeight: Invalid value: 101: not in valid range [0, 100]",
+            ),
+            (
+                "DefaultPreemption",
+                "{minCandidateNodesPercentage: 200}",
+                "minCandidateNodesPercentage: Invalid value: 200: not in valid range [0, 100]",
+            ),
+            (
+                "DefaultPreemption",
+                "{minCandidateNodesAbsolute: -1}",
+                "minCandidateNodesAbsolute: Invalid value: -1: not in valid range [0, inf)",
+            ),
+            (
+                "DynamicResources",
+                "{filterTimeout: -1s}",
+                "filterTimeout: Invalid value: \"-1s\": must be zero or positive",
+            ),
+            (
+                "DynamicResources",
+                "{bindingTimeout: 500ms}",
+                "bindingTimeout: Invalid value: \"500ms\": must be at least 1 second",
+            ),
+            (
+                "NodeResourcesBalancedAllocation",
+                "{resources: [{name: cpu, weight: 2}]}",
+                "resources[0].weight: Invalid value: 2: must be 1",
+            ),
+            (
+                "PodTopologySpread",
+                "{defaultingType: Other}",
+                "defaultingType: Unsupported value: \"Other\": supported values: \"System\", \"List\"",
+            ),
+            (
+                "VolumeBinding",
+                "{bindTimeoutSeconds: -1}",
+                "bindTimeoutSeconds: Invalid value: -1: invalid BindTimeoutSeconds, should not be a negative value",
+            ),
+            (
+                "VolumeBinding",
+                "{shape: [{utilization: 0, score: 10}]}",
+                "shape: Invalid value: [{\"Utilization\":0,\"Score\":10}]: unexpected field `shape`, remove it or turn on the feature gate StorageCapacityScoring",
+            ),
+        ];
+        for (plugin, text, expected) in cases {
+            check(&args(plugin, text), &format!("{at}.{expected}"));
+        }
+        let both = args(
+            "DefaultPreemption",
+            "{minCandidateNodesPercentage: 0, minCandidateNodesAbsolute: 0}",
         );
         check(
-            &args("NodeResourcesFit", "{scoringStrategy: {resources: [{name: cpu, weight: 101}]}}"),
-            "not in valid range [1, 100]",
+            &both,
+            &format!(
+                "[{at}.minCandidateNodesPercentage: Invalid value: 0: cannot be zero at the same time as minCandidateNodesAbsolute, {at}.minCandidateNodesAbsolute: Invalid value: 0: cannot be zero at the same time as minCandidateNodesPercentage]"
+            ),
         );
+        let twice = args(
+            "PodTopologySpread",
+            "{defaultingType: List, defaultConstraints: [
+            {maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule},
+            {maxSkew: 0, topologyKey: zone, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}]}",
+        );
+        let path = format!("{at}.defaultConstraints[1]");
         check(
-            &args("NodeResourcesFit", "{scoringStrategy: {type: RequestedToCapacityRatio}}"),
-            "at least one point must be specified",
+            &twice,
+            &format!(
+                "[{path}.maxSkew: Invalid value: 0: not in valid range (0, inf), {path}.labelSelector: Forbidden: constraint must not define a selector, as they deduced for each pod, {path}: Duplicate value: \"{{zone, DoNotSchedule}}\"]"
+            ),
         );
-        check(
-            &args("InterPodAffinity", "{hardPodAffinityWeight: 101}"),
-            "not in valid range [0-100]",
+    }
+
+    #[test]
+    fn arguments_that_cannot_be_read_are_told_as_upstream_tells_them() {
+        let one = |name: &str, args: &str| {
+            let config = format!("{{name: {name}, args: {args}}}");
+            parse(&format!("profiles: [{{pluginConfig: [{config}]}}]\n")).map(drop).unwrap_err()
+        };
+        assert_eq!(
+            one("NodeResourcesFit", "{foo: 1}"),
+            "strict decoding error: decoding .profiles[0].pluginConfig[0]: strict decoding error: decoding args for plugin NodeResourcesFit: strict decoding error: unknown field \"foo\""
         );
-        check(
-            &args("DefaultPreemption", "{minCandidateNodesPercentage: 200}"),
-            "not in valid range",
+        assert_eq!(
+            one("DynamicResources", "{kind: VolumeBindingArgs}"),
+            "decoding .profiles[0].pluginConfig[0]: args for plugin DynamicResources were not of type DynamicResourcesArgs.kubescheduler.config.k8s.io, got VolumeBindingArgs.kubescheduler.config.k8s.io"
         );
-        check(&args("PodTopologySpread", "{defaultingType: List}"), "");
-        check(&args("NodeResourcesFit", "{foo: 1}"), "unknown field");
+        assert_eq!(
+            one("DynamicResources", "{filterTimeout: soon}"),
+            "decoding .profiles[0].pluginConfig[0]: decoding args for plugin DynamicResources: time: invalid duration \"soon\""
+        );
+    }
+
+    #[test]
+    fn timeouts_of_devices_are_taken_over() {
+        let args = |text: &str| {
+            let config = format!("{{name: DynamicResources, args: {text}}}");
+            let file = parse(&format!("profiles: [{{pluginConfig: [{config}]}}]\n"));
+            file.expect("a file").profiles.remove(0).args
+        };
+        let second = Duration::from_secs(1);
+        assert_eq!(args("{}").filter_timeout, None);
+        assert_eq!(args("{filterTimeout: 0s}").filter_timeout, Some(None));
+        assert_eq!(args("{filterTimeout: 1s}").filter_timeout, Some(Some(second)));
+        assert_eq!(args("{bindingTimeout: 1s}").binding_timeout, Some(second));
     }
 }

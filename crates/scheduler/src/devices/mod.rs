@@ -9,7 +9,7 @@
 //! for any. Upstream: `k8s.io/dynamic-resource-allocation/structured`.
 //!
 //! Invariants: pure; the same question has the same answer (pools by name, slices by name, devices in
-//! their order; the first solution is it); the search is bounded by [`MOST_STEPS`].
+//! their order; the first solution is it), unless time ran out; the search is bounded by [`Limit`].
 
 mod capacity;
 mod outcome;
@@ -23,6 +23,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim, ResourceSlice};
 use machinery::quantity::Amount;
@@ -32,7 +33,8 @@ pub use selectors::Selectors;
 
 /// Of one claim. Upstream: `AllocationResultsMaxSize`.
 const MOST_RESULTS: usize = 32;
-/// Devices that are looked at for one node before the search is given up: upstream's is ten seconds.
+/// Devices that are looked at for one node before the search is given up, unless a file says for how
+/// long: whoever decides holds up all other decisions.
 const MOST_STEPS: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,10 +100,33 @@ pub struct World {
     pub taken: Taken,
 }
 
+/// How long is looked for devices on one node.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// Devices that are looked at.
+    pub steps: usize,
+    pub time: Option<Duration>,
+}
+
+impl Default for Limit {
+    /// Upstream: ten seconds, and as many devices as that is enough for.
+    fn default() -> Self {
+        Self { steps: MOST_STEPS, time: Some(Duration::from_secs(10)) }
+    }
+}
+
+impl Limit {
+    /// As a configuration file says it; `None`: for ever.
+    pub fn of(time: Option<Duration>) -> Self {
+        Self { steps: usize::MAX, time }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     pub node: &'a str,
     pub labels: &'a BTreeMap<String, String>,
+    pub limit: Limit,
 }
 
 /// Why it cannot be told whether claims can be allocated.

@@ -7,12 +7,13 @@
 use std::collections::{BTreeSet, HashMap};
 
 use k8s_openapi::api::resource::v1::{DeviceAttribute, DeviceConstraint, DeviceTaint};
+use tokio::time::Instant;
 
 use super::capacity::{self, Wanted};
 use super::plan::{Ask, Plan};
 use super::pools::{self, Counters, Offer, State};
 use super::selectors::Selectors;
-use super::{Consumed, DeviceId, Failure, MOST_RESULTS, MOST_STEPS, Place, Taken};
+use super::{Consumed, DeviceId, Failure, MOST_RESULTS, Place, Taken};
 
 /// A device that was given to a request.
 pub struct Chosen {
@@ -63,7 +64,12 @@ struct Search<'a> {
     all: HashMap<At, Vec<usize>>,
     solutions: Vec<Solution>,
     steps: usize,
+    /// When it is given up.
+    deadline: Option<Instant>,
 }
+
+/// Steps between two looks at the clock.
+const BREATH: usize = 256;
 
 pub fn search<'a>(
     offer: &'a Offer<'a>,
@@ -83,6 +89,7 @@ pub fn search<'a>(
         all: HashMap::new(),
         solutions: plans.iter().map(empty).collect(),
         steps: 0,
+        deadline: place.limit.time.map(|time| Instant::now() + time),
     };
     search.prepare()?;
     match search.request(0, 0) {
@@ -221,7 +228,11 @@ impl<'a> Search<'a> {
     /// Takes a device if it will do. `must`: there is no other.
     fn take(&mut self, at: At, index: usize, must: bool) -> Result<bool, Failure> {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
+        let is_late = || {
+            let looks = self.steps.is_multiple_of(BREATH);
+            looks && self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        };
+        if self.steps > self.place.limit.steps || is_late() {
             return Err(Failure::Exhausted);
         }
         let ask = self.ask(at);

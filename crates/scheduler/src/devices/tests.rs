@@ -83,10 +83,18 @@ fn world(slices: &[Value], taken: &[&str]) -> World {
 }
 
 fn allocated(world: &World, claims: &[Value]) -> Result<Option<Vec<AllocationResult>>, Failure> {
+    allocated_within(world, claims, Limit::default())
+}
+
+fn allocated_within(
+    world: &World,
+    claims: &[Value],
+    limit: Limit,
+) -> Result<Option<Vec<AllocationResult>>, Failure> {
     let claims: Vec<Arc<ResourceClaim>> =
         claims.iter().map(|one| Arc::new(from_value(one.clone()).unwrap())).collect();
     let labels = BTreeMap::from([("zone".to_owned(), "z1".to_owned())]);
-    allocate(world, Place { node: "n1", labels: &labels }, &claims, &Selectors::default())
+    allocate(world, Place { node: "n1", labels: &labels, limit }, &claims, &Selectors::default())
 }
 
 /// `request=device` of all claims in order, `none`, or what is wrong.
@@ -380,5 +388,9 @@ fn the_search_ends() {
     let hopeless = claim(json!({"requests": [request("a", json!({"count": 12})),
         request("b", json!({"count": 12})), request("c", json!({"deviceClassName": "b"}))]}));
     let world = world(&[slice("s", json!({"devices": devices}))], &[]);
-    assert_eq!(found(&world, &[hopeless]), Failure::Exhausted.to_string());
+    assert_eq!(found(&world, &[hopeless.clone()]), Failure::Exhausted.to_string());
+    // A file says for how long, and no more.
+    let limit = Limit::of(Some(std::time::Duration::from_millis(5)));
+    let late = allocated_within(&world, &[hopeless], limit);
+    assert_eq!(late.expect_err("time is up"), Failure::Exhausted);
 }

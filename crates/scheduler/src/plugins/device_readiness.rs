@@ -9,9 +9,6 @@ use k8s_openapi::api::resource::v1::{
 
 use crate::claims::allocation;
 
-/// After so long other devices are looked for. Upstream: `DynamicResourcesBindingTimeoutDefault`.
-const LONGEST: Duration = Duration::from_secs(600);
-
 fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
     let devices = allocation(claim).and_then(|one| one.devices.as_ref());
     let results = devices.into_iter().flat_map(|devices| devices.results.iter().flatten());
@@ -49,12 +46,12 @@ pub fn is_ready(claim: &ResourceClaim) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Has the claim waited for its devices for too long?
-pub fn is_overdue(claim: &ResourceClaim) -> bool {
+/// Has the claim waited for its devices for longer than that?
+pub fn is_overdue(claim: &ResourceClaim, longest: Duration) -> bool {
     let since = allocation(claim).and_then(|one| one.allocation_timestamp.as_ref());
     results(claim).next().is_some()
         && since.is_some_and(|since| {
-            base::clock::now().duration_since(since.0).unsigned_abs() > LONGEST
+            base::clock::now().duration_since(since.0).unsigned_abs() > longest
         })
 }
 

@@ -1,10 +1,8 @@
 //! Pods go where the devices are that their claims ask for, or have.
 //!
 //! Filter finds devices on a node for all claims that have none; Reserve keeps those of the node that
-//! was chosen; PreBind writes them down, and that the pod uses the claims. Upstream:
-//! `dynamicresources`.
-//!
-//! Deviation: an extended resource that a DeviceClass stands for makes no claim of its own.
+//! was chosen; PreBind writes them down, and that the pod uses the claims. Extended resources that
+//! classes stand for are one claim more (`extended_claim.rs`). Upstream: `dynamicresources`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,22 +18,28 @@ use machinery::Time;
 use serde_json::json;
 
 use super::device_readiness::{is_overdue, is_ready};
+use super::extended_claim::{self, Extended, Promise, Promises};
 use crate::claims::{Claims, allocation};
 use crate::cluster::Cluster;
-use crate::devices::{self, Failure, Place, Selectors, World};
+use crate::devices::{self, Failure, Limit, Place, Selectors, World};
 use crate::framework::{
-    ClusterEvent, CycleState, Diagnosis, Filter, Framework, Next, Points, PostFilter, PostFiltered,
-    PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row, Score, normalize,
+    ClusterEvent, CycleState, Diagnosis, Filter, Framework, Next, Points, PostBind, PostFilter,
+    PostFiltered, PreBind, PreEnqueue, PreFilter, PreScore, Rejection, Reserve, Row, Score,
+    normalize,
 };
 use crate::node::NodeInfo;
 use crate::pod::{ClaimName, PodInfo};
+use crate::resources::Resources;
 use crate::selector;
 
 const NAME: &str = "DynamicResources";
 /// Held while something is allocated.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
-/// Devices that are made ready are waited for so long at a time: it takes a writer meanwhile.
+pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// Deviation: not as long as [`LONGEST`], unless a file says so: it takes a writer meanwhile, and the
+/// pod is tried again after it.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Upstream: `DynamicResourcesBindingTimeoutDefault`.
+const LONGEST: Duration = Duration::from_secs(600);
 
 pub const ROW: Row = Row {
     name: NAME,
@@ -46,6 +50,10 @@ pub const ROW: Row = Row {
             client: handle.client.clone(),
             claims: objects.claims,
             selectors: Selectors::default(),
+            promises: Promises::default(),
+            limit: handle.args.filter_timeout.map_or_else(Limit::default, Limit::of),
+            patience: handle.args.binding_timeout.unwrap_or(PATIENCE),
+            longest: handle.args.binding_timeout.unwrap_or(LONGEST),
         });
         Points {
             pre_enqueue: Some(plugin.clone()),
@@ -55,7 +63,8 @@ pub const ROW: Row = Row {
             pre_score: Some(plugin.clone()),
             score: Some(plugin.clone()),
             reserve: Some(plugin.clone()),
-            pre_bind: Some(plugin),
+            pre_bind: Some(plugin.clone()),
+            post_bind: Some(plugin),
             ..Default::default()
         }
     },
@@ -63,7 +72,8 @@ pub const ROW: Row = Row {
         ClusterEvent::NodeAdded(_)
         | ClusterEvent::NodeUpdated(_)
         | ClusterEvent::PodUpdated
-        | ClusterEvent::DevicesChanged => true,
+        | ClusterEvent::DevicesChanged
+        | ClusterEvent::ClassChanged { .. } => true,
         ClusterEvent::ClaimChanged { claim, freed, changed } => {
             let is_own = || {
                 claim.namespace == pod.key.namespace
@@ -72,7 +82,7 @@ pub const ROW: Row = Row {
             *freed || (*changed && is_own())
         }
         // What it was to have is not taken after all.
-        ClusterEvent::PodRemoved(other) => !other.device_claims.is_empty(),
+        ClusterEvent::PodRemoved(other) => wants_devices(other),
         _ => false,
     },
 };
@@ -81,6 +91,13 @@ struct DynamicResources {
     client: Client,
     claims: Claims,
     selectors: Selectors,
+    promises: Promises,
+    /// Of a search on one node.
+    limit: Limit,
+    /// Devices that are made ready are waited for so long at a time,
+    patience: Duration,
+    /// and after so long others are looked for.
+    longest: Duration,
 }
 
 type Allocations = Vec<AllocationResult>;
@@ -90,17 +107,40 @@ struct Found {
     claims: Vec<Arc<ResourceClaim>>,
     /// Those that have nothing yet,
     open: Vec<Arc<ResourceClaim>>,
-    /// and what they could have.
+    /// and one more if extended resources are devices here.
+    extended: Option<Extended>,
+    /// What they could have.
     world: Arc<World>,
     /// What Filter found for them, by node. A mutex, as Filter sees the state of all nodes at once.
     by_node: Mutex<BTreeMap<String, Allocations>>,
 }
 
-fn no<T>(why: impl Into<String>) -> Result<T, Rejection> {
+impl Found {
+    /// The special claim for a node with that much, if it needs one there.
+    fn promise(
+        &self,
+        pod: &PodInfo,
+        allocatable: &Resources,
+    ) -> Result<Option<Promise>, Rejection> {
+        self.extended.as_ref().map_or(Ok(None), |extended| extended.on(pod, allocatable))
+    }
+
+    /// All that devices are to be found for.
+    fn open_with(&self, promise: Option<&Promise>) -> Vec<Arc<ResourceClaim>> {
+        self.open.iter().chain(promise.map(|promise| &promise.claim)).cloned().collect()
+    }
+}
+
+/// Is there anything to do for it at all?
+fn wants_devices(pod: &PodInfo) -> bool {
+    !pod.device_claims.is_empty() || !pod.extended.is_empty()
+}
+
+pub(super) fn no<T>(why: impl Into<String>) -> Result<T, Rejection> {
     Err(Rejection::unresolvable(why))
 }
 
-fn name_of(claim: &ResourceClaim) -> &str {
+pub(super) fn name_of(claim: &ResourceClaim) -> &str {
     claim.metadata.name.as_deref().unwrap_or_default()
 }
 
@@ -157,16 +197,22 @@ impl DynamicResources {
                 }
             }
         }
-        let world = match open.is_empty() {
+        let extended = Extended::of(&self.claims, pod);
+        let world = match open.is_empty() && extended.is_none() {
             true => Arc::default(),
             false => self.claims.world(),
         };
-        Ok(Found { claims, open, world, by_node: Mutex::default() })
+        Ok(Found { claims, open, extended, world, by_node: Mutex::default() })
     }
 
-    fn allocate(&self, found: &Found, place: Place<'_>) -> Result<Option<Allocations>, Rejection> {
+    fn allocate(
+        &self,
+        world: &World,
+        open: &[Arc<ResourceClaim>],
+        place: Place<'_>,
+    ) -> Result<Option<Allocations>, Rejection> {
         let node = place.node;
-        let all = devices::allocate(&found.world, place, &found.open, &self.selectors);
+        let all = devices::allocate(world, place, open, &self.selectors);
         all.map_err(|why| match why {
             Failure::InvalidPools => Rejection::unresolvable(why.to_string()),
             Failure::Broken(_) => Rejection::broken(why.to_string()),
@@ -185,12 +231,12 @@ fn classes_of(request: &DeviceRequest) -> Vec<(String, &str)> {
 }
 
 /// Can a claim that has devices be used there?
-fn is_usable(claim: &ResourceClaim, node: &NodeInfo) -> bool {
+fn is_usable(claim: &ResourceClaim, node: &NodeInfo, longest: Duration) -> bool {
     let Some(allocation) = allocation(claim) else { return true };
     let nodes = allocation.node_selector.as_ref();
     nodes.is_none_or(|nodes| selector::matches(nodes, &node.name, &node.labels))
         && match is_ready(claim) {
-            Ok(ready) => ready || !is_overdue(claim),
+            Ok(ready) => ready || !is_overdue(claim, longest),
             Err(_) => false,
         }
 }
@@ -208,11 +254,11 @@ impl PreFilter for DynamicResources {
         pod: &PodInfo,
         _: &Cluster,
     ) -> Result<Next, Rejection> {
-        if pod.device_claims.is_empty() {
+        if !wants_devices(pod) {
             return Ok(Next::Skip);
         }
         let found = self.find(pod)?;
-        if found.claims.is_empty() {
+        if found.claims.is_empty() && found.extended.is_none() {
             return Ok(Next::Skip);
         }
         state.put(NAME, found);
@@ -221,17 +267,18 @@ impl PreFilter for DynamicResources {
 }
 
 impl Filter for DynamicResources {
-    fn filter(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let Some(found) = state.get::<Found>(NAME) else { return Ok(()) };
-        if !found.open.is_empty() {
-            let place = Place { node: &node.name, labels: &node.labels };
-            let Some(all) = self.allocate(found, place)? else {
+        let open = found.open_with(found.promise(pod, &node.allocatable)?.as_ref());
+        if !open.is_empty() {
+            let place = Place { node: &node.name, labels: &node.labels, limit: self.limit };
+            let Some(all) = self.allocate(&found.world, &open, place)? else {
                 return no("cannot allocate all claims");
             };
             let mut by_node = found.by_node.lock().expect("insertions do not panic");
             by_node.insert(node.name.clone(), all);
         }
-        match found.claims.iter().all(|claim| is_usable(claim, node)) {
+        match found.claims.iter().all(|claim| is_usable(claim, node, self.longest)) {
             true => Ok(()),
             false => no("resourceclaim not available on the node"),
         }
@@ -249,21 +296,29 @@ impl PostFilter for DynamicResources {
     ) -> PostFiltered {
         let said = |message: &str| PostFiltered { message: message.into(), ..Default::default() };
         let claims = self.claims_of(pod).unwrap_or_default();
-        if claims.is_empty() {
+        let extended = Extended::of(&self.claims, pod);
+        if claims.is_empty() && extended.is_none() {
             return said("no new claims to deallocate");
         }
         let is_in_the_way = |claim: &&Arc<ResourceClaim>| {
             let users = claim.status.iter().flat_map(|one| one.reserved_for.iter().flatten());
             allocation(claim).is_some()
                 && users.into_iter().all(|one| one.uid == pod.uid)
-                && cluster.nodes().any(|node| !is_usable(claim, node))
+                && cluster.nodes().any(|node| !is_usable(claim, node, self.longest))
         };
+        let client = self.client.clone();
         let Some(claim) = claims.iter().find(is_in_the_way) else {
-            return said("still not schedulable");
+            let Some(Extended::Stale(claim)) = extended else {
+                return said("still not schedulable");
+            };
+            let namespace = pod.key.namespace.clone();
+            let work =
+                async move { extended_claim::delete(&client, &namespace, name_of(&claim)).await };
+            let work = Some(work.boxed());
+            return PostFiltered { work, ..said("deletion of ResourceClaim completed") };
         };
         let mut freed = (**claim).clone();
         freed.status = None;
-        let client = self.client.clone();
         let work = async move {
             let name = name_of(&freed).to_owned();
             let api: Api<ResourceClaim> = client.api(freed.metadata.namespace.as_deref());
@@ -300,28 +355,36 @@ impl Score for DynamicResources {
 
 impl Reserve for DynamicResources {
     fn reserve(&self, _: &mut CycleState, pod: &PodInfo, node: &str) -> Result<(), Rejection> {
-        if pod.device_claims.is_empty() {
+        if !wants_devices(pod) {
             return Ok(());
         }
         let found = self.find(pod)?;
-        if found.open.is_empty() {
+        // As Filter found it: the same question has the same answer.
+        let known = self.claims.node(node).map(|known| (*known).clone()).unwrap_or_default();
+        let allocatable = known.status.and_then(|status| status.allocatable);
+        let promise = found.promise(pod, &Resources::from_list(allocatable.as_ref()))?;
+        let open = found.open_with(promise.as_ref());
+        if open.is_empty() {
             return Ok(());
         }
-        // As Filter found it: the same question has the same answer.
-        let known = self.claims.node(node);
-        let labels = known.and_then(|known| known.metadata.labels.clone()).unwrap_or_default();
-        let Some(all) = self.allocate(&found, Place { node, labels: &labels })? else {
+        let labels = known.metadata.labels.unwrap_or_default();
+        let place = Place { node, labels: &labels, limit: self.limit };
+        let Some(all) = self.allocate(&found.world, &open, place)? else {
             return no("claim allocation not found for node");
         };
-        for (claim, allocation) in found.open.iter().zip(all) {
+        for (claim, allocation) in open.iter().zip(all) {
             self.claims.decide(&pod.uid, claim, allocation);
+        }
+        if let Some(promise) = promise {
+            self.promises.make(pod, promise);
         }
         Ok(())
     }
 
     fn unreserve(&self, _: &CycleState, pod: &PodInfo, _: &str) {
-        if !pod.device_claims.is_empty() {
+        if wants_devices(pod) {
             self.claims.give_back(&pod.uid);
+            self.promises.end(pod);
         }
     }
 }
@@ -329,14 +392,19 @@ impl Reserve for DynamicResources {
 impl PreBind for DynamicResources {
     fn pre_bind<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            if pod.device_claims.is_empty() {
+            if !wants_devices(pod) {
                 return Ok(());
             }
-            let claims = self.claims_of(pod).map_err(|why| why.reasons.join(", "))?;
+            let mut claims = self.claims_of(pod).map_err(|why| why.reasons.join(", "))?;
             for claim in &claims {
                 if !is_reserved_for(pod, claim) {
                     self.write(pod, claim).await?;
                 }
+            }
+            if let Some(claim) = self.promises.create(&self.client, &self.claims, pod).await? {
+                self.write(pod, &claim).await?;
+                self.promises.tell(&self.client, pod, name_of(&claim)).await?;
+                claims.push(Arc::new(claim));
             }
             self.devices_are_ready(pod, &claims).await
         })
@@ -345,9 +413,10 @@ impl PreBind for DynamicResources {
     /// Others may have the claims; what they hold stays with them.
     fn take_back<'a>(&'a self, pod: &'a PodInfo, _: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move {
-            if pod.device_claims.is_empty() {
+            if !wants_devices(pod) {
                 return;
             }
+            self.promises.take_back(&self.client, pod).await;
             for claim in self.claims_of(pod).unwrap_or_default() {
                 let api: Api<ResourceClaim> = self.client.api(Some(&pod.key.namespace));
                 let patch = json!({"metadata": {"uid": claim.metadata.uid}, "status":
@@ -359,6 +428,12 @@ impl PreBind for DynamicResources {
                 }
             }
         })
+    }
+}
+
+impl PostBind for DynamicResources {
+    fn post_bind(&self, pod: &PodInfo, _: &str) {
+        self.promises.end(pod);
     }
 }
 
@@ -430,7 +505,7 @@ impl DynamicResources {
             }
         };
         let late = |_| Err("device binding timeout: context deadline exceeded".to_owned());
-        tokio::time::timeout(PATIENCE, ready).await.unwrap_or_else(late)
+        tokio::time::timeout(self.patience, ready).await.unwrap_or_else(late)
     }
 }
 

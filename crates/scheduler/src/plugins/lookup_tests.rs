@@ -237,3 +237,98 @@ async fn what_happens_to_claims_wakes_those_that_wait_for_them() {
     check("other", true, true, true);
     tasks.shutdown(Duration::from_secs(5)).await;
 }
+
+fn gpu_class() -> Value {
+    json!({"metadata": {"name": "gpu", "uid": "gpu", "resourceVersion": "1"},
+        "spec": {"extendedResourceName": "example.com/gpu"}})
+}
+
+fn asks(name: &str, resource: &str, count: &str) -> PodInfo {
+    let containers =
+        json!([{"name": "c", "image": "i", "resources": {"requests": {resource: count}}}]);
+    pod(name, json!({"spec": {"containers": containers}}))
+}
+
+#[tokio::test]
+async fn extended_resources_are_devices_where_no_node_offers_them() {
+    let tasks = Tasks::new("test");
+    let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "late", "uid": "late",
+        "controller": true}]);
+    let mut stale = device_claim("stale", json!({}));
+    stale["metadata"]["ownerReferences"] = owner;
+    stale["metadata"]["annotations"] =
+        json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+    let object =
+        |name: &str| node(name, json!({"metadata": {"uid": name, "resourceVersion": "1"}}));
+    let collections = vec![
+        ("deviceclasses", vec![gpu_class()]),
+        ("resourceslices", vec![slice("b", &["one", "two"])]),
+        ("resourceclaims", vec![stale]),
+        ("nodes", vec![object("a"), object("b")]),
+    ];
+    let framework = framework(&tasks, collections).await;
+    let own = node("c", json!({"status": {"allocatable": {"example.com/gpu": "1"}}}));
+    let two = [node("a", json!({})), node("b", json!({}))];
+    let check = |pod: &PodInfo, nodes: &[Value], expected: &str| {
+        assert_eq!(placed(&framework, pod, &cluster(nodes, &[])), expected);
+    };
+    let one = asks("p", "example.com/gpu", "1");
+    check(&one, &two, "b");
+    check(&asks("p", "deviceclass.resource.kubernetes.io/gpu", "2"), &two, "b");
+    check(
+        &asks("p", "example.com/gpu", "3"),
+        &two,
+        "0/2 nodes are available: 2 cannot allocate all claims.",
+    );
+    check(
+        &asks("p", "example.com/other", "1"),
+        &two,
+        "0/2 nodes are available: 2 Insufficient example.com/other.",
+    );
+    // A node that offers it itself needs no claim, and counts as ever.
+    check(&one, &[two[0].clone(), own.clone()], "c");
+    check(
+        &asks("p", "example.com/gpu", "2"),
+        &[own],
+        "0/1 nodes are available: 1 Insufficient example.com/gpu.",
+    );
+
+    // What one pod is to have, another cannot.
+    let reserved = framework.reserve(&one, "b").expect("they are free");
+    let other = asks("q", "example.com/gpu", "2");
+    check(&other, &two, "0/2 nodes are available: 2 cannot allocate all claims.");
+    framework.unreserve(&reserved, &one, "b");
+    check(&other, &two, "b");
+
+    // What an earlier attempt left is in the way, and goes.
+    let late = asks("late", "example.com/gpu", "1");
+    let all = cluster(&two, &[]);
+    let why = framework.schedule(&late, &all).expect_err("its claim is there");
+    let text = "0/2 nodes are available: 2 cannot schedule extended resource claim.";
+    assert_eq!(why.to_string(), text);
+    let outcome = framework.post_filter(&late, &all, &why);
+    assert!(outcome.message.starts_with("deletion of ResourceClaim completed, preemption"));
+    assert!(outcome.work.is_some());
+    tasks.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+async fn a_class_wakes_those_that_it_may_stand_for() {
+    let tasks = Tasks::new("test");
+    let framework = framework(&tasks, vec![]).await;
+    let check = |pod: &PodInfo, is_new: bool, resource: Option<&str>, expected: bool| {
+        let (name, resource) = ("gpu".to_owned(), resource.map(str::to_owned));
+        let event = ClusterEvent::ClassChanged { name, is_new, resource };
+        let helps = framework.helps(&["NodeResourcesFit"].into(), pod, &event);
+        assert_eq!(helps, expected, "{event:?}");
+    };
+    let explicit = asks("p", "example.com/gpu", "1");
+    check(&explicit, true, Some("example.com/gpu"), true);
+    check(&explicit, false, Some("example.com/gpu"), true);
+    check(&explicit, false, None, false);
+    check(&explicit, true, Some("example.com/other"), false);
+    let implicit = asks("p", "deviceclass.resource.kubernetes.io/gpu", "1");
+    check(&implicit, true, None, true);
+    check(&implicit, false, None, false);
+    tasks.shutdown(Duration::from_secs(5)).await;
+}

@@ -6,6 +6,7 @@ mod default_binder;
 mod default_preemption;
 mod device_readiness;
 mod dynamic_resources;
+mod extended_claim;
 mod image_locality;
 mod inter_pod_affinity;
 mod node_affinity;
@@ -75,6 +76,7 @@ fn anything(_: &PodInfo, event: &ClusterEvent) -> bool {
             | ClusterEvent::PodAdded(_)
             | ClusterEvent::ClaimChanged { .. }
             | ClusterEvent::DevicesChanged
+            | ClusterEvent::ClassChanged { .. }
     )
 }
 

@@ -1,16 +1,24 @@
 //! A node must have room for what a pod asks; emptier nodes score higher, or fuller ones, by the
-//! profile's strategy.
+//! profile's strategy. What the node does not offer itself, but a class of devices stands for, is
+//! DynamicResources' business.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::claims::Claims;
 use crate::cluster::Cluster;
 use crate::config::Scoring;
-use crate::framework::{CycleState, Filter, Points, Rejection, Row, Score};
+use crate::extended::CLASS_PREFIX;
+use crate::framework::{
+    ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row, Score,
+};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 
+const NAME: &str = "NodeResourcesFit";
+
 pub const ROW: Row = Row {
-    name: "NodeResourcesFit",
+    name: NAME,
     weight: 1,
     build: |handle| {
         let args = &handle.args;
@@ -18,10 +26,23 @@ pub const ROW: Row = Row {
             scoring: args.fit.clone(),
             ignored: args.ignored_resources.clone(),
             ignored_groups: args.ignored_groups.clone(),
+            claims: handle.objects.clone().map(|objects| objects.claims),
         });
-        Points { filter: Some(plugin.clone()), score: Some(plugin), ..Default::default() }
+        Points {
+            pre_filter: Some(plugin.clone()),
+            filter: Some(plugin.clone()),
+            score: Some(plugin),
+            ..Default::default()
+        }
     },
-    helps: super::room_appears,
+    helps: |pod, event| match event {
+        ClusterEvent::ClassChanged { name, is_new, resource } => {
+            let asks = |name: &str| pod.requests.scalar.contains_key(name);
+            *is_new && asks(&format!("{CLASS_PREFIX}{name}"))
+                || resource.as_deref().is_some_and(asks)
+        }
+        event => super::room_appears(pod, event),
+    },
 };
 
 struct Fit {
@@ -29,12 +50,37 @@ struct Fit {
     /// Extended resources that are an extender's business.
     ignored: Vec<String>,
     ignored_groups: Vec<String>,
+    claims: Option<Claims>,
+}
+
+/// The resources of a pod that classes of devices stand for.
+struct Backed(BTreeSet<String>);
+
+impl PreFilter for Fit {
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        _: &Cluster,
+    ) -> Result<Next, Rejection> {
+        if let Some(claims) = self.claims.as_ref().filter(|_| !pod.extended.is_empty()) {
+            let asked = pod.requests.scalar.keys();
+            let backed = asked.filter(|name| claims.class_for(name).is_some());
+            state.put(NAME, Backed(backed.cloned().collect()));
+        }
+        Ok(Next::Filter)
+    }
 }
 
 impl Filter for Fit {
-    fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let mut short = shortages(pod, node);
-        short.retain(|short| !self.ignores(&short.resource));
+        let backed = state.get::<Backed>(NAME);
+        let is_backed = |name: &String| backed.is_some_and(|backed| backed.0.contains(name));
+        short.retain(|short| {
+            let is_device = short.capacity == 0 && is_backed(&short.resource);
+            !is_device && !self.ignores(&short.resource)
+        });
         if short.is_empty() {
             return Ok(());
         }
@@ -119,6 +165,7 @@ mod tests {
                     scoring: crate::config::Args::default().fit,
                     ignored: vec![],
                     ignored_groups: vec!["ignored.com".into()],
+                    claims: None,
                 };
                 let result = fit.filter(&CycleState::default(), &pod(requests), node);
                 match result {

@@ -263,6 +263,45 @@ async fn what_upstream_refuses_is_refused() {
     check(&plugins("score: {enabled: [{name: Nobody}]}"), unknown);
     let unknown = "PreFilterPlugin \"Nobody\" does not exist";
     check(&plugins("multiPoint: {enabled: [{name: Nobody}]}"), unknown);
+    let fit = |args: &str| {
+        format!("profiles: [{{pluginConfig: [{{name: NodeResourcesFit, args: {{{args}}}}}]}}]\n")
+    };
+    let scoring = |text: &str| fit(&format!("scoringStrategy: {{{text}}}"));
+    let refused = |why: &str| format!("initializing plugin \"NodeResourcesFit\": {why}");
+    let known = "\"LeastAllocated\", \"MostAllocated\", \"RequestedToCapacityRatio\"";
+    check(
+        &scoring("type: Best"),
+        &refused(&format!(
+            "scoringStrategy.type: Unsupported value: \"Best\": supported values: {known}"
+        )),
+    );
+    check(
+        &scoring("type: MostAllocated, resources: [{name: cpu, weight: 101}]"),
+        &refused(
+            "scoringStrategy.resources[0].weight: Invalid value: 101: resource weight of cpu not in valid range (0, 100]",
+        ),
+    );
+    let ratio = "scoringStrategy.requestedToCapacityRatio";
+    check(
+        &scoring("type: RequestedToCapacityRatio"),
+        &refused(&format!(
+            "{ratio}: Required value: must be specified when type is RequestedToCapacityRatio"
+        )),
+    );
+    check(
+        &scoring(
+            "type: RequestedToCapacityRatio, requestedToCapacityRatio: {shape: [{utilization: 5, score: 11}, {utilization: 5}]}",
+        ),
+        &refused(&format!(
+            "[{ratio}.shape[1].utilization: Invalid value: 5: values must be sorted in increasing order, {ratio}.shape[0].score: Invalid value: 11: not in valid range [0, 10]]"
+        )),
+    );
+    check(
+        &fit("ignoredResourceGroups: [a.com/b]"),
+        &refused(
+            "ignoredResourceGroups[0]: Invalid value: \"a.com/b\": resource group name can't contain '/'",
+        ),
+    );
     let other = "plugin \"NodeName\" does not extend ScorePlugin plugin";
     check(&plugins("score: {enabled: [{name: NodeName}]}"), other);
     check(

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::sandboxes::SandboxEntry;
 use super::{Embedded, blocking, now_nanos, selects};
+use crate::cdi;
 use crate::files;
 use crate::images::overlay;
 use crate::images::store::{ImageRecord, ImageStore};
@@ -150,8 +151,11 @@ impl Embedded {
         })
         .await??;
         let security = config.linux.as_ref().and_then(|l| l.security_context.clone());
-        let user = user::resolve(&security.unwrap_or_default(), &image.config.user, &databases)?;
-        let mounted = self.image_volumes(id, &config, &directory, owners).await?;
+        let mut user =
+            user::resolve(&security.unwrap_or_default(), &image.config.user, &databases)?;
+        let mut mounted = self.image_volumes(id, &config, &directory, owners).await?;
+        let extra = cdi::inject(&cdi::DIRECTORIES.map(Path::new), &mut mounted)?;
+        user.groups.extend(extra.groups);
         let rootfs = directory.join("rootfs");
         let mut spec = oci::build(&oci::Request {
             id,
@@ -163,8 +167,11 @@ impl Embedded {
             cgroups_v2: self.0.hierarchies.is_v2(),
             lowest_oom_score: self.0.lowest_oom_score,
         })?;
+        if !extra.hooks.is_empty() {
+            spec["hooks"] = extra.hooks.into();
+        }
         if let Some(users) = &pod.users {
-            let devices = oci::device_paths(&config);
+            let devices = oci::device_paths(&mounted);
             let stage = oci::stage::plan(&mut spec, &users.namespace, &devices);
             files::write_json(&directory.join(STAGE), &stage)?;
         }
@@ -582,9 +589,6 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     let apparmor = security.and_then(|security| security.apparmor.as_ref());
     if apparmor.is_some_and(|profile| profile.profile_type() == ProfileType::Localhost) {
         return Err(Error::InvalidArgument("apparmor is not supported".into()));
-    }
-    if !config.cdi_devices.is_empty() {
-        return Err(Error::Unimplemented("CDI devices are not supported".into()));
     }
     Ok(())
 }
