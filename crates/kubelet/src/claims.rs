@@ -15,9 +15,10 @@ use k8s_openapi::api::core::v1::{
 use serde_json::{Value, json};
 
 use crate::csi::{Failure, Mounted, Order, Source, place};
+use crate::local_volume::{self, Kind};
 use crate::names;
 use crate::resources::units;
-use crate::volumes::{Claims, Occasion, Ready};
+use crate::volumes::{Claims, Occasion, Ready, of_host};
 use crate::worker::Worker;
 
 const STORAGE: &str = "storage";
@@ -55,7 +56,7 @@ impl Worker {
                     // A path of this node is looked at when containers start, as any hostPath.
                     Some(Ok(bound)) if !is_drivers(&bound.volume) => match occasion {
                         Occasion::Running => continue,
-                        _ => self.local(&volume.name, &bound).map(|ready| (ready, None)),
+                        _ => self.local(&bound).await.map(|ready| (ready, None)),
                     },
                     Some(Ok(bound)) => {
                         let source = Source::Persistent {
@@ -108,9 +109,9 @@ impl Worker {
     }
 
     /// A volume that is a path of this node: a directory, or a device.
-    fn local(&self, volume: &str, bound: &Bound) -> Result<Ready, Failure> {
+    async fn local(&self, bound: &Bound) -> Result<Ready, Failure> {
         if !is_block(&bound.volume) {
-            return directory(bound).map_err(|why| not_set_up(volume, &why));
+            return self.file_system(bound).await;
         }
         let name = bound.volume.metadata.name.as_deref().unwrap_or_default();
         let failed = |step: &str, why: String| {
@@ -118,7 +119,10 @@ impl Worker {
         };
         let spec = bound.volume.spec.as_ref();
         let Some(local) = spec.and_then(|spec| spec.local.as_ref()) else {
-            return Err(failed("FindMapperPluginBySpec", "no volume plugin matched".into()));
+            // Deviation: upstream says it in its log only.
+            let why = "failed to find BlockVolumeMapper plugin. Volume plugin is nil.";
+            let text = format!("MapVolume.FindMapperPluginBySpec {why} for volume {name:?} ");
+            return Err(Failure::map(text));
         };
         let path = std::fs::canonicalize(&local.path)
             .map_err(|error| failed("EvalHostSymlinks", format!("{}: {error}", local.path)))?;
@@ -133,6 +137,64 @@ impl Worker {
             self.tell_mapped(&link);
         }
         Ok(Ready { path: link, read_only: bound.read_only, is_device: true })
+    }
+
+    /// A hostPath is what its type says; a local volume is a directory, or a device that is mounted.
+    async fn file_system(&self, bound: &Bound) -> Result<Ready, Failure> {
+        let name = bound.volume.metadata.name.clone().unwrap_or_default();
+        let failed = |step: &str, why: String| {
+            Failure::mount(format!("MountVolume.{step} failed for volume {name:?} : {why}"))
+        };
+        let unmounted = |why: String| failed("NewMounter initialization", why);
+        let spec = bound.volume.spec.clone().unwrap_or_default();
+        if let Some(source) = &spec.host_path {
+            let ready = of_host(source).map_err(|error| failed("SetUp", error.to_string()))?;
+            return Ok(Ready { read_only: bound.read_only, ..ready });
+        }
+        let Some(local) = spec.local else {
+            return Err(unmounted("no volume plugin matched".into()));
+        };
+        let path = PathBuf::from(&local.path);
+        if is_ours(&bound.volume) {
+            make(&path).map_err(|error| failed("SetUp", error.to_string()))?;
+        }
+        match local_volume::kind(&path).map_err(unmounted)? {
+            Kind::Directory => return Ok(Ready::directory(path, bound.read_only)),
+            Kind::Device => {}
+        }
+        let security = self.pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        let group = security.and_then(|security| u32::try_from(security.fs_group?).ok());
+        let change = security.and_then(|security| security.fs_group_change_policy.as_deref());
+        let order = local_volume::Order {
+            name: name.clone(),
+            device: path,
+            fs_type: local.fs_type.unwrap_or_else(|| "ext4".into()),
+            read_only: bound.read_only,
+            options: spec.mount_options.unwrap_or_default(),
+            group: group.map(|group| (group, change == Some("OnRootMismatch"))),
+        };
+        let _turn = self.context.csi.turn(&format!("kubernetes.io/local-volume/{name}")).await;
+        let (root, pod) = (self.context.config.root_dir.clone(), self.dir.0.clone());
+        let done =
+            tokio::task::spawn_blocking(move || local_volume::set_up(&root, &pod, &order)).await;
+        let place = match done {
+            Ok(done) => done.map_err(|error| failed(error.step, error.why))?,
+            Err(error) => return Err(failed("MountDevice", error.to_string())),
+        };
+        Ok(Ready::directory(place, bound.read_only))
+    }
+
+    /// Devices that no pod has any more are unmounted.
+    pub(crate) async fn release_devices(&self) -> std::io::Result<()> {
+        let root = self.context.config.root_dir.clone();
+        for name in local_volume::mounted(&root) {
+            let _turn = self.context.csi.turn(&format!("kubernetes.io/local-volume/{name}")).await;
+            let root = root.clone();
+            tokio::task::spawn_blocking(move || local_volume::release(&root, &name))
+                .await
+                .unwrap_or_else(|error| Err(std::io::Error::other(error)))?;
+        }
+        Ok(())
     }
 
     /// Upstream says the same of the device's global path, which is not here.
@@ -264,14 +326,11 @@ fn grown(bound: &Bound) -> Option<(String, i64)> {
     (units(size) > units(known)).then(|| (size.0.clone(), units(size)))
 }
 
-/// Volumes of hostPath and local type are directories of this node.
-fn directory(bound: &Bound) -> Result<Ready, String> {
-    let spec = bound.volume.spec.as_ref();
-    let host = spec.and_then(|spec| spec.host_path.as_ref()).map(|source| &source.path);
-    let path = host.or(spec.and_then(|spec| spec.local.as_ref()).map(|source| &source.path));
-    let path = PathBuf::from(path.ok_or("no volume plugin matched")?);
-    make(&path).map_err(|error| error.to_string())?;
-    Ok(Ready::directory(path, bound.read_only))
+/// Made by the provisioner that is built in, which leaves its directory to the node.
+fn is_ours(volume: &PersistentVolume) -> bool {
+    let annotations = volume.metadata.annotations.as_ref();
+    let by = annotations.and_then(|all| all.get("pv.kubernetes.io/provisioned-by"));
+    by.is_some_and(|by| by == "decapod.io/local-path")
 }
 
 /// Made at its first use: containers of any user may write to it.

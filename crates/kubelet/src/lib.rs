@@ -38,6 +38,7 @@ mod hosts;
 mod image_gc;
 mod images;
 mod local_storage;
+mod local_volume;
 mod log_rotation;
 mod logind;
 mod machine;

@@ -577,7 +577,8 @@ impl Worker {
         let dir = self.dir.clone();
         tokio::task::spawn_blocking(move || crate::volumes::tear_down(&dir))
             .await
-            .unwrap_or_else(|error| Err(std::io::Error::other(error)))
+            .unwrap_or_else(|error| Err(std::io::Error::other(error)))?;
+        self.release_devices().await
     }
 
     /// Keeps the running and one dead container of each name, and the newest sandbox.

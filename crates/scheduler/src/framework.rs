@@ -80,19 +80,30 @@ impl Next {
 /// What happened in the cluster that may let a rejected pod fit.
 #[derive(Clone, Debug)]
 pub enum ClusterEvent {
-    NodeAdded(String),
-    NodeUpdated(String),
+    /// Without its pods.
+    NodeAdded(Arc<NodeInfo>),
+    NodeUpdated {
+        old: Arc<NodeInfo>,
+        new: Arc<NodeInfo>,
+    },
     NodeRemoved,
-    /// A pod got a node, or one with a node changed its labels or requests.
+    /// A pod got a node.
     PodAssigned(Arc<PodInfo>),
+    /// One with a node changed its labels or requests.
+    PodChanged {
+        old: Arc<PodInfo>,
+        new: Arc<PodInfo>,
+    },
     PodRemoved(Arc<PodInfo>),
     /// A pod without a node came.
     PodAdded(Arc<PodInfo>),
     /// The waiting pod itself changed.
     PodUpdated,
     NamespaceChanged,
-    /// A claim, a volume or a class came or changed.
-    VolumesChanged,
+    /// A claim, or a volume or a class (`None`), came or changed.
+    VolumesChanged(Option<ObjectKey>),
+    /// What the storage drivers of a node can do changed.
+    DriversChanged,
     /// A claim for devices came, changed or went.
     ClaimChanged {
         claim: ObjectKey,

@@ -36,7 +36,8 @@ pub const ROW: Row = Row {
     helps: |pod, event| match event {
         ClusterEvent::PodAdded(other) => Group::of(other) == Group::of(pod),
         ClusterEvent::NodeAdded(_)
-        | ClusterEvent::NodeUpdated(_)
+        | ClusterEvent::NodeUpdated { .. }
+        | ClusterEvent::PodChanged { .. }
         | ClusterEvent::PodRemoved(_)
         | ClusterEvent::PodUpdated => true,
         _ => false,

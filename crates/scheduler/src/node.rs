@@ -33,6 +33,27 @@ impl NodeInfo {
         Self { name: name.into(), ..Default::default() }
     }
 
+    /// What hints look at: no pods, no images.
+    pub fn bare(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            known: self.known,
+            labels: self.labels.clone(),
+            taints: self.taints.clone(),
+            unschedulable: self.unschedulable,
+            allocatable: self.allocatable.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Is it the same to hints?
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.unschedulable == other.unschedulable
+            && self.labels == other.labels
+            && self.taints == other.taints
+            && self.allocatable == other.allocatable
+    }
+
     /// Takes over what the object says; pods stay.
     pub fn update(&mut self, node: &Node) {
         let spec = node.spec.clone().unwrap_or_default();

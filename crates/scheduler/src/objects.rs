@@ -51,6 +51,11 @@ impl Objects {
         self.claims.synced().await;
     }
 
+    /// Hears of what nodes' storage drivers can do.
+    pub fn subscribe_drivers(&self, wake: impl Fn() + Send + Sync + 'static) {
+        self.csi_nodes.subscribe_raw(move |_| wake());
+    }
+
     pub fn budgets(&self, namespace: &str) -> Vec<Arc<PodDisruptionBudget>> {
         self.budgets.lister().list(Some(namespace), &Selector::everything())
     }

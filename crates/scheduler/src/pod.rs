@@ -155,6 +155,13 @@ impl Term {
         }
     }
 
+    /// Whether it may match, whatever labels namespaces have.
+    pub fn may_match(&self, pod: &PodInfo) -> bool {
+        let in_namespace = self.namespaces.contains(&*pod.key.namespace);
+        (in_namespace || self.namespace_selector.is_some())
+            && self.selector.matches(Some(&pod.labels))
+    }
+
     pub fn matches(&self, pod: &PodInfo, namespaces: &Namespaces) -> bool {
         let namespace = &*pod.key.namespace;
         let in_namespace = self.namespaces.contains(namespace)

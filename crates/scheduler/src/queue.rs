@@ -427,7 +427,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_rejected_wait_for_what_helps() {
         let (framework, mut queue) = (framework(), Queue::default());
-        let added = ClusterEvent::NodeAdded("n".into());
+        let added = ClusterEvent::NodeAdded(Arc::default());
         let test = || BTreeSet::from(["Test"]);
         queue.put(&framework, pod("a", 0, &[]));
         queue.pop();

@@ -66,7 +66,11 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
     let this = scheduler.clone();
     pods.subscribe(move |event| this.pod_event(event));
     let this = scheduler.clone();
-    volumes.subscribe(move || this.woken(&mut this.state(), &ClusterEvent::VolumesChanged));
+    volumes.subscribe(move |claim| {
+        this.woken(&mut this.state(), &ClusterEvent::VolumesChanged(claim));
+    });
+    let this = scheduler.clone();
+    objects.subscribe_drivers(move || this.woken(&mut this.state(), &ClusterEvent::DriversChanged));
     let this = scheduler.clone();
     objects.claims.subscribe(move |event| this.woken(&mut this.state(), event));
     let queue = Arc::new(tokio::sync::Mutex::new(queue));
@@ -263,23 +267,15 @@ impl Scheduler {
             state.cluster.remove_node(&name);
             return self.woken(&mut state, &ClusterEvent::NodeRemoved);
         }
-        // Heartbeats change nothing that matters here.
-        let columns = |cluster: &Cluster| {
-            let node = cluster.node(&name)?;
-            Some((
-                node.labels.clone(),
-                node.taints.clone(),
-                node.unschedulable,
-                node.allocatable.clone(),
-            ))
-        };
-        let before = columns(&state.cluster);
+        let bare = |cluster: &Cluster| cluster.node(&name).map(|node| Arc::new(node.bare()));
+        let before = bare(&state.cluster);
         state.cluster.update_node(node);
-        let after = columns(&state.cluster);
-        if before.is_none() {
-            self.woken(&mut state, &ClusterEvent::NodeAdded(name));
-        } else if before != after {
-            self.woken(&mut state, &ClusterEvent::NodeUpdated(name));
+        let Some(new) = bare(&state.cluster) else { return };
+        match before {
+            None => self.woken(&mut state, &ClusterEvent::NodeAdded(new)),
+            // Heartbeats change nothing that matters here.
+            Some(old) if old.is_like(&new) => {}
+            Some(old) => self.woken(&mut state, &ClusterEvent::NodeUpdated { old, new }),
         }
     }
 
@@ -303,9 +299,13 @@ impl Scheduler {
             state.queue.remove(&pod.uid);
             state.cluster.nominate(&pod, "");
             state.cluster.put_pod(pod.clone());
-            let moved = event.old().is_none_or(|old| PodInfo::new(old).differs_in_spec(&pod));
-            if moved {
-                self.woken(&mut state, &ClusterEvent::PodAssigned(pod));
+            match event.old().map(|old| PodInfo::new(old)).filter(|old| !old.node_name.is_empty()) {
+                None => self.woken(&mut state, &ClusterEvent::PodAssigned(pod)),
+                Some(old) if old.differs_in_spec(&pod) => {
+                    let old = Arc::new(old);
+                    self.woken(&mut state, &ClusterEvent::PodChanged { old, new: pod });
+                }
+                Some(_) => {}
             }
             return;
         }

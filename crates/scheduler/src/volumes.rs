@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use client::{Informer, Informers};
+use client::{Informer, Informers, ObjectKey};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PodSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use machinery::selector::Selector;
@@ -31,16 +31,17 @@ impl Volumes {
         }
     }
 
-    pub fn subscribe(&self, wake: impl Fn() + Send + Sync + Clone + 'static) {
+    /// `wake` hears which claim it was; `None`: it was none.
+    pub fn subscribe(&self, wake: impl Fn(Option<ObjectKey>) + Send + Sync + Clone + 'static) {
         let changes = self.changes.clone();
-        let changed = move || {
+        let changed = move |claim| {
             changes.send_modify(|count| *count += 1);
-            wake();
+            wake(claim);
         };
         let (first, second) = (changed.clone(), changed.clone());
-        self.claims.subscribe_raw(move |_| first());
-        self.volumes.subscribe_raw(move |_| second());
-        self.classes.subscribe_raw(move |_| changed());
+        self.claims.subscribe_raw(move |event| first(Some(event.entry().header.key.clone())));
+        self.volumes.subscribe_raw(move |_| second(None));
+        self.classes.subscribe_raw(move |_| changed(None));
     }
 
     pub async fn synced(&self) {

@@ -162,7 +162,7 @@ impl Csi {
     }
 
     /// Waits for its turn to work on a volume.
-    async fn turn(&self, unique: &str) -> tokio::sync::OwnedMutexGuard<()> {
+    pub async fn turn(&self, unique: &str) -> tokio::sync::OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock().expect("no panic while held");
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);

@@ -355,6 +355,11 @@ fn host_path(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
     Ok(Ready::directory(path, false))
 }
 
+/// A path of the node that a PersistentVolume names.
+pub fn of_host(source: &HostPathVolumeSource) -> Result<Ready, VolumeError> {
+    host_path(source)
+}
+
 /// Removes all that a pod left on the disk, its mounts first.
 pub fn tear_down(dir: &PodDir) -> io::Result<()> {
     if !dir.0.exists() {

@@ -111,7 +111,7 @@ fn unescape(text: &str) -> PathBuf {
     std::ffi::OsString::from_vec(out).into()
 }
 
-fn is_mounted(path: &Path) -> io::Result<bool> {
+pub fn is_mounted(path: &Path) -> io::Result<bool> {
     let path = match fs::canonicalize(path) {
         Ok(path) => path,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

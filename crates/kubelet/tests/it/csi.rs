@@ -169,6 +169,30 @@ async fn a_claims_volume_is_attached_staged_published_and_given_back() {
     bench.stop().await;
 }
 
+#[tokio::test]
+async fn a_volume_that_was_staged_and_never_published_is_unstaged() {
+    // An error that settles the matter, and one after which the driver may have published.
+    for code in ["13", "4"] {
+        let mut bench = Bench::new();
+        let driver = Driver::new(&kubelet(&bench), &[STAGES]);
+        put_driver(&bench, json!({"attachRequired": false}));
+        let spec = put_claim(&bench, json!({}));
+        registered(&bench, &driver).await;
+        driver.refuse("NodePublishVolume", Some(code));
+        bench.api.put_pod("a", spec);
+        let calls = |call: &str| driver.calls().iter().filter(|one| *one == call).count();
+        bench.api.until("it tries again", |_| calls("PublishVolume") > 1).await;
+        assert_eq!(calls("UnstageVolume"), 0, "the pod wants it still: {:?}", driver.calls());
+        bench.api.mark_deleted("a", 1);
+        bench.api.until("gone", |api| api.pod("a").is_null()).await;
+        assert_eq!(driver.calls().last().map(String::as_str), Some("UnstageVolume"));
+        assert_eq!(calls("UnstageVolume"), 1, "{:?}", driver.calls());
+        let place = kubelet(&bench).join("plugins/kubernetes.io/csi").join(NAME);
+        assert_eq!(std::fs::read_dir(place).expect("a directory").count(), 0);
+        bench.stop().await;
+    }
+}
+
 /// As the attach-detach controller names the object.
 fn attachment_id() -> String {
     use std::fmt::Write;

@@ -5,5 +5,6 @@ mod csi;
 mod devices;
 mod driver;
 mod eviction;
+mod paths;
 mod pods;
 mod shutdown;

@@ -70,10 +70,12 @@ pub const ROW: Row = Row {
     },
     helps: |pod, event| match event {
         ClusterEvent::NodeAdded(_)
-        | ClusterEvent::NodeUpdated(_)
         | ClusterEvent::PodUpdated
         | ClusterEvent::DevicesChanged
         | ClusterEvent::ClassChanged { .. } => true,
+        ClusterEvent::NodeUpdated { old, new } => {
+            old.labels != new.labels || old.allocatable != new.allocatable
+        }
         ClusterEvent::ClaimChanged { claim, freed, changed } => {
             let is_own = || {
                 claim.namespace == pod.key.namespace

@@ -32,7 +32,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: super::anything,
+    helps: super::hints::neighbours_change,
 };
 
 struct InterPodAffinity {

@@ -7,6 +7,7 @@ mod default_preemption;
 mod device_readiness;
 mod dynamic_resources;
 mod extended_claim;
+mod hints;
 mod image_locality;
 mod inter_pod_affinity;
 mod node_affinity;
@@ -23,8 +24,7 @@ mod volume_binding;
 mod volume_restrictions;
 mod volume_zone;
 
-use crate::framework::{ClusterEvent, Row};
-use crate::pod::PodInfo;
+use crate::framework::Row;
 
 pub static PLUGINS: &[Row] = &[
     scheduling_gates::ROW,
@@ -48,41 +48,6 @@ pub static PLUGINS: &[Row] = &[
     default_binder::ROW,
     crate::gang::ROW,
 ];
-
-/// The hint of plugins that look at nodes only.
-fn node_changes(_: &PodInfo, event: &ClusterEvent) -> bool {
-    matches!(
-        event,
-        ClusterEvent::NodeAdded(_) | ClusterEvent::NodeUpdated(_) | ClusterEvent::PodUpdated
-    )
-}
-
-/// The hint of plugins that count what pods take.
-fn room_appears(_: &PodInfo, event: &ClusterEvent) -> bool {
-    matches!(
-        event,
-        ClusterEvent::NodeAdded(_)
-            | ClusterEvent::NodeUpdated(_)
-            | ClusterEvent::PodRemoved(_)
-            | ClusterEvent::PodUpdated
-    )
-}
-
-/// The hint of plugins that look at other pods.
-fn anything(_: &PodInfo, event: &ClusterEvent) -> bool {
-    !matches!(
-        event,
-        ClusterEvent::VolumesChanged
-            | ClusterEvent::PodAdded(_)
-            | ClusterEvent::ClaimChanged { .. }
-            | ClusterEvent::DevicesChanged
-            | ClusterEvent::ClassChanged { .. }
-    )
-}
-
-fn never(_: &PodInfo, _: &ClusterEvent) -> bool {
-    false
-}
 
 #[cfg(test)]
 mod lookup_tests;

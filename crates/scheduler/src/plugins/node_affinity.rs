@@ -24,7 +24,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: super::node_changes,
+    helps: super::hints::is_selected,
 };
 
 /// With what the profile adds to every pod's own.

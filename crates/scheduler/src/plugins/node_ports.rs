@@ -15,7 +15,7 @@ pub const ROW: Row = Row {
         filter: Some(Arc::new(NodePorts)),
         ..Default::default()
     },
-    helps: super::room_appears,
+    helps: super::hints::port_appears,
 };
 
 struct NodePorts;

@@ -12,7 +12,7 @@ pub const ROW: Row = Row {
     name: "NodeUnschedulable",
     weight: 0,
     build: |_| Points { filter: Some(Arc::new(NodeUnschedulable)), ..Default::default() },
-    helps: super::node_changes,
+    helps: super::hints::is_open,
 };
 
 struct NodeUnschedulable;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::hints;
 use crate::cluster::Cluster;
 use crate::framework::{ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
@@ -25,7 +26,10 @@ pub const ROW: Row = Row {
         Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
     },
     helps: |pod, event| {
-        matches!(event, ClusterEvent::VolumesChanged) || super::room_appears(pod, event)
+        matches!(event, ClusterEvent::DriversChanged)
+            || hints::volumes_change(pod, event)
+            || hints::volume_appears(pod, event)
+            || hints::node_appears(pod, event)
     },
 };
 

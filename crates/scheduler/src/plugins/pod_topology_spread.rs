@@ -38,7 +38,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: super::anything,
+    helps: super::hints::spread_changes,
 };
 
 struct PodTopologySpread {

@@ -14,6 +14,7 @@ use crate::framework::{
 };
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
+use crate::resources::Resources;
 
 const NAME: &str = "NodeResourcesFit";
 
@@ -41,9 +42,50 @@ pub const ROW: Row = Row {
             *is_new && asks(&format!("{CLASS_PREFIX}{name}"))
                 || resource.as_deref().is_some_and(asks)
         }
-        event => super::room_appears(pod, event),
+        ClusterEvent::PodRemoved(_) | ClusterEvent::PodUpdated => true,
+        ClusterEvent::PodChanged { old, new } => asks_less(pod, old, new),
+        ClusterEvent::NodeAdded(node) => may_hold(pod, node),
+        ClusterEvent::NodeUpdated { old, new } => may_hold(pod, new) && has_more(pod, old, new),
+        _ => false,
     },
 };
+
+/// What a pod asks for, with what of each there is in two places.
+fn asked<'a>(
+    pod: &'a PodInfo,
+    a: &'a Resources,
+    b: &'a Resources,
+) -> impl Iterator<Item = (i64, i64)> {
+    let own = &pod.requests;
+    let plain = [
+        (own.milli_cpu, a.milli_cpu, b.milli_cpu),
+        (own.memory, a.memory, b.memory),
+        (own.ephemeral_storage, a.ephemeral_storage, b.ephemeral_storage),
+    ];
+    let of = |all: &Resources, name: &String| all.scalar.get(name).copied().unwrap_or(0);
+    let scalar = own.scalar.iter().map(move |(name, amount)| (*amount, of(a, name), of(b, name)));
+    let all = plain.into_iter().chain(scalar);
+    all.filter(|(amount, ..)| *amount > 0).map(|(_, a, b)| (a, b))
+}
+
+/// Another pod needs less of something that the pod wants.
+fn asks_less(pod: &PodInfo, old: &PodInfo, new: &PodInfo) -> bool {
+    asked(pod, &old.requests, &new.requests).any(|(old, new)| new < old)
+}
+
+/// Would the pod fit if the node were empty? What it has nothing of may be others' business.
+fn may_hold(pod: &PodInfo, node: &NodeInfo) -> bool {
+    shortages(pod, node).iter().all(|short| short.capacity == 0 && short.resource.contains('/'))
+}
+
+fn has_more(pod: &PodInfo, old: &NodeInfo, new: &NodeInfo) -> bool {
+    let (old, new) = (&old.allocatable, &new.allocatable);
+    // What the node has nothing of may be devices.
+    let may_be_device = |name: &String| new.scalar.get(name).copied().unwrap_or(0) == 0;
+    new.pods > old.pods
+        || asked(pod, old, new).any(|(old, new)| new > old)
+        || pod.requests.scalar.keys().any(may_be_device)
+}
 
 struct Fit {
     scoring: Scoring,
@@ -147,6 +189,40 @@ mod tests {
     use serde_json::{from_value, json};
 
     use super::*;
+
+    #[test]
+    fn room_that_appears_helps() {
+        let node = |cpu: &str, pods: &str| {
+            let object = json!({"metadata": {"name": "n"},
+                "status": {"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": pods}}});
+            let mut node = NodeInfo::named("n");
+            node.update(&from_value(object).unwrap());
+            Arc::new(node)
+        };
+        let pod = |requests: serde_json::Value| {
+            let object = json!({"metadata": {"name": "p", "uid": "p"}, "spec": {"containers": [
+                {"name": "c", "resources": {"requests": requests}}]}});
+            Arc::new(PodInfo::new(&from_value(object).unwrap()))
+        };
+        let wants = pod(json!({"cpu": "2"}));
+        let check = |event: ClusterEvent, expected: bool| {
+            assert_eq!((ROW.helps)(&wants, &event), expected, "{event:?}");
+        };
+        let updated = |old, new| ClusterEvent::NodeUpdated { old, new };
+        check(ClusterEvent::NodeAdded(node("4", "9")), true);
+        check(ClusterEvent::NodeAdded(node("1", "9")), false);
+        check(updated(node("2", "9"), node("4", "9")), true);
+        check(updated(node("4", "9"), node("3", "9")), false);
+        check(updated(node("4", "8"), node("4", "9")), true);
+        check(updated(node("1", "9"), node("1500m", "9")), false);
+        // A pod that is made smaller leaves room, as one that goes does.
+        let changed = |old, new| ClusterEvent::PodChanged { old: pod(old), new: pod(new) };
+        check(changed(json!({"cpu": "2"}), json!({"cpu": "1"})), true);
+        check(changed(json!({"memory": "2Gi"}), json!({"memory": "1Gi"})), false);
+        check(changed(json!({"cpu": "1"}), json!({"cpu": "2"})), false);
+        check(ClusterEvent::PodRemoved(pod(json!({}))), true);
+        check(ClusterEvent::PodAssigned(pod(json!({}))), false);
+    }
 
     #[test]
     fn shortages_are_named_as_upstream_does() {

@@ -15,7 +15,7 @@ pub const ROW: Row = Row {
         score: Some(Arc::new(TaintToleration)),
         ..Default::default()
     },
-    helps: super::node_changes,
+    helps: super::hints::is_tolerated,
 };
 
 struct TaintToleration;

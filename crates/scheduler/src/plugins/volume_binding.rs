@@ -14,10 +14,9 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 
+use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{
-    ClusterEvent, CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row,
-};
+use crate::framework::{CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::selector;
@@ -46,9 +45,7 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: |pod, event| {
-        matches!(event, ClusterEvent::VolumesChanged) || super::node_changes(pod, event)
-    },
+    helps: |pod, event| hints::volumes_change(pod, event) || hints::is_labelled(pod, event),
 };
 
 struct VolumeBinding {

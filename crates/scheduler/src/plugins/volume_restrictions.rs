@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::volumes::Volumes;
@@ -22,7 +23,9 @@ pub const ROW: Row = Row {
         Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
     },
     helps: |pod, event| {
-        matches!(event, ClusterEvent::VolumesChanged) || super::room_appears(pod, event)
+        hints::volumes_change(pod, event)
+            || hints::volume_appears(pod, event)
+            || hints::node_appears(pod, event)
     },
 };
 

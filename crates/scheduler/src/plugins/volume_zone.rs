@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 
+use super::hints;
 use crate::cluster::Cluster;
-use crate::framework::{ClusterEvent, CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
+use crate::framework::{CycleState, Filter, Next, Points, PreFilter, Rejection, Row};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::volumes::Volumes;
@@ -31,9 +32,7 @@ pub const ROW: Row = Row {
         let plugin = Arc::new(VolumeZone { volumes });
         Points { pre_filter: Some(plugin.clone()), filter: Some(plugin), ..Default::default() }
     },
-    helps: |pod, event| {
-        matches!(event, ClusterEvent::VolumesChanged) || super::node_changes(pod, event)
-    },
+    helps: |pod, event| hints::volumes_change(pod, event) || hints::is_labelled(pod, event),
 };
 
 struct VolumeZone {

@@ -1,0 +1,442 @@
+//! Volumes of type `local` that are block devices: made a file system if they are none, and mounted.
+//!
+//! ```text
+//! device ─► blkid: is there a file system? ─► mkfs, or fsck ─► mount
+//!   <root>/plugins/kubernetes.io/local-volume/mounts/<volume>        once, for all pods of the node
+//!   <root>/pods/<uid>/volumes/kubernetes.io~local-volume/<volume>    bound, for each
+//! ```
+//!
+//! In: a volume, a pod's directory. Out: mounts; when no pod has the volume any more, none.
+//! Invariants: nothing is formatted that `blkid` finds anything on, or that is only to be read; who has
+//! a volume is read back from the pods' directories; one caller at a time works on a volume.
+//! Everything here blocks. Upstream: `pkg/volume/local`, `SafeFormatAndMount`.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+
+use crate::volumes::{mounts, ownership};
+
+const PLUGIN: &str = "local-volume";
+
+/// What a pod wants of a device.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The volume's name.
+    pub name: String,
+    pub device: PathBuf,
+    pub fs_type: String,
+    pub read_only: bool,
+    /// The volume's.
+    pub options: Vec<String>,
+    /// Its files are to belong to this group; whether only if its root does not.
+    pub group: Option<(u32, bool)>,
+}
+
+/// Which of upstream's steps failed, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failed {
+    pub step: &'static str,
+    pub why: String,
+}
+
+/// What the path of a local volume is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kind {
+    Directory,
+    Device,
+}
+
+pub fn kind(path: &Path) -> Result<Kind, String> {
+    match std::fs::metadata(path) {
+        Ok(about) if about.is_dir() => Ok(Kind::Directory),
+        Ok(about) if about.file_type().is_block_device() => Ok(Kind::Device),
+        Ok(_) => Err("only directory and block device are supported".into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(format!("path {:?} does not exist", path.display().to_string()))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn all_mounts(root: &Path) -> PathBuf {
+    root.join("plugins/kubernetes.io").join(PLUGIN).join("mounts")
+}
+
+fn of_pod(pod: &Path, name: &str) -> PathBuf {
+    pod.join("volumes").join(format!("kubernetes.io~{PLUGIN}")).join(name)
+}
+
+fn has_users(root: &Path, name: &str) -> bool {
+    let pods = std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten();
+    pods.into_iter().any(|pod| of_pod(&pod.path(), name).exists())
+}
+
+/// Where the pod finds the volume.
+pub fn set_up(root: &Path, pod: &Path, order: &Order) -> Result<PathBuf, Failed> {
+    let failed = |step| move |why: io::Error| Failed { step, why: why.to_string() };
+    let (shared, own) = (all_mounts(root).join(&order.name), of_pod(pod, &order.name));
+    if !mounts::is_mounted(&shared).map_err(failed("MountDevice"))? {
+        make_dir(&shared).map_err(failed("MountDevice"))?;
+        let fs_type = &order.fs_type;
+        if let Err(why) = format_and_mount(&run, order, &shared) {
+            // Only what is empty goes.
+            let _ = std::fs::remove_dir(&shared);
+            let (device, target) = (order.device.display(), shared.display());
+            let why = format!(
+                "local: failed to mount device {device} at {target} (fstype: {fs_type}), error {why}"
+            );
+            return Err(Failed { step: "MountDevice", why });
+        }
+    }
+    if mounts::is_mounted(&own).map_err(failed("SetUp"))? {
+        return Ok(own);
+    }
+    let is_first = !has_users(root, &order.name);
+    make_dir(&own).map_err(failed("SetUp"))?;
+    if let Some((group, only_on_mismatch)) = order.group.filter(|_| is_first && !order.read_only) {
+        ownership::give(&shared, group, only_on_mismatch).map_err(failed("SetUp"))?;
+    }
+    bind(&shared, &own, order.read_only).map_err(failed("SetUp"))?;
+    Ok(own)
+}
+
+fn make_dir(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(path)
+}
+
+fn bind(from: &Path, to: &Path, read_only: bool) -> io::Result<()> {
+    let none = None::<&str>;
+    mount(Some(from), to, none, MsFlags::MS_BIND, none)?;
+    if read_only {
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        mount(none, to, none, flags, none)?;
+    }
+    Ok(())
+}
+
+/// The volumes that are mounted for pods.
+pub fn mounted(root: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(all_mounts(root)).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Undoes the mount of a volume that no pod has any more.
+pub fn release(root: &Path, name: &str) -> io::Result<()> {
+    if has_users(root, name) {
+        return Ok(());
+    }
+    let shared = all_mounts(root).join(name);
+    mounts::unmount_below_if_there(&shared)?;
+    match std::fs::remove_dir(&shared) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A program's end that was not good.
+#[derive(Clone, Debug, Default)]
+struct Ended {
+    /// `None`: it did not run.
+    status: Option<i32>,
+    /// In Go's words.
+    why: String,
+    output: String,
+}
+
+/// Runs a program; what it printed, on both streams.
+fn run(program: &str, arguments: &[&str]) -> Result<String, Ended> {
+    let output = Command::new(program).args(arguments).output().map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => "executable file not found in $PATH".to_owned(),
+            _ => error.to_string(),
+        };
+        Ended { why, ..Ended::default() }
+    })?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    match output.status.code() {
+        Some(0) => Ok(text),
+        Some(code) => {
+            Err(Ended { status: Some(code), why: format!("exit status {code}"), output: text })
+        }
+        None => Err(Ended { status: None, why: output.status.to_string(), output: text }),
+    }
+}
+
+type Run<'a> = &'a dyn Fn(&str, &[&str]) -> Result<String, Ended>;
+
+/// Upstream: formatAndMountSensitive.
+fn format_and_mount(run: Run<'_>, order: &Order, target: &Path) -> Result<(), String> {
+    let device = order.device.display().to_string();
+    let fs_type = if order.fs_type.is_empty() { "ext4" } else { &order.fs_type };
+    let mut options: Vec<&str> = order.options.iter().map(String::as_str).collect();
+    options.extend(order.read_only.then_some("ro"));
+    options.sort_unstable();
+    options.dedup();
+    let read_only = options.contains(&"ro");
+    options.push("defaults");
+    let options = options.join(",");
+    let target = target.display().to_string();
+    let found = disk_format(run, &device)
+        .map_err(|why| format!("failed to get disk format of disk {device}: {why}"))?;
+    if found.is_empty() {
+        if read_only {
+            return Err(format!(
+                "cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
+            ));
+        }
+        let mut arguments = match fs_type {
+            "ext3" | "ext4" => vec!["-F", "-m0"],
+            "xfs" => vec!["-f"],
+            _ => vec![],
+        };
+        arguments.push(&device);
+        run(&format!("mkfs.{fs_type}"), &arguments).map_err(|ended| {
+            let Ended { why, output, .. } = ended;
+            format!(
+                "format of disk {device:?} failed: type:({fs_type:?}) target:({target:?}) options:({options:?}) errcode:({why}) output:({output}) "
+            )
+        })?;
+        tracing::info!(device, fs_type, "a device was formatted");
+    } else if !read_only {
+        check(run, &device)?;
+    }
+    let arguments = ["-t", fs_type, "-o", &options, &device, &target];
+    run("mount", &arguments).map(drop).map_err(|Ended { why, output, .. }| {
+        let shown = arguments.join(" ");
+        format!(
+            "mount failed: {why}\nMounting command: mount\nMounting arguments: {shown}\nOutput: {output}\n"
+        )
+    })
+}
+
+/// The name of the file system on a device; empty if there is nothing. Upstream: getDiskFormat.
+fn disk_format(run: Run<'_>, device: &str) -> Result<String, String> {
+    let text = match run("blkid", &["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device]) {
+        Ok(text) => text,
+        Err(Ended { status: Some(2), .. }) => return Ok(String::new()),
+        Err(Ended { why, .. }) => return Err(why),
+    };
+    let mut found = String::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match line.split_once('=').filter(|(_, value)| !value.contains('=')) {
+            Some(("PTTYPE", kind)) if !kind.is_empty() => {
+                return Ok("unknown data, probably partitions".into());
+            }
+            Some(("TYPE", kind)) => found = kind.to_owned(),
+            Some(_) => {}
+            None => return Err(format!("blkid returns invalid output: {text}")),
+        }
+    }
+    Ok(found)
+}
+
+/// Upstream: checkAndRepairFilesystem: only errors that are left keep a device from being mounted.
+fn check(run: Run<'_>, device: &str) -> Result<(), String> {
+    match run("fsck", &["-a", device]) {
+        Ok(_) => Ok(()),
+        Err(Ended { status: Some(4), output, .. }) => Err(format!(
+            "'fsck' found errors on device {device} but could not correct them: {output}"
+        )),
+        Err(Ended { why, output, .. }) => {
+            tracing::info!(device, why, output, "fsck");
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn order(fs_type: &str, read_only: bool, options: &[&str]) -> Order {
+        let options = options.iter().map(|text| text.to_string()).collect();
+        let (name, device, fs_type) = ("pv".into(), "/dev/x".into(), fs_type.into());
+        Order { name, device, fs_type, read_only, options, group: None }
+    }
+
+    /// What is run for a device on which `blkid` finds that, and what comes of it. `fails`: the
+    /// program that does not do its work, and how it ends.
+    fn tried(
+        order: &Order,
+        found: &str,
+        fails: (&str, Option<i32>),
+    ) -> (Vec<String>, Result<(), String>) {
+        let calls = RefCell::new(vec![]);
+        let run = |program: &str, arguments: &[&str]| {
+            let shown = format!("{program} {}", arguments.join(" "));
+            calls.borrow_mut().push(shown);
+            if program == fails.0 {
+                let why = fails.1.map_or("executable file not found in $PATH".to_owned(), |code| {
+                    format!("exit status {code}")
+                });
+                return Err(Ended { status: fails.1, why, output: "oh".into() });
+            }
+            match (program, found) {
+                ("blkid", "") => Err(Ended { status: Some(2), ..Ended::default() }),
+                ("blkid", found) => Ok(format!("{found}\n")),
+                _ => Ok(String::new()),
+            }
+        };
+        let done = format_and_mount(&run, order, Path::new("/mnt"));
+        let mut calls = calls.into_inner();
+        assert!(calls.remove(0).starts_with("blkid -p -s TYPE -s PTTYPE -o export /dev/x"));
+        (calls, done)
+    }
+
+    #[test]
+    fn only_what_is_empty_is_formatted() {
+        let check = |order: &Order, found: &str, expected: &[&str]| {
+            let (calls, done) = tried(order, found, ("", None));
+            assert_eq!(calls, expected);
+            assert_eq!(done, Ok(()));
+        };
+        let plain = order("ext4", false, &[]);
+        let mount = "mount -t ext4 -o defaults /dev/x /mnt";
+        check(&plain, "", &["mkfs.ext4 -F -m0 /dev/x", mount]);
+        check(&plain, "TYPE=ext4", &["fsck -a /dev/x", mount]);
+        check(&plain, "PTTYPE=dos", &["fsck -a /dev/x", mount]);
+        check(&order("", false, &[]), "", &["mkfs.ext4 -F -m0 /dev/x", mount]);
+        check(
+            &order("xfs", false, &["noatime"]),
+            "",
+            &["mkfs.xfs -f /dev/x", "mount -t xfs -o noatime,defaults /dev/x /mnt"],
+        );
+        check(
+            &order("ext4", true, &["noatime"]),
+            "TYPE=ext4",
+            &["mount -t ext4 -o noatime,ro,defaults /dev/x /mnt"],
+        );
+        check(
+            &order("btrfs", false, &[]),
+            "",
+            &["mkfs.btrfs /dev/x", "mount -t btrfs -o defaults /dev/x /mnt"],
+        );
+    }
+
+    #[test]
+    fn what_does_not_work_is_told_as_upstream_tells_it() {
+        let check = |order: &Order, found: &str, fails: (&str, Option<i32>), expected: &str| {
+            assert_eq!(tried(order, found, fails).1, Err(expected.to_owned()));
+        };
+        let plain = order("ext4", false, &[]);
+        check(
+            &order("ext4", true, &[]),
+            "",
+            ("", None),
+            "cannot mount unformatted disk /dev/x as we are manipulating it in read-only mode",
+        );
+        let not_found = "executable file not found in $PATH";
+        check(
+            &plain,
+            "",
+            ("blkid", None),
+            &format!("failed to get disk format of disk /dev/x: {not_found}"),
+        );
+        check(
+            &plain,
+            "",
+            ("mkfs.ext4", None),
+            &format!(
+                "format of disk \"/dev/x\" failed: type:(\"ext4\") target:(\"/mnt\") options:(\"defaults\") errcode:({not_found}) output:(oh) "
+            ),
+        );
+        check(
+            &plain,
+            "TYPE=ext4",
+            ("fsck", Some(4)),
+            "'fsck' found errors on device /dev/x but could not correct them: oh",
+        );
+        check(
+            &plain,
+            "TYPE=xfs",
+            ("mount", Some(32)),
+            "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t ext4 -o defaults /dev/x /mnt\nOutput: oh\n",
+        );
+        assert_eq!(tried(&plain, "TYPE=ext4", ("fsck", Some(1))).1, Ok(()));
+        assert_eq!(tried(&plain, "TYPE=ext4", ("fsck", None)).1, Ok(()));
+    }
+
+    #[test]
+    fn paths_are_directories_or_devices() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("file"), "x").expect("written");
+        let check = |path: &Path, expected: Result<Kind, String>| assert_eq!(kind(path), expected);
+        check(dir.path(), Ok(Kind::Directory));
+        let file = "only directory and block device are supported";
+        check(&dir.path().join("file"), Err(file.into()));
+        check(Path::new("/dev/null"), Err(file.into()));
+        let none = dir.path().join("none");
+        check(&none, Err(format!("path \"{}\" does not exist", none.display())));
+    }
+
+    /// A file as a device, until it is dropped.
+    struct Loop(String);
+
+    impl Loop {
+        fn of(file: &Path) -> Result<Self, String> {
+            let file = file.display().to_string();
+            let done = run("losetup", &["--find", "--show", &file]);
+            done.map(|text| Self(text.trim().to_owned())).map_err(|ended| ended.output + &ended.why)
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = run("losetup", &["--detach", &self.0]);
+        }
+    }
+
+    #[test]
+    fn a_device_becomes_a_file_system_and_is_let_go() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = dir.path().join("disk");
+        std::fs::File::create(&disk).and_then(|file| file.set_len(16 << 20)).expect("a file");
+        let device = match Loop::of(&disk) {
+            Ok(device) => device,
+            Err(why) => return println!("skipped: no loop device: {why}"),
+        };
+        let root = std::fs::canonicalize(dir.path()).expect("a path");
+        let order =
+            |read_only| Order { device: device.0.clone().into(), ..order("ext4", read_only, &[]) };
+        let pods = ["a", "b"].map(|uid| root.join("pods").join(uid));
+        let work = || {
+            let text = |failed: Failed| format!("{}: {}", failed.step, failed.why);
+            let unformatted = set_up(&root, &pods[0], &order(true)).expect_err("it is empty");
+            let first = set_up(&root, &pods[0], &order(false)).map_err(text)?;
+            std::fs::write(first.join("x"), "y").map_err(|error| error.to_string())?;
+            let second = set_up(&root, &pods[1], &order(true)).map_err(text)?;
+            let read = std::fs::read_to_string(second.join("x"));
+            let written = std::fs::write(second.join("z"), "").map_err(|error| error.kind());
+            Ok::<_, String>((unformatted, read.ok(), written))
+        };
+        let done = work();
+        let mut left = vec![];
+        for pod in &pods {
+            let undone = mounts::unmount_below_if_there(pod);
+            let removed = std::fs::remove_dir_all(pod);
+            left.push((undone.is_ok(), removed.is_ok(), mounted(&root).len()));
+            release(&root, "pv").expect("released");
+        }
+        let (unformatted, read, written) = done.expect("it can be mounted");
+        assert!(
+            unformatted.why.contains("error cannot mount unformatted disk /dev/loop"),
+            "{unformatted:?}"
+        );
+        assert_eq!(read.as_deref(), Some("y"));
+        assert_eq!(written, Err(io::ErrorKind::ReadOnlyFilesystem));
+        // The second pod has it still when the first goes.
+        assert_eq!(left, [(true, true, 1), (true, true, 1)]);
+        assert!(mounted(&root).is_empty());
+    }
+}
