@@ -152,18 +152,13 @@ async fn start(
     let health = node::Health::check(&*runtime, &config, &problem).await;
     let first = node::initial(&config, &machine, &health, base::clock::now());
     let runtime_name = health.runtime_version.split("://").next().unwrap_or("decapod").to_string();
-    let host = Some(config.node_name.as_str());
     let context = Arc::new(Context {
-        events: EventRecorder::new(client.clone(), tasks, "kubelet", host),
+        events: EventRecorder::new(client.clone(), tasks, "kubelet", Some(&config.node_name)),
         images: images::Images::new(runtime.clone(), config.parallel_pulls),
         objects: objects::Objects::new(client.clone()),
         users: Arc::new(users::Users::new(&config.root_dir, config.max_pods, Path::new("/etc"))?),
         csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
-        devices: Arc::new(devices::Devices::new(
-            client.clone(),
-            &config.node_name,
-            &config.root_dir,
-        )),
+        devices: Arc::new(devices::Devices::new(&client, &config)),
         cgroups: new_cgroups(&config),
         resolver: new_resolver(&config),
         node: Mutex::new(Arc::new(first)),

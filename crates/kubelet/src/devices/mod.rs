@@ -18,13 +18,13 @@ mod messages;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use client::{Api, Client, ErrorExt};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
+use crate::config::Config;
 use crate::names;
 use driver::Driver;
 pub use driver::{Registered, keep_slices};
@@ -136,10 +136,13 @@ fn usable(pod: &Pod, named: &Named, claim: &ResourceClaim) -> Result<BTreeSet<St
 }
 
 impl Devices {
-    /// `root`: the kubelet's directory.
-    pub fn new(client: Client, node_name: &str, root: &Path) -> Self {
-        let table = Mutex::new(Table::read(root));
-        Self { client, node_name: node_name.into(), drivers: Mutex::default(), table }
+    pub fn new(client: &Client, config: &Config) -> Self {
+        Self {
+            client: client.clone(),
+            node_name: config.node_name.clone(),
+            drivers: Mutex::default(),
+            table: Mutex::new(Table::read(&config.root_dir)),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -353,6 +353,22 @@ fn remove(path: &str) {
     }
 }
 
+/// The devices of each claim that is asked for; none when they are given back.
+fn devices(state: &mut State, call: &str, request: &[u8]) -> Vec<u8> {
+    let asked = DeviceClaims::decode(request).expect("a request").claims;
+    let verb = call.trim_start_matches("Node").trim_end_matches("Resources");
+    let device = |number: u8| Device {
+        requests: vec![format!("r{number}")],
+        pool: "pool".into(),
+        name: format!("d{number}"),
+        ids: vec![format!("example.com/gpu=d{number}")],
+    };
+    let devices = if verb == "Prepare" { vec![device(1), device(2)] } else { vec![] };
+    state.calls.extend(asked.iter().map(|one| format!("{verb} {} {}", one.name, one.uid)));
+    let prepared = asked.into_iter().map(|one| (one.uid, Prepared { devices: devices.clone() }));
+    AllPrepared { claims: prepared.collect() }.encode_to_vec()
+}
+
 fn reply(state: &mut State, call: &str, request: &[u8]) -> Result<Vec<u8>, &'static str> {
     let is_volumes = call.ends_with("Volume");
     if is_volumes {
@@ -369,24 +385,7 @@ fn reply(state: &mut State, call: &str, request: &[u8]) -> Result<Vec<u8>, &'sta
             versions: vec!["v1.DRAPlugin".into(), "v1beta1.DRAPlugin".into()],
         }
         .encode_to_vec(),
-        "NodePrepareResources" | "NodeUnprepareResources" => {
-            let asked = DeviceClaims::decode(request).expect("a request").claims;
-            let verb = call.trim_start_matches("Node").trim_end_matches("Resources");
-            let device = |number: u8| Device {
-                requests: vec![format!("r{number}")],
-                pool: "pool".into(),
-                name: format!("d{number}"),
-                ids: vec![format!("example.com/gpu=d{number}")],
-            };
-            let devices = match verb {
-                "Prepare" => vec![device(1), device(2)],
-                _ => vec![],
-            };
-            state.calls.extend(asked.iter().map(|one| format!("{verb} {} {}", one.name, one.uid)));
-            let answer =
-                asked.into_iter().map(|one| (one.uid, Prepared { devices: devices.clone() }));
-            AllPrepared { claims: answer.collect() }.encode_to_vec()
-        }
+        "NodePrepareResources" | "NodeUnprepareResources" => devices(state, call, request),
         "GetInfo" => PluginInfo {
             kind: "CSIPlugin".into(),
             name: NAME.into(),
