@@ -19,7 +19,7 @@ pub fn descriptors() -> &'static Descriptors {
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::process::Command;
 
     use serde_json::Value;
@@ -32,11 +32,10 @@ mod tests {
         "/../../../shared/spec/roundtrip-fixtures-v1.36.tar.gz"
     );
 
-    /// Unpacks the fixtures into a directory of this process.
-    fn unpack() -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("decapod-fixtures-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).expect("a temporary directory");
-        let status = Command::new("tar").args(["-xzf", FIXTURES, "-C"]).arg(&dir).status();
+    /// Unpacks the fixtures into a directory of their own.
+    fn unpack() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let status = Command::new("tar").args(["-xzf", FIXTURES, "-C"]).arg(dir.path()).status();
         assert!(status.expect("tar runs").success(), "tar -xzf {FIXTURES}");
         dir
     }
@@ -50,7 +49,7 @@ mod tests {
         let dir = unpack();
         let mut checked = 0;
         let mut wrong = vec![];
-        for entry in std::fs::read_dir(&dir).expect("the fixtures") {
+        for entry in std::fs::read_dir(dir.path()).expect("the fixtures") {
             let path = entry.expect("an entry").path();
             if path.extension().is_none_or(|extension| extension != "pb") {
                 continue;
@@ -74,7 +73,6 @@ mod tests {
                 Err(error) => wrong.push(format!("{name}: {error}")),
             }
         }
-        std::fs::remove_dir_all(&dir).expect("the fixtures go");
         assert!(wrong.is_empty(), "{} of {checked}: {wrong:#?}", wrong.len());
         assert!(checked > 100, "only {checked} fixtures were understood");
     }

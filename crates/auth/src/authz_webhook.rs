@@ -327,8 +327,8 @@ mod tests {
         let settings = Settings {
             name: "w".into(),
             version: "v1beta1".into(),
-            timeout: Duration::from_secs(10),
-            authorized_lasts: Duration::from_secs(60),
+            timeout: testkit::wait::LONG,
+            authorized_lasts: Duration::from_secs(3600),
             unauthorized_lasts: Duration::ZERO,
             denies_on_failure: true,
             conditions: vec![Condition::new("request.user != 'skipped'").expect("compiles")],

@@ -99,13 +99,12 @@ mod tests {
         std::fs::write(&path, "one").expect("writes");
         let (mut followed, text) = Followed::open(&path).expect("opens");
         assert_eq!(text, "one");
-        let soon = Duration::from_secs(10);
         std::fs::write(&path, "two").expect("writes");
-        let text = tokio::time::timeout(soon, followed.changed()).await.expect("in time");
+        let text = testkit::wait::soon("a change", followed.changed()).await;
         assert_eq!(text, "two");
         std::fs::write(root.path().join("new"), "three").expect("writes");
         std::fs::rename(root.path().join("new"), &path).expect("replaces");
-        let text = tokio::time::timeout(soon, followed.changed()).await.expect("in time");
+        let text = testkit::wait::soon("a change", followed.changed()).await;
         assert_eq!(text, "three");
     }
 }

@@ -139,7 +139,7 @@ mod tests {
         })
         .await;
         let webhook = Webhook::from_kubeconfig(&server.kubeconfig()).expect("a kubeconfig");
-        let webhook = TokenWebhook::new(webhook, "v1", Duration::from_secs(60)).expect("v1");
+        let webhook = TokenWebhook::new(webhook, "v1", Duration::from_secs(3600)).expect("v1");
         let own = ["api".to_owned()];
         let check = async |token: &str, expected: Option<&str>, questions: usize| {
             let got = webhook.recognize(token, &own).await;

@@ -196,7 +196,7 @@ mod tests {
         got.await.expect_err("the task ended");
         assert!(!tasks.stop_signal().is_raised());
         tasks.spawn("broken", async { panic!("on purpose") });
-        tokio::time::timeout(Duration::from_secs(5), tasks.stop_signal().wait())
+        tokio::time::timeout(Duration::from_secs(90), tasks.stop_signal().wait())
             .await
             .expect("the group stops");
     }

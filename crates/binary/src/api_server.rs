@@ -257,8 +257,8 @@ mod tests {
         assert_eq!(server.service_cidr[0].to_string(), "10.96.0.0/12");
         assert_eq!(server.datastore.endpoints, ["https://127.0.0.1:2379"]);
         assert_eq!(server.datastore.use_of_etcd.etcd_compaction_interval.as_secs(), 60);
-        let directory = std::env::temp_dir().join(format!("decapod-api-{}", std::process::id()));
-        let pki = Pki::open_or_create(&directory).expect("certificates");
+        let directory = tempfile::tempdir().expect("a directory");
+        let pki = Pki::open_or_create(directory.path()).expect("certificates");
         let credentials = flags.credentials(&pki).expect("they fit");
         assert_eq!(credentials.keys.issuer(), "https://kubernetes.default.svc.cluster.local");
         assert_eq!(server.access.authorization_mode, ["Node", "RBAC"]);
@@ -267,6 +267,5 @@ mod tests {
         assert!(bad.access.check().is_err());
         let bad = Line::try_parse_from(["kube-apiserver", "--service-cluster-ip-range=x"]);
         assert!(bad.expect("parses").flags.as_server().is_err());
-        std::fs::remove_dir_all(directory).expect("goes away");
     }
 }

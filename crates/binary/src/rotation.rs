@@ -249,24 +249,16 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86_400);
 
     struct Lab {
-        directory: PathBuf,
+        directory: tempfile::TempDir,
         pki: Pki,
         rotation: Rotation,
         used: Arc<Mutex<Vec<String>>>,
     }
 
-    impl Drop for Lab {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.directory);
-        }
-    }
-
     impl Lab {
         fn new() -> Self {
-            let unique = String::from_utf8_lossy(&pki::random_bytes::<8>().map(|b| b'a' + b % 26))
-                .into_owned();
-            let directory = std::env::temp_dir().join(format!("decapod-rotation-{unique}"));
-            let pki = Pki::open_or_create(&directory).expect("made");
+            let directory = tempfile::tempdir().expect("a directory");
+            let pki = Pki::open_or_create(directory.path()).expect("made");
             let rotation = Rotation::new(&pki);
             let used = Arc::new(Mutex::new(vec![]));
             let lab = Self { directory, pki, rotation, used };
@@ -348,13 +340,8 @@ mod tests {
         let lab = Lab::new();
         let tasks = Tasks::new("test");
         lab.rotation.start(&tasks);
-        std::fs::remove_file(lab.directory.join("admin.crt")).expect("there");
-        let renewed = async {
-            while lab.used().len() < 2 {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), renewed).await.expect("noticed");
+        std::fs::remove_file(lab.directory.path().join("admin.crt")).expect("there");
+        testkit::wait::found("noticed", async || (lab.used().len() >= 2).then_some(())).await;
         assert_ne!(lab.used()[0], lab.used()[1]);
         tasks.shutdown(Duration::from_secs(1)).await;
     }
@@ -362,7 +349,7 @@ mod tests {
     #[test]
     fn files_are_followed_and_another_authority_waits() {
         let lab = Lab::new();
-        let (cert, key) = (lab.directory.join("x.crt"), lab.directory.join("x.key"));
+        let (cert, key) = (lab.directory.path().join("x.crt"), lab.directory.path().join("x.key"));
         let profile = Profile::server("x", vec![San::parse("x")]);
         let store = || {
             let issued = lab.pki.issue(&profile).expect("issued");
@@ -383,13 +370,15 @@ mod tests {
         assert_eq!(lab.used().pop(), Some(second.cert_pem));
         // One that is taken away is not replaced by whoever looks.
         let other = Lab::new();
-        let (there, aside) = (lab.directory.join("ca.crt"), lab.directory.join("aside"));
+        let (there, aside) =
+            (lab.directory.path().join("ca.crt"), lab.directory.path().join("aside"));
         std::fs::rename(&there, &aside).expect("moved");
         store();
         assert!(lab.rotation.refresh() < Timestamp::MAX);
         assert!(!there.exists());
         for name in ["ca.crt", "ca.key"] {
-            std::fs::copy(other.directory.join(name), lab.directory.join(name)).expect("copied");
+            std::fs::copy(other.directory.path().join(name), lab.directory.path().join(name))
+                .expect("copied");
         }
         assert_eq!(lab.rotation.refresh(), Timestamp::MAX);
         assert_eq!(lab.used().len(), 2);

@@ -309,6 +309,7 @@ fn serving_status(frame: &[u8]) -> i32 {
 mod tests {
     use super::*;
     use serde_json::json;
+    use testkit::wait::LONG;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
@@ -354,8 +355,9 @@ mod tests {
 
     #[tokio::test]
     async fn http_answers_decide() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let port = listener.local_addr().expect("an address").port();
+        // An address of its own: when nobody listens any more nobody else does.
+        let (host, port) = (testkit::places::own_loopback(), 18_080);
+        let listener = tokio::net::TcpListener::bind((host, port)).await.expect("a port");
         let server = async {
             for status in ["200 OK", "302 Found", "500 Oops"] {
                 let (mut stream, _) = listener.accept().await.expect("a client");
@@ -375,10 +377,10 @@ mod tests {
         )
         .expect("an action");
         let client = async {
-            let (container, ip) = (Container::default(), "127.0.0.1".parse().ok());
+            let (container, ip) = (Container::default(), Some(host.into()));
             let mut seen = vec![];
             for _ in 0..3 {
-                seen.push(http_get(&action, &container, ip, Duration::from_secs(5)).await);
+                seen.push(http_get(&action, &container, ip, LONG).await);
             }
             seen
         };
@@ -387,8 +389,8 @@ mod tests {
         assert_eq!(seen, [Outcome::Success, Outcome::Success, failed]);
         drop(listener);
         assert_eq!(
-            tcp("127.0.0.1", port, Duration::from_secs(5)).await,
-            Outcome::Failure(format!("dial tcp 127.0.0.1:{port}: connect: connection refused"))
+            tcp(&host.to_string(), port, LONG).await,
+            Outcome::Failure(format!("dial tcp {host}:{port}: connect: connection refused"))
         );
     }
 }

@@ -55,8 +55,6 @@ impl FileWatch {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test]
@@ -66,7 +64,7 @@ mod tests {
         let watch = FileWatch::open(&path).expect("inotify");
         for content in ["one", "two"] {
             crate::write_private(&path, content.as_bytes(), 0o600).expect("written");
-            tokio::time::timeout(Duration::from_secs(5), watch.changed()).await.expect("noticed");
+            testkit::wait::soon("it is noticed", watch.changed()).await;
         }
     }
 }

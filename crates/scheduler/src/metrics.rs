@@ -105,6 +105,26 @@ impl Figures {
             queues: vec![],
         }
     }
+
+    fn attempted(&mut self, profile: &str, outcome: Outcome, tried: Tried) {
+        let now = Instant::now();
+        let took = (now - tried.started).as_secs_f64();
+        let key = (profile.to_owned(), outcome);
+        self.attempts.entry(key).or_default().observe(ATTEMPT, took);
+        if outcome == Outcome::Scheduled {
+            let waited = (now - tried.first).as_secs_f64();
+            self.tries.observe(ATTEMPTS, f64::from(tried.attempts));
+            // Upstream: from sixteen on they are one.
+            self.waits.entry(tried.attempts.min(16)).or_default().observe(WAIT, waited);
+        }
+    }
+
+    fn preempted(&mut self, victims: usize) {
+        self.preemptions += 1;
+        if victims > 0 {
+            self.victims.observe(VICTIMS, victims as f64);
+        }
+    }
 }
 
 /// Of the whole process. Held for an observation or a scrape.
@@ -122,27 +142,14 @@ pub fn add(queue: Weak<dyn Waits>) {
 
 /// An attempt is over.
 pub fn attempted(profile: &str, outcome: Outcome, tried: Option<Tried>) {
-    let Some(tried) = tried else { return };
-    let now = Instant::now();
-    let mut figures = figures();
-    let took = (now - tried.started).as_secs_f64();
-    let key = (profile.to_owned(), outcome);
-    figures.attempts.entry(key).or_default().observe(ATTEMPT, took);
-    if outcome == Outcome::Scheduled {
-        let waited = (now - tried.first).as_secs_f64();
-        figures.tries.observe(ATTEMPTS, f64::from(tried.attempts));
-        // Upstream: from sixteen on they are one.
-        figures.waits.entry(tried.attempts.min(16)).or_default().observe(WAIT, waited);
+    if let Some(tried) = tried {
+        figures().attempted(profile, outcome, tried);
     }
 }
 
 /// Room was looked for, and so many have to go for it.
 pub fn preempted(victims: usize) {
-    let mut figures = figures();
-    figures.preemptions += 1;
-    if victims > 0 {
-        figures.victims.observe(VICTIMS, victims as f64);
-    }
+    figures().preempted(victims);
 }
 
 /// A claim for extended resources was to be created.
@@ -162,7 +169,10 @@ pub fn encode(out: &mut String) {
     }
     // Asked without the lock: whoever decides takes its own first.
     let pending = queues.iter().fold(Pending::default(), |sum, one| sum + one.pending());
-    let figures = figures();
+    write(out, &figures(), &pending);
+}
+
+fn write(out: &mut String, figures: &Figures, pending: &Pending) {
     head(
         out,
         "scheduler_pending_pods",
@@ -177,7 +187,7 @@ pub fn encode(out: &mut String) {
     ] {
         let _ = writeln!(out, "scheduler_pending_pods{{queue=\"{queue}\"}} {count}");
     }
-    attempts(out, &figures);
+    attempts(out, figures);
     let family = "scheduler_pod_scheduling_attempts";
     head(out, family, "histogram", "[STABLE] Number of attempts to successfully schedule a pod.");
     figures.tries.write(out, family, "", ATTEMPTS);
@@ -251,21 +261,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn attempts_are_counted_by_what_came_of_them() {
-        let queue = Arc::new(Two);
-        let known: Arc<dyn Waits> = queue.clone();
-        add(Arc::downgrade(&known));
+        // Not those of the process, to which other tests add.
+        let mut figures = Figures::new();
         let first = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
         let started = Instant::now();
         tokio::time::advance(Duration::from_millis(3)).await;
         let tried = Tried { attempts: 3, first, started };
-        attempted("metrics-test", Outcome::Scheduled, Some(tried));
-        attempted("metrics-test", Outcome::Unschedulable, Some(tried));
-        attempted("metrics-test", Outcome::Error, None);
-        preempted(2);
+        figures.attempted("metrics-test", Outcome::Scheduled, tried);
+        figures.attempted("metrics-test", Outcome::Unschedulable, tried);
+        figures.preempted(2);
         let mut page = String::new();
-        encode(&mut page);
+        write(&mut page, &figures, &Pending { active: 2, ..Pending::default() });
         for line in [
+            "scheduler_pending_pods{queue=\"active\"} 2",
             "scheduler_schedule_attempts_total{profile=\"metrics-test\",result=\"scheduled\"} 1",
             "scheduler_schedule_attempts_total{profile=\"metrics-test\",result=\"unschedulable\"} 1",
             "scheduler_scheduling_attempt_duration_seconds_bucket{profile=\"metrics-test\",result=\"scheduled\",le=\"0.002\"} 0",
@@ -278,7 +287,23 @@ mod tests {
         ] {
             assert!(page.lines().any(|one| one == line), "{line}\n{page}");
         }
-        assert!(!page.contains("result=\"error\""));
+    }
+
+    /// Of the process there is a page while it has a scheduler, with profiles by name.
+    #[tokio::test(start_paused = true)]
+    async fn the_process_has_one_page() {
+        let queue = Arc::new(Two);
+        let known: Arc<dyn Waits> = queue.clone();
+        add(Arc::downgrade(&known));
+        let now = Instant::now();
+        let tried = Tried { attempts: 1, first: now, started: now };
+        attempted("page-test", Outcome::Unschedulable, Some(tried));
+        attempted("page-test", Outcome::Error, None);
+        let mut page = String::new();
+        encode(&mut page);
+        let counted = "scheduler_schedule_attempts_total{profile=\"page-test\",result=";
+        assert!(page.contains(&format!("{counted}\"unschedulable\"}} 1\n")), "{page}");
+        assert!(!page.contains(&format!("{counted}\"error\"}}")), "{page}");
         assert!(page.contains("scheduler_pending_pods{queue=\"active\"} "));
     }
 }

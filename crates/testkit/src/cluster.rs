@@ -16,9 +16,6 @@ use crate::host::Host;
 use crate::http::ApiClient;
 use crate::{places, wait};
 
-/// How long a server may take to answer, on a machine that is busy with a build.
-const START_LIMIT: Duration = Duration::from_secs(60);
-
 /// `decapod server` on a host.
 pub struct Server {
     // Before the host, which waits for it.
@@ -72,13 +69,13 @@ impl Server {
     /// Starts the process and returns when `/readyz` says so.
     pub fn start(&mut self) -> Result<()> {
         self.launch()?;
-        let ended = wait::until(START_LIMIT, "the server is ready", || {
+        let ended = wait::until(wait::LONG, "the server is ready", || {
             if let Some(status) = self.daemon.exit_status()? {
                 return Ok(Some(status));
             }
             // Not by kubectl: a tenth of a second of CPU for each question would slow down the answer.
             let client = self.api().context("its kubeconfig")?;
-            let answer = self.host.in_network(|| client.get("/readyz", START_LIMIT))??;
+            let answer = self.host.in_network(|| client.get("/readyz", wait::LONG))??;
             ensure!(answer.status == 200, "{}", answer.body);
             Ok(None)
         })?;

@@ -10,7 +10,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -23,7 +22,6 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 const PACKAGES: &[&str] = &["containerd", "runc", "containernetworking-plugins"];
 /// Goes up when other packages are wanted.
 const VERSION: u32 = 1;
-const START_LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Containerd {
     daemon: Daemon,
@@ -57,7 +55,7 @@ impl Containerd {
     /// Starts it (again) and waits until it answers.
     pub fn launch(&mut self, host: &Host) -> Result<()> {
         self.daemon.launch(host)?;
-        let answers = wait::until(START_LIMIT, "containerd answers", || {
+        let answers = wait::until(wait::LONG, "containerd answers", || {
             let output = host.output(self.ctr(host).arg("version"))?;
             ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             Ok(())

@@ -6,14 +6,12 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::http::ApiClient;
 use crate::wait;
 
-const START_LIMIT: Duration = Duration::from_secs(60);
 /// Of the kernel's clock in `/proc/PID/stat`, which programs always see as 100 a second.
 const TICKS: f64 = 100.0;
 
@@ -34,11 +32,11 @@ impl ControlPlane {
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let process = command.spawn().with_context(|| binary.display().to_string())?;
         let mut server = Self { process, directory, log };
-        let ended = wait::until(START_LIMIT, "the server is ready", || {
+        let ended = wait::until(wait::LONG, "the server is ready", || {
             if let Some(status) = server.exit_status()? {
                 return Ok(Some(status));
             }
-            let answer = server.client()?.get("/readyz", START_LIMIT)?;
+            let answer = server.client()?.get("/readyz", wait::LONG)?;
             ensure!(answer.status == 200, "{}", answer.body);
             Ok(None)
         })?;

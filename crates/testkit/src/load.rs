@@ -5,6 +5,8 @@
 
 use std::fs::File;
 use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,6 +27,7 @@ const KEPT: usize = 5;
 /// One question, asked again and again.
 pub struct Hammer {
     worker: Worker<Report>,
+    failed: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -53,19 +56,26 @@ impl Hammer {
 
     fn start(network: File, mut ask: impl FnMut() -> Result<()> + Send + 'static) -> Self {
         let mut report = Report::default();
+        let failed = Arc::<AtomicUsize>::default();
+        let failures = failed.clone();
         let worker = Worker::start(network, move |pause| {
             let started = wait::now();
             while pause() {
                 report.count += 1;
-                if let Err(error) = ask()
-                    && report.failures.len() < KEPT
-                {
+                let Err(error) = ask() else { continue };
+                if report.failures.len() < KEPT {
                     report.failures.push(format!("{:?}: {error:#}", started.elapsed()));
                 }
+                failures.fetch_add(1, Ordering::Relaxed);
             }
             report
         });
-        Self { worker }
+        Self { worker, failed }
+    }
+
+    /// How many failed until now.
+    pub fn failed(&self) -> usize {
+        self.failed.load(Ordering::Relaxed)
     }
 
     pub fn stop(self) -> Report {

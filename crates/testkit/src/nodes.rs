@@ -16,9 +16,6 @@ use crate::host::Host;
 use crate::switch::Switch;
 use crate::{images, wait};
 
-/// How long a node may take to be Ready, on a machine that is busy with a build.
-const READY_LIMIT: Duration = Duration::from_secs(90);
-
 /// `decapod agent` on a host.
 pub struct Agent {
     // Before the host, which waits for it.
@@ -107,7 +104,7 @@ impl Agent {
     /// Waits until the API says that the node is Ready.
     pub fn ready(&mut self, server: &Server) -> Result<()> {
         let name = format!("node/{}", self.name);
-        let ended = wait::until(READY_LIMIT, &format!("{name} is Ready"), || {
+        let ended = wait::until(wait::LONG, &format!("{name} is Ready"), || {
             if let Some(status) = self.daemon.exit_status()? {
                 return Ok(Some(status));
             }

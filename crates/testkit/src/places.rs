@@ -1,8 +1,11 @@
 //! Where things are: the cache, the foreign kubectl, addresses of one's own.
 
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 
@@ -53,12 +56,38 @@ pub fn cached(variable: &str, place: &str) -> Option<PathBuf> {
     named.or_else(|| cache().ok().map(|cache| cache.join(place)).filter(|path| path.is_file()))
 }
 
-/// A loopback address that no other call and no other process of now is given: programs that must be
-/// told their ports have all of them there. A port that was free a moment ago may be taken.
+/// A loopback address that is given to nobody else while this process lives: programs that must be
+/// told their ports have all of them there. A port that was free a moment ago may be taken, also by
+/// the near end of somebody's connection, which is never at such an address.
 pub fn own_loopback() -> Ipv4Addr {
-    static GIVEN: AtomicU8 = AtomicU8::new(1);
-    let [.., high, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, high, low, GIVEN.fetch_add(1, Ordering::Relaxed))
+    /// Guards the claims of this process, which last as long as it does.
+    static CLAIMS: Mutex<Vec<UnixListener>> = Mutex::new(vec![]);
+    let mut claims = CLAIMS.lock().expect("no panic under the lock");
+    // Neighbours in the list of processes begin far from each other.
+    let begin = std::process::id().wrapping_mul(40_503);
+    for step in 0..=LOOPBACKS {
+        let address = Ipv4Addr::from(FIRST_LOOPBACK | (begin.wrapping_add(step) & LOOPBACKS));
+        match claim(address) {
+            Ok(held) => {
+                claims.push(held);
+                return address;
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) => panic!("{address} cannot be claimed: {error}"),
+        }
+    }
+    panic!("all loopback addresses are taken");
+}
+
+/// 127.64.0.0/10: where other programs of the machine hardly are.
+const FIRST_LOOPBACK: u32 = u32::from_be_bytes([127, 64, 0, 0]);
+const LOOPBACKS: u32 = (1 << 22) - 1;
+
+/// A name that one process has at a time, and that is free when it ends, however it ends. Names of
+/// this kind are of a network namespace, as loopback addresses are.
+fn claim(address: Ipv4Addr) -> std::io::Result<UnixListener> {
+    let name = format!("decapod-own-loopback-{address}");
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
 /// A program on the search path.
@@ -74,4 +103,34 @@ pub fn is_root_or_says_skipped() -> bool {
         println!("skipped: needs root");
     }
     root
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::wait;
+
+    #[test]
+    fn an_address_is_given_once() {
+        // More than fit into a byte.
+        let given: BTreeSet<Ipv4Addr> = (0..300).map(|_| own_loopback()).collect();
+        assert_eq!(given.len(), 300);
+        assert!(given.iter().all(|address| address.is_loopback() && address.octets()[1] >= 64));
+        // As another process finds them.
+        let kinds = given.iter().map(|address| claim(*address).map_err(|error| error.kind()).err());
+        assert!(kinds.into_iter().all(|kind| kind == Some(ErrorKind::AddrInUse)));
+    }
+
+    #[test]
+    fn a_claim_ends_with_its_holder() {
+        // No other process has this number, and `own_loopback` gives other addresses.
+        let address = Ipv4Addr::from(u32::from_be_bytes([127, 0, 0, 0]) | std::process::id());
+        let held = claim(address).expect("nobody has it");
+        claim(address).expect_err("it is taken");
+        drop(held);
+        // A child that is being started has a copy until it is another program.
+        wait::until(wait::LONG, "it is free again", || Ok(claim(address)?)).expect("in time");
+    }
 }

@@ -7,7 +7,6 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -16,8 +15,6 @@ use crate::host::Host;
 use crate::{http, images, places, wait};
 
 pub const ADDRESS: &str = "127.0.0.1:5000";
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 pub struct Registry {
     process: Child,
@@ -44,8 +41,8 @@ impl Registry {
         command.arg("serve").arg(&config).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let registry = Self { process: host.spawn(&mut command)? };
         let network = host.network()?;
-        wait::until(LIMIT, "the registry answers", || {
-            http::get_from(&network, ADDRESS, "/v2/", LIMIT)
+        wait::until(wait::LONG, "the registry answers", || {
+            http::get_from(&network, ADDRESS, "/v2/", wait::LONG)
         })?;
         Ok(registry)
     }
@@ -93,7 +90,7 @@ impl Push<'_> {
 
     fn upload(&self, descriptor: &Value) -> Result<()> {
         let start = format!("/v2/{}/blobs/uploads/", self.repository);
-        let answer = http::send("POST", ADDRESS, &start, "text/plain", b"", LIMIT)?;
+        let answer = http::send("POST", ADDRESS, &start, "text/plain", b"", wait::LONG)?;
         let location =
             answer.location.with_context(|| format!("no place to upload: {}", answer.body))?;
         let path = location.split_once(ADDRESS).map_or(location.as_str(), |(_, path)| path);
@@ -107,7 +104,7 @@ impl Push<'_> {
     }
 
     fn put(&self, path: &str, kind: &str, bytes: &[u8]) -> Result<()> {
-        let answer = http::send("PUT", ADDRESS, path, kind, bytes, LIMIT)?;
+        let answer = http::send("PUT", ADDRESS, path, kind, bytes, wait::LONG)?;
         ensure!(answer.status == 201, "PUT {path}: {} {}", answer.status, answer.body);
         Ok(())
     }

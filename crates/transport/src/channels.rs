@@ -513,9 +513,8 @@ mod tests {
     async fn streams_cross_in_every_protocol() {
         let plain = Streams { stdin: true, stdout: true, stderr: true, tty: false };
         let check = async |protocol: &'static str, streams: Streams, err: &[u8]| {
-            let got =
-                tokio::time::timeout(std::time::Duration::from_secs(20), run(protocol, streams));
-            let (out, got_err, status) = got.await.expect("ends in time");
+            let got = testkit::wait::soon(protocol, run(protocol, streams));
+            let (out, got_err, status) = got.await;
             assert_eq!(out, b"HELLO OVER THERE".repeat(1000), "{protocol}");
             assert_eq!(got_err, err, "{protocol}");
             assert_eq!(status, SUCCESS, "{protocol}");

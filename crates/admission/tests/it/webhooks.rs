@@ -46,7 +46,7 @@ const TYPELESS: Answer = |_| json!({"allowed": true, "uid": "not-yours"});
 fn webhook(name: &str, client: Value, more: Value) -> Value {
     let mut hook = json!({
         "name": name, "clientConfig": client, "sideEffects": "None",
-        "admissionReviewVersions": ["v1"], "timeoutSeconds": 5,
+        "admissionReviewVersions": ["v1"], "timeoutSeconds": 30,
         "rules": [{"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"],
             "resources": ["configmaps", "pods/attach"]}],
     });
@@ -192,7 +192,7 @@ async fn failures_are_the_failure_policys() {
         json!({"url": url("/typeless")}),
         json!({}),
         &format!(
-            "failed to call webhook: Post \"{}?timeout=5s\": tls: failed to verify certificate: x509: certificate signed by unknown authority",
+            "failed to call webhook: Post \"{}?timeout=30s\": tls: failed to verify certificate: x509: certificate signed by unknown authority",
             url("/typeless")
         ),
     )
@@ -206,13 +206,13 @@ async fn failures_are_the_failure_policys() {
     check(
         json!({"url": "https://127.0.0.1:1/x", "caBundle": server.ca_bundle()}),
         json!({}),
-        "failed to call webhook: Post \"https://127.0.0.1:1/x?timeout=5s\": dial tcp 127.0.0.1:1: connect: connection refused",
+        "failed to call webhook: Post \"https://127.0.0.1:1/x?timeout=30s\": dial tcp 127.0.0.1:1: connect: connection refused",
     )
     .await;
     check(
         json!({"service": {"namespace": "web", "name": "none"}, "caBundle": server.ca_bundle()}),
         json!({}),
-        "failed to call webhook: Post \"https://none.web.svc:443/?timeout=5s\": service \"none\" not found",
+        "failed to call webhook: Post \"https://none.web.svc:443/?timeout=30s\": service \"none\" not found",
     )
     .await;
     server.shutdown().await;

@@ -211,7 +211,7 @@ async fn a_watch_has_a_beginning_and_an_end() {
     let bench = Bench::new("rules: [{level: RequestResponse}]");
     let line = "GET /api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=1";
     bench.ask(line, "admin", &[], "").await;
-    bench.tasks.shutdown(Duration::from_secs(5)).await;
+    bench.tasks.shutdown(testkit::wait::LONG).await;
     assert_eq!(
         bench.stages(),
         ["RequestReceived 0", "ResponseStarted 200", "ResponseComplete 200"]

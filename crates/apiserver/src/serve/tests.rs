@@ -353,8 +353,7 @@ async fn watches_frame_every_change() {
     assert_eq!(response.status(), 200);
     let mut body = response.into_body();
     let mut next = async || {
-        let frame =
-            tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+        let frame = testkit::wait::soon("a frame", body.frame()).await;
         let data = frame.expect("a frame").expect("no error").into_data().expect("data");
         assert!(data.ends_with(b"\n"));
         let json: Value = serde_json::from_slice(&data).expect("JSON");
@@ -378,7 +377,7 @@ async fn watches_frame_every_change() {
     bench.ask(&format!("DELETE {MAPS}/a"), Value::Null).await;
     assert_eq!(next().await["type"], "DELETED");
     bench.server.begin_shutdown();
-    let end = tokio::time::timeout(Duration::from_secs(5), body.frame()).await.expect("in time");
+    let end = testkit::wait::soon("the end", body.frame()).await;
     assert!(end.is_none(), "watches end with the server");
     bench.end().await;
 }

@@ -134,14 +134,17 @@ async fn new_keys_are_fetched_and_forgeries_cost_little() {
     let refused = name(&issuers, &old.sign(&claims)).await.expect("refused");
     assert!(refused.contains("failed to verify"), "withdrawn: {refused}");
 
-    let before = world.published.asked.load(Ordering::Relaxed);
+    let (before, begun) =
+        (world.published.asked.load(Ordering::Relaxed), tokio::time::Instant::now());
     let forger = Signer::new("new");
     let forgeries = (0..50).map(|_| forger.sign(&claims));
     for forged in forgeries {
         assert!(name(&issuers, &forged).await.expect("refused").contains("failed to verify"));
     }
     let fetched = world.published.asked.load(Ordering::Relaxed) - before;
-    assert!(fetched <= 5, "{fetched} fetches");
+    // Once a second, however many there are and however long they take.
+    let most = 2 + begun.elapsed().as_secs();
+    assert!(fetched as u64 <= most, "{fetched} fetches, {most} at most");
     world.issuer.shutdown().await;
 }
 

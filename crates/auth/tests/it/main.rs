@@ -141,13 +141,9 @@ async fn may(authorizer: &dyn Authorizer, attributes: &Attributes) -> bool {
 
 /// Waits until the index has seen what the registry wrote.
 async fn until(authorizer: &dyn Authorizer, attributes: &Attributes, expected: bool) {
-    let wait = async {
-        while may(authorizer, attributes).await != expected {
-            tokio::task::yield_now().await;
-        }
-    };
-    let limit = Duration::from_secs(10);
-    tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("{attributes:?}"));
+    let what = format!("{attributes:?}");
+    let is_so = async || (may(authorizer, attributes).await == expected).then_some(());
+    testkit::wait::found(&what, is_so).await;
 }
 
 #[tokio::test]

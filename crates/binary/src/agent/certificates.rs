@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn a_stored_certificate_is_used_while_it_fits() {
-        let directory = std::env::temp_dir().join(format!("decapod-home-{}", std::process::id()));
-        let home = Home::open(&directory).expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
+        let home = Home::open(directory.path()).expect("a directory");
         let authority = pki::Authority::generate("ca").expect("an authority");
         let address = [IpAddr::from([10, 0, 0, 7])];
         let order = Order::kubelet_server("n1", &address);
@@ -248,6 +248,5 @@ mod tests {
         check(Order::kubelet_server("n1", &[IpAddr::from([10, 0, 0, 8])]), authority.cert_pem());
         let other = pki::Authority::generate("ca").expect("an authority");
         check(order, other.cert_pem());
-        std::fs::remove_dir_all(directory).expect("goes away");
     }
 }

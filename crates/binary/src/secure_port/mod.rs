@@ -235,8 +235,9 @@ impl Pair {
             }
         };
         let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-        if !flags.bind_address.is_unspecified() && !flags.bind_address.is_loopback() {
-            names.push(flags.bind_address.to_string());
+        let address = flags.bind_address.to_string();
+        if !flags.bind_address.is_unspecified() && !names.contains(&address) {
+            names.push(address);
         }
         Self { files, is_own, names }
     }
@@ -351,9 +352,21 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_names_where_it_is_shown() {
+        let check = |address: &str, expected: &[&str]| {
+            let pair = Pair::new(&flags(&["--bind-address", address]), "kube-scheduler");
+            assert_eq!(pair.names, expected);
+        };
+        check("0.0.0.0", &["localhost", "127.0.0.1"]);
+        check("127.0.0.1", &["localhost", "127.0.0.1"]);
+        check("127.0.0.2", &["localhost", "127.0.0.1", "127.0.0.2"]);
+        check("192.0.2.1", &["localhost", "127.0.0.1", "192.0.2.1"]);
+    }
+
+    #[test]
     fn a_certificate_is_made_kept_and_renewed() {
-        let root = tempfile_dir();
-        let directory = root.join("certs");
+        let root = tempfile::tempdir().expect("a directory");
+        let directory = root.path().join("certs");
         let flags = flags(&["--cert-dir", &directory.display().to_string()]);
         let pair = Pair::new(&flags, "kube-scheduler");
         let first = pair.next(None).expect("made");
@@ -368,11 +381,6 @@ mod tests {
         let first = pair.next(None).expect("made");
         let again = pair.next(Some(&first)).expect("the same");
         assert_eq!(again.cert_pem, first.cert_pem);
-        std::fs::remove_dir_all(root).expect("goes away");
-    }
-
-    fn tempfile_dir() -> PathBuf {
-        std::env::temp_dir().join(format!("decapod-secure-port-{}", base::rng::uuid()))
     }
 
     #[tokio::test]

@@ -14,12 +14,10 @@ use testkit::{images, wait};
 
 use crate::expect;
 
-/// Long enough for a machine that is busy with something else; nobody waits it out when all is well.
-pub const LONG: Duration = Duration::from_secs(90);
-pub const SHORT: Duration = Duration::from_secs(20);
+pub use testkit::wait::LONG;
 
-/// The time that one request may take.
-const REQUEST: Duration = Duration::from_secs(5);
+/// The time that one request may take: who asks again and again does not hang in one.
+const REQUEST: Duration = Duration::from_secs(20);
 
 /// Read when the server starts: what is asked of one registry is fetched from another.
 const REGISTRIES: &str = "mirrors:\n  registry.test:\n    endpoint:\n    - http://127.0.0.1:5000\n";
@@ -134,7 +132,7 @@ impl Story {
     }
 
     pub fn soon_has_events(&self, name: &str, wanted: &[&str]) -> Result<()> {
-        wait::until(SHORT, &format!("events of {name}"), || {
+        wait::until(LONG, &format!("events of {name}"), || {
             let found = self.events(name)?;
             let missing: Vec<_> =
                 wanted.iter().filter(|reason| !found.iter().any(|f| f == **reason)).collect();

@@ -2,7 +2,6 @@
 //! whom.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -13,9 +12,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use testkit::http::{ApiClient, Connection, Response};
-use testkit::wait;
+use testkit::{places, wait};
 
 use crate::support::{LONG, Server};
+
+/// Where the two serve, each at an address of its own.
+const PORT: u16 = 18_443;
 
 const METRICS: [(&str, &[&str]); 2] = [
     ("kube-controller-manager", &["workqueue_adds_total{name=\"deployment\"}"]),
@@ -74,7 +76,9 @@ fn questions(component: &Component, token: &str, figures: &[&str]) -> Result<()>
         let mut connection = Connection::new(anybody.clone(), LONG);
         connection.send("GET", path, &[("authorization", &bearer)], b"")
     };
-    expect(with(token, "/metrics")?, 200, "process_start_time_seconds")?;
+    wait::until(LONG, "the right of the account is known", || {
+        expect(with(token, "/metrics")?, 200, "process_start_time_seconds")
+    })?;
     let refused = "User \\\"system:serviceaccount:default:monitor\\\" cannot get path";
     expect(with(token, "/configz")?, 403, refused)?;
     expect(with("nonsense", "/metrics")?, 401, "Unauthorized")
@@ -106,7 +110,7 @@ fn monitor(server: &Server) -> Result<String> {
     Ok(answer["status"]["token"].as_str().context("a token")?.to_owned())
 }
 
-/// One of the two, with its port on the loopback interface. Killed when it is dropped.
+/// One of the two, at a loopback address of its own. Killed when it is dropped.
 struct Component {
     name: &'static str,
     process: Child,
@@ -119,13 +123,13 @@ struct Component {
 impl Component {
     fn start(server: &Server, name: &'static str) -> Result<Self> {
         let kubeconfig = server.data().join("kubeconfig");
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let address = places::own_loopback();
         let directory = server.data().join(format!("alone-{name}"));
         fs::create_dir(&directory)?;
         let log = File::create(directory.join("log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
-        command.arg(name).arg("--bind-address=127.0.0.1").arg("--secure-port");
-        command.arg(address.port().to_string()).arg("--cert-dir").arg(&directory);
+        command.arg(name).arg(format!("--bind-address={address}"));
+        command.arg(format!("--secure-port={PORT}")).arg("--cert-dir").arg(&directory);
         for flag in ["--kubeconfig", "--authentication-kubeconfig", "--authorization-kubeconfig"] {
             command.arg(flag).arg(&kubeconfig);
         }
@@ -138,7 +142,7 @@ impl Component {
         };
         let identity = (pem("client-certificate-data")?, pem("client-key-data")?);
         let process = command.spawn()?;
-        let address = address.to_string();
+        let address = format!("{address}:{PORT}");
         let mut component = Self { name, process, address, directory, identity };
         let answers = wait::until(LONG, "its port answers", || {
             if let Some(status) = component.process.try_wait()? {

@@ -4,16 +4,19 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testkit::http::ApiClient;
 use testkit::wait;
+pub use testkit::wait::LONG;
 
-/// Long enough for a machine that is busy with a build.
-pub const LONG: Duration = Duration::from_secs(90);
+/// Lines of one kind about what others do come no more often.
+const SELDOM: Duration = Duration::from_secs(60);
+/// What a server may complain of only because the machine is slow: a time that it gives was over.
+const OF_SLOWNESS: &[&str] = &["the garbage collector starts before every resource is listed"];
 
 /// A directory that is gone after the test.
 pub struct Scratch(PathBuf);
@@ -49,6 +52,8 @@ pub struct Server {
     process: Option<Child>,
     arguments: Vec<String>,
     scratch: Scratch,
+    /// When the first of its processes was started.
+    begun: Instant,
 }
 
 impl Server {
@@ -60,7 +65,7 @@ impl Server {
     /// The same, with files that the flags name.
     pub fn start_in(scratch: Scratch, arguments: &[&str]) -> Result<Self> {
         let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let mut server = Self { process: None, arguments, scratch };
+        let mut server = Self { process: None, arguments, scratch, begun: wait::now() };
         server.launch()?;
         Ok(server)
     }
@@ -136,6 +141,33 @@ impl Server {
     /// All that it said, on both streams.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// How many lines are about `cause`.
+    pub fn lines_about(&self, cause: &str) -> u64 {
+        self.log().lines().filter(|line| line.contains(cause)).count() as u64
+    }
+
+    /// One line a minute at most: others cannot fill the disk.
+    pub fn speaks_seldom_of(&self, cause: &str) -> Result<()> {
+        let lines = self.lines_about(cause);
+        let most = 1 + self.begun.elapsed().as_secs() / SELDOM.as_secs();
+        ensure!(lines <= most, "{cause}: {lines} lines, {most} at most\n{}", self.log());
+        Ok(())
+    }
+
+    /// Warnings and errors about anything else than these causes.
+    pub fn complains_of_nothing_but(&self, causes: &[&str]) -> Result<()> {
+        let log = self.log();
+        let is_known =
+            |line: &&str| causes.iter().chain(OF_SLOWNESS).any(|cause| line.contains(cause));
+        let others: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains(" WARN ") || line.contains(" ERROR "))
+            .filter(|line| !is_known(line))
+            .collect();
+        ensure!(others.is_empty(), "{}", others.join("\n"));
+        Ok(())
     }
 }
 

@@ -172,12 +172,8 @@ async fn changes_of_the_file_are_taken_into_use_and_bad_ones_are_not() {
     let tasks = base::task::Tasks::new("test");
     tasks.spawn("follow", lab.encryption.clone().follow(lab.path(), true));
     let reaches = async |expected: String| {
-        let wait = async {
-            while lab.encryption.hash() != expected {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(10), wait).await.expect("taken into use");
+        let is_used = async || (lab.encryption.hash() == expected).then_some(());
+        testkit::wait::found("taken into use", is_used).await;
     };
     let present = || encryption::hash(&std::fs::read(lab.path()).expect("readable"));
     reaches(present()).await;
@@ -199,7 +195,7 @@ async fn changes_of_the_file_are_taken_into_use_and_bad_ones_are_not() {
 
 fn kms(plugin: &Plugin) -> String {
     let endpoint = plugin.endpoint();
-    format!("kms: {{apiVersion: v2, name: vault, endpoint: '{endpoint}', timeout: 2s}}")
+    format!("kms: {{apiVersion: v2, name: vault, endpoint: '{endpoint}', timeout: 90s}}")
 }
 
 #[tokio::test]

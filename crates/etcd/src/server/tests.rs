@@ -178,16 +178,11 @@ async fn a_used_up_quota_leaves_deletes() {
     let disarm =
         wire::AlarmRequest { action: wire::AlarmAction::Deactivate.into(), ..Default::default() };
     // What was compacted goes from the disk soon, not at once.
-    let works = async {
-        loop {
-            maintenance::alarm(shared.clone(), disarm.clone()).await.expect("disarmed");
-            if kv::put(shared.clone(), put("late", "x")).await.is_ok() {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(20), works).await.expect("room again");
+    testkit::wait::found("room again", async || {
+        maintenance::alarm(shared.clone(), disarm.clone()).await.expect("disarmed");
+        kv::put(shared.clone(), put("late", "x")).await.ok()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -8,7 +8,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use store::backend::Backend;
@@ -30,7 +29,6 @@ const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir, program),
 const OLD_ETCD: Backend =
     Backend { name: "etcd 3.4", open: |dir, _| open(dir, old_program), durable: true };
 
-const START_LIMIT: Duration = Duration::from_secs(20);
 /// What etcd does not do: it takes each key once a transaction, and forgets what was before its floor.
 const EXCEPT: &[&str] = &[
     "ops_see_the_ops_before_them",
@@ -70,15 +68,14 @@ async fn more_watches_than_a_connection_usually_has_streams_hold_nothing_up() {
     for _ in 0..1100 {
         let range = store::KeyRange::one("key");
         let watch = store.watch(store::WatchRequest { range, start: None });
-        watches
-            .push(tokio::time::timeout(lab::LIMIT, watch).await.expect("in time").expect("begun"));
+        watches.push(wait::soon("a watch", watch).await.expect("begun"));
     }
     let op = store::Op::Put { key: "key".into(), value: "1".into(), lease: 0 };
     let txn = store::Txn { success: vec![op], ..Default::default() };
-    let written = tokio::time::timeout(lab::LIMIT, store.txn(txn)).await.expect("in time");
+    let written = wait::soon("a write", store.txn(txn)).await;
     let revision = written.expect("written").revision;
     for watch in &mut watches {
-        let item = tokio::time::timeout(lab::LIMIT, watch.items.recv()).await.expect("in time");
+        let item = wait::soon("an item", watch.items.recv()).await;
         assert!(matches!(item, Some(store::WatchItem::Events(at, _)) if at == revision));
     }
     store.close().await;
@@ -173,7 +170,7 @@ fn start(dir: &Path, program: &Path) -> Ipv4Addr {
     #[expect(clippy::zombie_processes, reason = "it is killed with the thread of its case")]
     let _etcd = command.spawn().expect("etcd starts");
     let connect = || Ok(TcpStream::connect((address, CLIENT_PORT))?);
-    wait::until(START_LIMIT, "etcd answers", connect).expect("a started etcd");
+    wait::until(wait::LONG, "etcd answers", connect).expect("a started etcd");
     address
 }
 

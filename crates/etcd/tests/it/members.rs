@@ -13,11 +13,11 @@ use nix::unistd::Pid;
 use pki::{Authority, Profile, San};
 use store::{KeyRange, Revision, Store, Watch, WatchItem, WatchRequest};
 use testkit::places;
+use testkit::wait::{found, soon};
 
 use crate::{CLIENT_PORT, PEER_PORT, linear, program};
 
 const MEMBERS: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Member {
     name: String,
@@ -125,17 +125,12 @@ impl Cluster {
 }
 
 async fn works(store: &dyn Store) -> Revision {
-    let asking = async {
-        loop {
-            if let Ok(Ok(revision)) =
-                tokio::time::timeout(Duration::from_secs(5), store.revision()).await
-            {
-                return revision;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asking).await.expect("etcd answers")
+    found("etcd answers", async || {
+        // A call to a member that is gone may wait for long: asked again, it reaches another.
+        let answer = tokio::time::timeout(Duration::from_secs(5), store.revision()).await;
+        answer.ok()?.ok()
+    })
+    .await
 }
 
 async fn watch(store: &dyn Store, start: u64) -> Watch {
@@ -149,7 +144,7 @@ async fn follow(watch: &mut Watch, until: Revision) -> Vec<String> {
     let mut seen = vec![];
     loop {
         watch.request_progress();
-        match tokio::time::timeout(PATIENCE, watch.items.recv()).await.expect("in time") {
+        match soon("an item", watch.items.recv()).await {
             Some(WatchItem::Events(revision, events)) => {
                 seen.extend(events.iter().map(|event| format!("{revision} {event:?}")));
             }
@@ -205,8 +200,7 @@ async fn three_members_in_trouble_lose_nothing() {
     let end = store::Op::Put { key: "/linear/end".into(), value: "the end".into(), lease: 0 };
     let end = store::Txn { success: vec![end], ..store::Txn::default() };
     let end = store.txn(end).await.expect("etcd works").revision;
-    let seen =
-        tokio::time::timeout(PATIENCE, watching.join_all()).await.expect("in time").remove(0);
+    let seen = soon("the watch sees the end", watching.join_all()).await.remove(0);
     let truth = follow(&mut watch(&*store, begun.0 + 1).await, end).await;
     assert_eq!(seen.len(), truth.len());
     assert_eq!(seen, truth, "what was seen as it happened, and what history says");

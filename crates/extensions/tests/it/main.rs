@@ -72,15 +72,7 @@ impl Server {
 
     /// Waits for what the controller does.
     async fn until<T>(&self, mut look: impl AsyncFnMut(&Registry) -> Option<T>) -> T {
-        let look = async {
-            loop {
-                if let Some(found) = look(&self.registry).await {
-                    return found;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), look).await.expect("it happens")
+        testkit::wait::found("it happens", async || look(&self.registry).await).await
     }
 
     async fn established(&self) -> Crd {

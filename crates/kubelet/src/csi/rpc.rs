@@ -130,7 +130,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let socket = directory.path().join("none.sock");
         let rpc = Rpc::new(&socket).expect("an endpoint");
-        let call = rpc.call("/csi.v1.Node/NodeGetInfo", Nothing {}, Duration::from_secs(5));
+        let call = rpc.call("/csi.v1.Node/NodeGetInfo", Nothing {}, testkit::wait::LONG);
         let answer: Result<Nothing, RpcError> = call.await;
         let error = answer.expect_err("nobody is there");
         let expected = format!(

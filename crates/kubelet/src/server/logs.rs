@@ -218,8 +218,7 @@ mod tests {
             end.send(()).expect("the follower listens");
         };
         let both = async { tokio::join!(following, test) };
-        let (done, ()) =
-            tokio::time::timeout(std::time::Duration::from_secs(10), both).await.expect("in time");
+        let (done, ()) = testkit::wait::soon("the story ends", both).await;
         done.expect("readable");
     }
 }

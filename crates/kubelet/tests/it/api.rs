@@ -237,7 +237,7 @@ impl Api {
                 let _ = tokio::time::timeout(Duration::from_millis(20), changed.changed()).await;
             }
         };
-        if tokio::time::timeout(Duration::from_secs(20), waiting).await.is_err() {
+        if tokio::time::timeout(testkit::wait::LONG, waiting).await.is_err() {
             let state = self.state();
             let pods: Vec<String> = state
                 .objects

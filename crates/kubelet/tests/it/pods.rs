@@ -9,6 +9,7 @@ use kubelet::Config;
 use runtime::Fake;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::wait::LONG;
 
 use crate::api::Api;
 
@@ -56,8 +57,17 @@ impl Bench {
 
     pub async fn stop(&mut self) {
         if let Some(tasks) = self.kubelet.take() {
-            tasks.shutdown(Duration::from_secs(10)).await;
+            testkit::wait::soon("it stops by itself", tasks.shutdown(2 * LONG)).await;
         }
+    }
+
+    /// Events are sent beside the work.
+    async fn until_events(&self, wanted: &[&str]) {
+        let are_there = |api: &Api| {
+            let reasons: Vec<String> = api.events().into_iter().map(|event| event.0).collect();
+            wanted.iter().all(|one| reasons.iter().any(|reason| reason == one))
+        };
+        self.api.until(&format!("events {wanted:?}"), are_there).await;
     }
 
     pub fn count(&self, call: &str) -> usize {
@@ -105,14 +115,14 @@ async fn a_pod_runs_restarts_and_goes() {
     assert_eq!(pod["status"]["hostIP"], "192.168.7.1");
     assert_eq!(pod["status"]["qosClass"], "BestEffort");
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
-    let node = bench.api.get("/api/v1/nodes/n1").expect("a node");
-    assert_eq!(condition(&node, "Ready"), "True");
-    assert!(
-        bench
-            .api
-            .get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1")
-            .is_some()
-    );
+    bench
+        .api
+        .until("a ready node with a lease", |api| {
+            let node = api.get("/api/v1/nodes/n1").unwrap_or_default();
+            let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1";
+            condition(&node, "Ready") == "True" && api.get(lease).is_some()
+        })
+        .await;
 
     // It crashes: restarted at once the first time, then held back.
     bench.runtime.exit(&container_id(&pod), 1);
@@ -126,17 +136,20 @@ async fn a_pod_runs_restarts_and_goes() {
     let second = bench.api.pod("a");
     assert_eq!(second["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 1);
     bench.runtime.exit(&container_id(&second), 2);
+    // It ends after ten seconds, however late somebody looks.
+    let mut held = Value::Null;
     bench
         .api
         .until("held back", |api| {
-            let status = api.pod("a")["status"]["containerStatuses"][0].clone();
+            held = api.pod("a");
+            let status = &held["status"]["containerStatuses"][0];
             status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
         })
         .await;
-    let held = bench.api.pod("a")["status"]["containerStatuses"][0].clone();
-    let text = held["state"]["waiting"]["message"].as_str().expect("a message");
+    let waiting = &held["status"]["containerStatuses"][0]["state"]["waiting"];
+    let text = waiting["message"].as_str().expect("a message");
     assert!(text.starts_with("back-off 10s restarting failed container=c pod=a_ns("), "{text}");
-    assert_eq!(condition(&bench.api.pod("a"), "Ready"), "False");
+    assert_eq!(condition(&held, "Ready"), "False");
 
     bench.api.mark_deleted("a", 30);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
@@ -147,10 +160,7 @@ async fn a_pod_runs_restarts_and_goes() {
             std::fs::read_dir(bench.dir.path().join("kubelet/pods")).is_ok_and(|d| d.count() == 0)
         })
         .await;
-    let reasons: Vec<String> = bench.api.events().into_iter().map(|e| e.0).collect();
-    for reason in ["Pulled", "Created", "Started", "BackOff"] {
-        assert!(reasons.iter().any(|r| r == reason), "{reason} in {reasons:?}");
-    }
+    bench.until_events(&["Pulled", "Created", "Started", "BackOff"]).await;
     bench.stop().await;
 }
 
@@ -387,10 +397,9 @@ async fn failing_probes() {
             api.pod("sick")["status"]["containerStatuses"][0]["restartCount"] == 1
         })
         .await;
-    assert!(bench.api.events().contains(&(
-        "Killing".into(),
-        "Container c failed liveness probe, will be restarted".into()
-    )));
+    let killing = "Container c failed liveness probe, will be restarted";
+    let killing = ("Killing".to_owned(), killing.to_owned());
+    bench.api.until("an event of it", |api| api.events().contains(&killing)).await;
     bench.stop().await;
 }
 
@@ -429,8 +438,7 @@ async fn images_that_cannot_be_pulled() {
         })
         .await;
     assert_eq!(bench.api.pod("a")["status"]["phase"], "Pending");
-    let reasons: Vec<String> = bench.api.events().into_iter().map(|e| e.0).collect();
-    assert!(reasons.contains(&"Pulling".into()), "{reasons:?}");
+    bench.until_events(&["Pulling"]).await;
     bench.api.mark_deleted("a", 0);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
     bench.stop().await;
@@ -525,10 +533,7 @@ async fn resources_change_in_place() {
         })
         .await;
     assert_eq!(bench.count("update_container_resources"), 1);
-    let reasons: Vec<String> = bench.api.events().into_iter().map(|e| e.0).collect();
-    for reason in ["ResizeStarted", "ResizeCompleted"] {
-        assert!(reasons.iter().any(|r| r == reason), "{reason} in {reasons:?}");
-    }
+    bench.until_events(&["ResizeStarted", "ResizeCompleted"]).await;
     bench.stop().await;
 }
 

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use net::host_ports::{HostPort, none, prepare, ruleset};
 use net::netns;
@@ -10,8 +9,6 @@ use net::nft::{Nft, Proto, Ruleset, diff};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::lab::{Node, ip, net, skipped};
-
-const LIMIT: Duration = Duration::from_secs(10);
 
 fn port(host: Option<&str>, port: u16, to: &str) -> HostPort {
     HostPort {
@@ -39,8 +36,7 @@ async fn asks(from: &Path, at: &str, pod: &Path, to: &str) {
         text
     };
     let both = async { tokio::join!(serve, ask).1 };
-    let text =
-        tokio::time::timeout(LIMIT, both).await.unwrap_or_else(|_| panic!("{at}: no answer"));
+    let text = testkit::wait::soon(&format!("an answer of {at}"), both).await;
     assert_eq!(text, "hi");
 }
 

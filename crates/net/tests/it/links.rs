@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use net::links::Via;
 use net::pods::{Bridge, detach_pod};
@@ -12,8 +11,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::lab::{Netns, Node, ip, net, skipped};
-
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// A client in `from` reaches a server in `to` at `at`.
 async fn reaches(from: &Path, to: &Path, at: &str) {
@@ -30,7 +27,7 @@ async fn reaches(from: &Path, to: &Path, at: &str) {
         text
     };
     let both = async { tokio::join!(serve, ask).1 };
-    let seen = tokio::time::timeout(LIMIT, both).await.expect("an answer in time");
+    let seen = testkit::wait::soon("an answer", both).await;
     assert!(!seen.is_empty());
 }
 
@@ -198,10 +195,8 @@ async fn udp_sockets_live_where_they_were_made() {
     let client = netns::udp(&space.path, "127.0.0.1:0".parse().expect("any")).await.expect("bind");
     client.send_to(b"ping", at).await.expect("send");
     let mut buffer = [0; 16];
-    let (size, _) = tokio::time::timeout(LIMIT, server.recv_from(&mut buffer))
-        .await
-        .expect("in time")
-        .expect("receive");
+    let received = testkit::wait::soon("a datagram", server.recv_from(&mut buffer)).await;
+    let (size, _) = received.expect("receive");
     assert_eq!(&buffer[..size], b"ping");
     // The same port is free outside.
     drop(TcpListener::bind("127.0.0.1:0").await.expect("bind outside"));

@@ -7,16 +7,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use base::task::Tasks;
 use ipnet::IpNet;
 use net::links::Via;
 use net::pods::{Bridge, PodAttachment, attach_pod};
 use net::{Links, netns, sysctl};
+use testkit::wait::LONG;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-pub const LIMIT: Duration = Duration::from_secs(10);
 
 pub fn skipped() -> bool {
     let root = nix::unistd::geteuid().is_root();
@@ -142,7 +140,7 @@ pub async fn ask(from: &Path, to: &str) -> Result<String, String> {
         stream.read_to_string(&mut text).await.map_err(|e| e.to_string())?;
         Ok(text)
     };
-    tokio::time::timeout(LIMIT, exchange).await.unwrap_or(Err("no answer".into()))
+    tokio::time::timeout(LONG, exchange).await.unwrap_or(Err("no answer".into()))
 }
 
 pub fn net(text: &str) -> IpNet {

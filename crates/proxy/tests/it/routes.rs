@@ -1,7 +1,5 @@
 //! Routes to other nodes' pods follow the API, in a network of their own.
 
-use std::time::Duration;
-
 use base::task::Tasks;
 use ipnet::IpNet;
 use net::vxlan::DEVICE;
@@ -9,7 +7,7 @@ use proxy::routes::{RoutesConfig, follow_nodes};
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::lab::{LIMIT, Lab, net, skipped};
+use crate::lab::{Lab, net, skipped};
 
 fn node(name: &str, cidr: &str, address: &str) -> Value {
     json!({
@@ -29,15 +27,9 @@ async fn routes(lab: &Lab) -> Option<Vec<IpNet>> {
 
 async fn soon(lab: &Lab, expected: Option<&[&str]>) {
     let expected = expected.map(|all| all.iter().map(|one| net(one)).collect::<Vec<_>>());
-    let deadline = tokio::time::Instant::now() + LIMIT;
-    loop {
-        let found = routes(lab).await;
-        if found == expected {
-            return;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "{found:?}, not {expected:?}");
-        tokio::task::yield_now().await;
-    }
+    let what = format!("routes {expected:?}");
+    let is_so = async || (routes(lab).await == expected).then_some(());
+    testkit::wait::found(&what, is_so).await;
 }
 
 #[tokio::test]
@@ -73,7 +65,7 @@ async fn routes_follow_the_nodes() {
         first.stop();
     };
     let both = async { tokio::join!(running, story).0 };
-    tokio::time::timeout(Duration::from_secs(60), both).await.expect("ends").expect("clean");
+    both.await.expect("a clean end");
 
     // With nobody there the routes stay; who comes next forgets the node that left meanwhile.
     soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
@@ -85,6 +77,6 @@ async fn routes_follow_the_nodes() {
         second.stop();
     };
     let both = async { tokio::join!(running, story).0 };
-    tokio::time::timeout(Duration::from_secs(60), both).await.expect("ends").expect("clean");
+    both.await.expect("a clean end");
     lab.tasks.stop();
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::UdpSocket;
 
 use crate::fixtures::{facts, service, slice};
-use crate::lab::{LIMIT, Lab, Pod, ask, skipped};
+use crate::lab::{Lab, Pod, ask, skipped};
 
 struct Rules {
     nft: Nft,
@@ -312,8 +312,8 @@ pub async fn udp_server(lab: &Lab, at: &Path, name: &'static str) {
 async fn udp_ask(socket: &UdpSocket, to: SocketAddr) -> String {
     socket.send_to(b"who", to).await.expect("send");
     let mut buffer = [0; 64];
-    let answer = tokio::time::timeout(LIMIT, socket.recv_from(&mut buffer));
-    let (size, from) = answer.await.expect("in time").expect("receive");
+    let answer = testkit::wait::soon("an answer", socket.recv_from(&mut buffer)).await;
+    let (size, from) = answer.expect("receive");
     assert_eq!(from, to, "answers come from the service");
     String::from_utf8_lossy(&buffer[..size]).into_owned()
 }

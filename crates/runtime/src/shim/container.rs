@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::oci_spec::runtime::{LinuxNamespaceType, Process, Spec};
@@ -20,6 +21,8 @@ use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{
     Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError,
 };
+use nix::errno::Errno;
+use nix::poll::{PollTimeout, poll};
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::event_loop::Shim;
@@ -28,6 +31,8 @@ use super::{ShimConfig, StartedRecord, now_nanos, stage, stdio};
 use crate::files;
 
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
+/// How long a program is tried again that somebody still has open for writing.
+const BUSY: Duration = Duration::from_secs(1);
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Creates and starts the container. On failure nothing of it is left but files.
@@ -162,14 +167,33 @@ pub(super) fn execute(process: &Process, args: &[String]) -> String {
     let environment = process.env().as_deref().unwrap_or_default();
     match (CString::new(path.as_bytes()), texts(args), texts(environment)) {
         (Ok(file), Ok(args), Ok(environment)) => {
-            let error = match nix::unistd::execve(&file, &args, &environment) {
-                Err(nix::errno::Errno::ENOEXEC) => io::Error::other("exec format error"),
-                Err(errno) => errno.into(),
+            let become_it = || match nix::unistd::execve(&file, &args, &environment) {
+                Err(errno) => errno,
                 Ok(never) => match never {},
+            };
+            let error = match while_busy(BUSY, become_it) {
+                Errno::ENOEXEC => io::Error::other("exec format error"),
+                errno => errno.into(),
             };
             format!("exec {path}: {error}")
         }
         _ => "a zero byte in the command or its environment".into(),
+    }
+}
+
+/// Tries again while the program is busy. Whoever unpacked it has closed it; but a child that was
+/// being started meanwhile holds a copy of the descriptor until it becomes another program.
+fn while_busy(patience: Duration, mut attempt: impl FnMut() -> Errno) -> Errno {
+    const PAUSE_MILLIS: u16 = 10;
+    let mut left = patience.as_millis();
+    loop {
+        let errno = attempt();
+        if errno != Errno::ETXTBSY || left == 0 {
+            return errno;
+        }
+        left = left.saturating_sub(PAUSE_MILLIS.into());
+        // The container's seccomp profile may forbid to wait: then the tries are quick, and as many.
+        let _ = poll(&mut [], PollTimeout::from(PAUSE_MILLIS));
     }
 }
 
@@ -200,4 +224,71 @@ fn find(process: &Process, args: &[String]) -> Result<String, String> {
         .find(|file| usable(file))
         .map(|file| file.to_string_lossy().into_owned())
         .ok_or_else(|| format!("exec: \"{name}\": executable file not found in $PATH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+    use std::ptr::null;
+
+    use super::*;
+
+    #[test]
+    fn only_who_is_busy_is_tried_again() {
+        let check = |busy: u32, end: Errno, expected: (Errno, u32)| {
+            let mut tries = 0;
+            let errno = while_busy(Duration::from_millis(30), || {
+                tries += 1;
+                if tries <= busy { Errno::ETXTBSY } else { end }
+            });
+            assert_eq!((errno, tries), expected);
+        };
+        check(0, Errno::ENOENT, (Errno::ENOENT, 1));
+        check(2, Errno::ENOEXEC, (Errno::ENOEXEC, 3));
+        check(100, Errno::ENOENT, (Errno::ETXTBSY, 4));
+    }
+
+    /// As after an image was unpacked while another process was being started.
+    #[test]
+    fn a_program_that_is_still_open_for_writing_is_waited_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("program");
+        fs::copy("/bin/true", &program).expect("copied");
+        let held = fs::OpenOptions::new().write(true).open(&program).expect("opened");
+        let file = CString::new(program.as_os_str().as_encoded_bytes()).expect("no zero byte");
+        let (mut refused, mut tell) = io::pipe().expect("a pipe");
+        let copy = held.as_raw_fd();
+        let mut command = Command::new(&program);
+        // SAFETY: between fork and exec there are system calls only.
+        unsafe {
+            command.pre_exec(move || {
+                libc::close(copy);
+                let errno = while_busy(testkit::wait::LONG, || {
+                    let (arguments, none) = ([file.as_ptr(), null()], [null()]);
+                    libc::execve(file.as_ptr(), arguments.as_ptr(), none.as_ptr());
+                    let errno = Errno::last();
+                    if errno == Errno::ETXTBSY {
+                        // Whoever listens may have heard enough.
+                        let _ = tell.write(b"!");
+                    }
+                    errno
+                });
+                Err(errno.into())
+            });
+        }
+        let status = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                refused.read_exact(&mut [0]).expect("it was refused while it was open");
+                drop(held);
+            });
+            let status = command.status();
+            // Its end of the pipe: who was not refused is not waited for.
+            drop(command);
+            status
+        });
+        assert!(status.expect("it was run").success());
+    }
 }

@@ -9,7 +9,7 @@ use crate::world::{container, eventually, in_world};
 #[test]
 fn a_container_runs_logs_and_stops_with_grace() {
     in_world(|world| async move {
-        let script = "echo out; echo err >&2; printf partial; trap 'exit 3' TERM; \
+        let script = "trap 'exit 3' TERM; echo out; echo err >&2; printf partial; \
                       while :; do sleep 0.05; done";
         let (sandbox, id) = world.run("web", container("main", script)).await;
         let status = world.runtime.container_status(&id).await.expect("status");
@@ -135,11 +135,13 @@ fn events_come_in_order_and_shims_are_small() {
         world.runtime.remove_container(&id).await.expect("removed");
         world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
         let mut seen = Vec::new();
-        while let Ok(event) = events.try_recv() {
+        use ContainerEventType::*;
+        while seen.last() != Some(&("sandbox", Deleted)) {
+            let event = testkit::wait::soon("an event", events.recv()).await.expect("an event");
             let what = if event.container_id == id { "container" } else { "sandbox" };
             seen.push((what, event.container_event_type()));
         }
-        use ContainerEventType::*;
+        assert!(events.is_empty());
         let expected = [
             ("sandbox", Created),
             ("sandbox", Started),
@@ -195,8 +197,12 @@ fn many_pods_start_at_once() {
         assert_eq!(addresses.len(), PODS);
         let (_, first) = &pods[0];
         let other = addresses.iter().last().expect("there").clone();
-        let (code, text) = world.exec(first, &format!("ping -c 1 -W 5 {other}")).await;
-        assert_eq!(code, 0, "{text}");
+        eventually("they reach each other", async || {
+            let (code, text) = world.exec(first, &format!("ping -c 1 -W 5 {other}")).await;
+            println!("{text}");
+            (code == 0).then_some(())
+        })
+        .await;
         println!("private dirty memory of each shim: {:?} KiB", shim_sizes(&world.directory));
         let before = tokio::time::Instant::now();
         let ending = pods.iter().map(|(sandbox, _)| world.runtime.remove_pod_sandbox(sandbox));

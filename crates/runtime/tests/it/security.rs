@@ -2,7 +2,7 @@
 
 use cri::*;
 
-use crate::world::{container, in_world, namespaces, sh, with_security};
+use crate::world::{container, eventually, in_world, namespaces, sh, with_security};
 
 #[test]
 fn the_filter_holds_for_the_container_and_for_exec() {
@@ -12,9 +12,13 @@ fn the_filter_holds_for_the_container_and_for_exec() {
             let config = with_security(container("c", script), |s| s.no_new_privs = no_new_privs);
             let (sandbox, id) = world.run("filter", config).await;
             let privileges = if no_new_privs { "NoNewPrivs:\t1" } else { "NoNewPrivs:\t0" };
-            let (_, text) = world.exec(&id, "cat /proc/1/status; cat /proc/self/status").await;
-            assert_eq!(text.matches("Seccomp:\t2").count(), 2, "{text}");
-            assert_eq!(text.matches(privileges).count(), 2, "{text}");
+            // The first process becomes the container's a moment after the start.
+            eventually("the filter holds for both", async || {
+                let (_, text) = world.exec(&id, "cat /proc/1/status; cat /proc/self/status").await;
+                let both = |what: &str| text.matches(what).count() == 2;
+                (both("Seccomp:\t2") && both(privileges)).then_some(())
+            })
+            .await;
             let (code, text) = world.exec(&id, "unshare -m true").await;
             assert!(code != 0 && text.contains("Operation not permitted"), "{text}");
             world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
@@ -176,10 +180,14 @@ fn namespaces_are_shared_as_the_pod_says() {
         });
         let first = world.start(&sandbox, &pod, one).await;
         let second = world.start(&sandbox, &pod, two).await;
-        let script = "ps; cat /proc/sys/net/core/somaxconn /proc/sys/kernel/shm_rmid_forced; \
+        eventually("each sees the other's process", async || {
+            let (_, text) = world.exec(&first, "ps").await;
+            (text.contains("sleep 601") && text.contains("sleep 602")).then_some(())
+        })
+        .await;
+        let script = "cat /proc/sys/net/core/somaxconn /proc/sys/kernel/shm_rmid_forced; \
                       ls /proc/1/root/; echo end; echo here > /dev/shm/note";
         let (_, text) = world.exec(&first, script).await;
-        assert!(text.contains("sleep 601") && text.contains("sleep 602"), "{text}");
         assert!(text.contains("77\n1\n"), "{text}");
         // The init of the shared namespace shows nothing of the host.
         assert!(!text.contains("etc\n") && text.contains("end\n"), "{text}");

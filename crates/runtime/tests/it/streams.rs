@@ -9,8 +9,7 @@ use crate::world::{LIMIT, container, eventually, in_world, sh};
 
 async fn all(mut from: Output) -> String {
     let mut text = String::new();
-    let read = from.read_to_string(&mut text);
-    tokio::time::timeout(LIMIT, read).await.expect("in time").expect("read");
+    testkit::wait::soon("the end", from.read_to_string(&mut text)).await.expect("read");
     text
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use base::task::Tasks;
 use cri::*;
@@ -15,7 +14,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 pub const BUSYBOX: &str = testkit::images::BUSYBOX;
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub use testkit::wait::LONG as LIMIT;
 
 pub struct World {
     pub runtime: Embedded,
@@ -91,23 +90,39 @@ fn cgroup_of(directory: &Path) -> String {
     format!("/{}", directory.file_name().expect("it has a name").to_string_lossy())
 }
 
+/// Who was killed takes a moment to be gone.
 fn assert_nothing_left(directory: &Path, cgroup: &str) {
+    let gone = testkit::wait::until(LIMIT, "all is gone", || {
+        Ok(nothing_is_left(directory, cgroup).map_err(std::io::Error::other)?)
+    });
+    if let Err(error) = gone {
+        panic!("{error:#}");
+    }
+}
+
+fn nothing_is_left(directory: &Path, cgroup: &str) -> Result<(), String> {
     let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("mounts");
     let ours = directory.to_string_lossy();
     let left: Vec<&str> = mounts.lines().filter(|line| line.contains(ours.as_ref())).collect();
-    assert!(left.is_empty(), "{left:#?}");
+    if !left.is_empty() {
+        return Err(format!("{left:#?}"));
+    }
     for entry in std::fs::read_dir("/proc").expect("processes").flatten() {
         let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
-        let shim = line.starts_with("decapod-shim") && line.contains(ours.as_ref());
-        assert!(!shim, "{} is left: {line}", entry.path().display());
+        if line.starts_with("decapod-shim") && line.contains(ours.as_ref()) {
+            return Err(format!("{} is left: {line}", entry.path().display()));
+        }
     }
-    for entry in std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten() {
-        let path = entry.path().join(cgroup.trim_start_matches('/'));
-        // Pods' cgroups are the kubelet's; here that is us.
-        remove_empty(&path);
-        assert!(!path.exists(), "{} is left", path.display());
+    let groups = std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten();
+    let groups: Vec<PathBuf> =
+        groups.map(|entry| entry.path().join(cgroup.trim_start_matches('/'))).collect();
+    // Pods' cgroups are the kubelet's; here that is us.
+    groups.iter().for_each(|path| remove_empty(path));
+    let rest = [directory.join("data"), directory.join("run")];
+    match groups.iter().chain(&rest).find(|path| path.exists()) {
+        Some(path) => Err(format!("{} is left", path.display())),
+        None => Ok(()),
     }
-    assert!(!directory.join("data").exists() && !directory.join("run").exists());
 }
 
 fn remove_empty(path: &Path) {
@@ -193,7 +208,7 @@ impl World {
                 events.recv().await.expect("an event");
             }
         };
-        tokio::time::timeout(LIMIT, wait).await.expect("the container ends")
+        testkit::wait::soon("the container ends", wait).await
     }
 
     pub async fn exec(&self, id: &str, script: &str) -> (i32, String) {
@@ -259,13 +274,4 @@ pub fn with_security(
 }
 
 /// Asks again until it is so; for what other programs do and send no event of.
-pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = tokio::time::Instant::now() + LIMIT;
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "not in time: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
+pub use testkit::wait::found as eventually;

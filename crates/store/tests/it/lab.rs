@@ -1,7 +1,6 @@
 //! What the cases share: a store in a directory of its own, and short words for its calls.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use store::backend::Backend;
@@ -10,9 +9,7 @@ use store::{
     Result, Revision, Store, Txn, TxnResponse, Watch, WatchItem, WatchRequest,
 };
 use tempfile::TempDir;
-
-/// How long anything may take before a test gives up.
-pub const LIMIT: Duration = Duration::from_secs(20);
+use testkit::wait;
 
 pub struct Lab {
     pub backend: &'static Backend,
@@ -28,7 +25,11 @@ impl Lab {
     }
 
     pub fn open(&self) -> Arc<dyn Store> {
-        (self.backend.open)(self.dir.path(), self.options.clone()).expect("the store opens")
+        // A child that another case is starting holds a copy of the lock for a moment.
+        let opened = wait::until(wait::LONG, "the store opens", || {
+            Ok((self.backend.open)(self.dir.path(), self.options.clone())?)
+        });
+        opened.expect("it opens")
     }
 }
 
@@ -139,7 +140,7 @@ pub fn show_event(event: &Event) -> String {
 }
 
 pub async fn next(watch: &mut Watch) -> Option<WatchItem> {
-    tokio::time::timeout(LIMIT, watch.items.recv()).await.expect("the watch says something in time")
+    wait::soon("the watch says something", watch.items.recv()).await
 }
 
 /// The next item as text: events, `progress 5`, `compacted 5`, `end`.

@@ -173,12 +173,8 @@ async fn run(
 /// Calls that nobody knows the fate of explain too much: rather wait than make more of them.
 async fn works_again(store: &dyn Store) {
     let probe = || Op::Put { key: "/probe".into(), value: Bytes::new(), lease: 0 };
-    let works = async {
-        while store.txn(Txn { success: vec![probe()], ..Txn::default() }).await.is_err() {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(60), works).await.expect("it works again");
+    let txn = || Txn { success: vec![probe()], ..Txn::default() };
+    testkit::wait::found("it works again", async || store.txn(txn()).await.ok()).await;
 }
 
 async fn call(store: &dyn Store, key: &str, act: Act) -> Saw {

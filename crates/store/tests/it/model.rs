@@ -14,7 +14,7 @@ use store::{
 };
 use tempfile::TempDir;
 
-use crate::lab::{LIMIT, bytes};
+use crate::lab::bytes;
 
 const STEPS: usize = 150;
 
@@ -207,7 +207,7 @@ impl Pair {
         let mut watch = store.watch(request).await.expect("it starts");
         let mut seen = vec![];
         loop {
-            let item = tokio::time::timeout(LIMIT, watch.items.recv()).await.expect("in time");
+            let item = testkit::wait::soon("an item", watch.items.recv()).await;
             match item {
                 Some(WatchItem::Events(revision, events)) => {
                     let events: Vec<_> = events.iter().map(|e| self.show_event(e, ours)).collect();

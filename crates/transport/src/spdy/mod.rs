@@ -449,8 +449,7 @@ mod tests {
             drop(client);
         };
         let all = async { tokio::join!(echo, talk, client_driver, server_driver) };
-        let (.., one, two) =
-            tokio::time::timeout(Duration::from_secs(20), all).await.expect("ends");
+        let (.., one, two) = testkit::wait::soon("all end", all).await;
         assert!(one.is_ok() && two.is_ok(), "{one:?} {two:?}");
     }
 

@@ -5,8 +5,6 @@ mod support;
 
 use decapod_transport as transport;
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use decapod_transport::channels::Streams;
 use decapod_transport::spdy;
@@ -180,8 +178,7 @@ async fn a_websocket_carries_a_command() {
         (out, session.status.await.expect("a status"))
     };
     let both = async { tokio::join!(talk, pump) };
-    let ((out, status), pumped) =
-        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    let ((out, status), pumped) = testkit::wait::soon("both ends end", both).await;
     pumped.expect("ends well");
     assert_eq!((out.as_str(), status.as_slice()), ("hello", &b"done"[..]));
     world.shutdown().await;
@@ -209,8 +206,7 @@ async fn spdy_cat(io: UpgradedIo, input: &[u8]) -> (Vec<u8>, Vec<u8>) {
         (out, status)
     };
     let both = async { tokio::join!(talk, driver) };
-    let (got, driven) =
-        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    let (got, driven) = testkit::wait::soon("both ends end", both).await;
     driven.expect("ends well");
     got
 }
@@ -266,8 +262,7 @@ async fn a_streaming_server_is_called_as_runtimes_are() {
         (out, status)
     };
     let both = async { tokio::join!(talk, driver) };
-    let (said, driven) =
-        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    let (said, driven) = testkit::wait::soon("both ends end", both).await;
     driven.expect("ends well");
     assert_eq!(said, ("hello".to_owned(), "done".to_owned()));
     match streaming::connect_command(&client, "/nowhere").await {
@@ -308,8 +303,7 @@ async fn ports_are_forwarded_over_spdy_in_a_websocket() {
         drop(session);
     };
     let both = async { tokio::join!(talk, driver) };
-    let ((), driven) =
-        tokio::time::timeout(Duration::from_secs(20), both).await.expect("ends in time");
+    let ((), driven) = testkit::wait::soon("both ends end", both).await;
     driven.expect("ends well");
     world.shutdown().await;
 }
@@ -430,7 +424,11 @@ async fn text(response: Response<Incoming>) -> String {
 }
 
 async fn get(client: &HttpClient, path: &str) -> String {
+    try_get(client, path).await.unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+async fn try_get(client: &HttpClient, path: &str) -> Result<String, transport::BoxError> {
     let request = Request::get(path).body(transport::empty()).expect("a request");
-    let response = client.request(request).await.unwrap_or_else(|error| panic!("{path}: {error}"));
-    text(response).await
+    let body = client.request(request).await?.into_body().collect().await?.to_bytes();
+    Ok(String::from_utf8(body.to_vec())?)
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const MANIFEST: &str = include_str!("../manifests/block.yaml");
 /// Where in the device the test writes.
@@ -76,7 +76,7 @@ fn tell(story: &Story, disk: &Loop<'_>) -> Result<()> {
 
     story.kubectl("delete pod writer reader --timeout=60s")?;
     story.kubectl("delete pvc raw --timeout=60s")?;
-    story.soon(SHORT, "pv raw", ".status.phase", "Released")?;
+    story.soon(LONG, "pv raw", ".status.phase", "Released")?;
     story.kubectl("delete pv raw")?;
     story.soon(LONG, "pv", ".items[?(@.metadata.name=='raw')].metadata.name", "")
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use testkit::{places, wait};
 
 use crate::expect;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 /// Commands and the shape of what they print.
 const LISTS: &[(&str, &str)] = &[
@@ -59,7 +59,7 @@ const LISTS: &[(&str, &str)] = &[
 
 pub fn lists(story: &mut Story) -> Result<()> {
     for (line, pattern) in LISTS {
-        story.soon_shows(SHORT, line, pattern)?;
+        story.soon_shows(LONG, line, pattern)?;
     }
     let error = story.kubectl("get pod nobody").expect_err("there is no such pod");
     ensure!(
@@ -82,7 +82,7 @@ pub fn other_kubectl(story: &mut Story) -> Result<()> {
     };
     let ours = story.server.use_kubectl(other);
     let outcome =
-        LISTS.iter().try_for_each(|(line, pattern)| story.soon_shows(SHORT, line, pattern));
+        LISTS.iter().try_for_each(|(line, pattern)| story.soon_shows(LONG, line, pattern));
     story.server.use_kubectl(ours);
     outcome
 }
@@ -185,7 +185,7 @@ pub fn streams(story: &mut Story) -> Result<()> {
         let address = format!("127.0.0.1:{number}");
         // Several connections over one tunnel.
         for _ in 0..5 {
-            let response = wait::until(SHORT, "the forwarded port answers", || {
+            let response = wait::until(LONG, "the forwarded port answers", || {
                 story.get(&address, "/").with_context(|| forward.output().unwrap_or_default())
             })?;
             ensure!(response.status == 200, "{response:?}");
@@ -195,13 +195,13 @@ pub fn streams(story: &mut Story) -> Result<()> {
 }
 
 fn logs(story: &Story) -> Result<()> {
-    story.soon_shows(SHORT, "logs client", "started\nline 0\n...")?;
+    story.soon_shows(LONG, "logs client", "started\nline 0\n...")?;
     story.shows("logs client --tail=1", "line *")?;
     let timed = story.kubectl("logs client --timestamps --limit-bytes=60")?;
     expect::like(timed.lines().next().unwrap_or_default(), "20*-*-*T*Z started")?;
     let follow =
         story.server.kubectl_in_background("logs", &["logs", "-f", "client", "--tail=1"])?;
-    wait::until(SHORT, "logs -f goes on", || {
+    wait::until(LONG, "logs -f goes on", || {
         let lines = follow.output()?.lines().count();
         ensure!(lines >= 4, "{lines} lines");
         Ok(())
@@ -282,14 +282,14 @@ pub fn watch(story: &mut Story) -> Result<()> {
         "custom-columns=N:.metadata.name,V:.data.v",
     ];
     let watch = story.server.kubectl_in_background("watch", &arguments)?;
-    wait::until(SHORT, "the watch lists", || {
+    wait::until(LONG, "the watch lists", || {
         ensure!(watch.output()?.contains("web"), "{}", watch.output()?);
         Ok(())
     })?;
     story.kubectl("create configmap seen --from-literal=v=1")?;
     story.kubectl("patch configmap seen -p {\"data\":{\"v\":\"2\"}}")?;
     story.kubectl("delete configmap seen")?;
-    wait::until(SHORT, "the watch tells of three changes", || {
+    wait::until(LONG, "the watch tells of three changes", || {
         let printed = watch.output()?;
         let told: Vec<&str> = printed.lines().filter(|line| line.starts_with("seen ")).collect();
         ensure!(told.len() == 3 && told[0].ends_with('1') && told[1].ends_with('2'), "{printed}");
@@ -334,7 +334,7 @@ pub fn surface(story: &mut Story) -> Result<()> {
 fn stranger(story: &Story) -> Result<()> {
     let client = story.api()?.without_identity()?;
     let host = story.server.host();
-    let ask = |path: &str| host.in_network(|| client.get(path, SHORT));
+    let ask = |path: &str| host.in_network(|| client.get(path, LONG));
     for (path, status) in [("/readyz", 200), ("/version", 200), ("/api/v1/pods", 403)] {
         let answer = ask(path)??;
         ensure!(answer.status == status, "{path}: {answer:?}");

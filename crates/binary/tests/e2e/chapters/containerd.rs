@@ -17,7 +17,7 @@ use testkit::{images, wait};
 
 use super::{apply, commands, healing, service};
 use crate::processes;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const NODE: &str = "node node1";
 const READY: &str = ".status.conditions[?(@.type=='Ready')]";
@@ -81,7 +81,7 @@ fn tell(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     // The control plane does not need it; the node waits.
     containerd.kill()?;
     story.server.start()?;
-    wait::until(SHORT, "the node waits for its runtime", || {
+    wait::until(LONG, "the node waits for its runtime", || {
         let log = story.server.log();
         ensure!(log.contains("waits for its container runtime"), "{log}");
         Ok(())
@@ -150,14 +150,14 @@ fn its_death(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     let answer = story.get(&service, "/")?;
     ensure!(answer.status == 200, "{answer:?}");
     story.soon(DOWN_LIMIT, NODE, &format!("{READY}.message"), "container runtime is down")?;
-    story.soon(SHORT, NODE, &format!("{READY}.reason"), "KubeletNotReady")?;
+    story.soon(LONG, NODE, &format!("{READY}.reason"), "KubeletNotReady")?;
     ensure!(before.0 == snapshot(story)?.0, "containers went with containerd");
     containerd.launch(story.server.host())?;
     story.soon(LONG, NODE, &format!("{READY}.status"), "True")?;
     story.soon(LONG, "deployment web", ".status.readyReplicas", "3")?;
     let now = snapshot(story)?;
     ensure!(now == before, "after its restart {now:?}, before {before:?}");
-    story.soon_shows(SHORT, "exec client -- echo again", "again")?;
+    story.soon_shows(LONG, "exec client -- echo again", "again")?;
     healing::killed_process(story)
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use testkit::daemon::Daemon;
 use testkit::{places, wait};
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const NAME: &str = "mock.csi.decapod.test";
 const MANIFEST: &str = include_str!("../manifests/csi.yaml");
@@ -83,14 +83,14 @@ pub fn driver(story: &mut Story) -> Result<()> {
     let told = tell(story, &driver);
     told.with_context(|| format!("the driver's calls: {}", driver.daemon.log()))?;
     drop(driver);
-    story.soon(SHORT, "csinode node1", ".spec.drivers[*].name", "")
+    story.soon(LONG, "csinode node1", ".spec.drivers[*].name", "")
 }
 
 fn tell(story: &Story, driver: &Driver) -> Result<()> {
-    story.soon(SHORT, "csinode node1", ".spec.drivers[0].name", NAME)?;
-    story.soon(SHORT, "csinode node1", ".spec.drivers[0].allocatable.count", "7")?;
+    story.soon(LONG, "csinode node1", ".spec.drivers[0].name", NAME)?;
+    story.soon(LONG, "csinode node1", ".spec.drivers[0].allocatable.count", "7")?;
     story.apply(MANIFEST)?;
-    story.soon(SHORT, "pvc mocked", ".status.phase", "Bound")?;
+    story.soon(LONG, "pvc mocked", ".status.phase", "Bound")?;
     attached(story, driver)?;
     used(story)?;
     grown(story, driver)?;
@@ -102,7 +102,7 @@ fn tell(story: &Story, driver: &Driver) -> Result<()> {
 fn attached(story: &Story, driver: &Driver) -> Result<()> {
     let attachments = "volumeattachments";
     story.soon(LONG, attachments, ".items[*].spec.source.persistentVolumeName", "mocked")?;
-    story.soon(SHORT, attachments, ".items[*].spec.attacher", NAME)?;
+    story.soon(LONG, attachments, ".items[*].spec.attacher", NAME)?;
     ensure!(driver.calls().is_empty(), "{:?}", driver.calls());
     let name = story.value(attachments, ".items[0].metadata.name")?;
     let status =
@@ -119,8 +119,8 @@ fn attached(story: &Story, driver: &Driver) -> Result<()> {
     story.kubectl("wait --for=condition=Ready pod/mocked --timeout=60s")?;
     driver.soon_called(0, &["NodeStageVolume", "NodePublishVolume"])?;
     let unique = format!("kubernetes.io/csi/{NAME}^1");
-    story.soon(SHORT, "node node1", ".status.volumesInUse[*]", &unique)?;
-    story.soon(SHORT, "node node1", ".status.volumesAttached[*].name", &unique)
+    story.soon(LONG, "node node1", ".status.volumesInUse[*]", &unique)?;
+    story.soon(LONG, "node node1", ".status.volumesAttached[*].name", &unique)
 }
 
 fn used(story: &Story) -> Result<()> {
@@ -160,10 +160,10 @@ fn given_back(story: &Story, driver: &Driver) -> Result<()> {
     story.kubectl("delete pod mocked --timeout=60s")?;
     driver.soon_called(5, &["NodeUnpublishVolume", "NodeUnstageVolume"])?;
     story.soon(LONG, "volumeattachments", ".items[*].metadata.name", "")?;
-    story.soon(SHORT, "node node1", ".status.volumesInUse", "")?;
-    story.soon(SHORT, "node node1", ".status.volumesAttached", "")?;
+    story.soon(LONG, "node node1", ".status.volumesInUse", "")?;
+    story.soon(LONG, "node node1", ".status.volumesAttached", "")?;
     story.kubectl("delete pvc mocked --timeout=60s")?;
-    story.soon(SHORT, "pv mocked", ".status.phase", "Released")?;
+    story.soon(LONG, "pv mocked", ".status.phase", "Released")?;
     story.kubectl("delete pv mocked --timeout=60s")?;
     story.kubectl(&format!("delete storageclass/mock csidriver/{NAME}"))?;
     let plugins = story.server.data_directory().join("kubelet/plugins/kubernetes.io/csi");

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use testkit::wait;
 
 use crate::processes;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 pub fn dependents(story: &mut Story) -> Result<()> {
     story.kubectl("create namespace doomed")?;
@@ -28,7 +28,7 @@ pub fn dependents(story: &mut Story) -> Result<()> {
 pub fn interrupt(story: &mut Story) -> Result<()> {
     let uid = story.value("pod client", ".metadata.uid")?;
     let before = processes::named(&uid, "sh")?;
-    let status = story.server.stop(SHORT)?;
+    let status = story.server.stop(LONG)?;
     ensure!(status.success(), "the server ended with {status}");
     let log = story.server.log();
     let last_words = log.rsplit("stopping\n").next().unwrap_or_default();

@@ -11,7 +11,7 @@ use serde_json::Value;
 use testkit::{places, wait};
 
 use crate::expect;
-use crate::story::{LONG, SHORT, Story, words};
+use crate::story::{LONG, Story, words};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/charts/menu");
 /// The namespace, which helm makes.
@@ -68,7 +68,7 @@ impl Helm<'_> {
     fn served(&self, wanted: &str) -> Result<()> {
         let service = format!("service -n {SPACE} lunch-menu");
         let address = format!("{}:80", self.story.value(&service, ".spec.clusterIP")?);
-        let page = wait::until(SHORT, "the page", || {
+        let page = wait::until(LONG, "the page", || {
             let page = self.story.get(&address, "/")?;
             // Pods of the release before end a moment after helm's wait.
             ensure!(page.status == 200 && page.body.trim() == wanted, "{page:?}");

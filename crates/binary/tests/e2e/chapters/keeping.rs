@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use testkit::wait;
 
-use crate::story::{SHORT, Story};
+use crate::story::{LONG, Story};
 
 /// In no other file of the machine.
 const MARK: &str = "hunter2-of-the-story";
@@ -37,19 +37,19 @@ pub fn certificates_are_replaced(story: &mut Story) -> Result<()> {
     let pki = story.server.data_directory().join("pki");
     let before = std::fs::read(pki.join("apiserver.crt"))?;
     let watch = story.server.kubectl_in_background("watch", &["get", "configmaps", "-w"])?;
-    wait::until(SHORT, "the watch", || {
+    wait::until(LONG, "the watch", || {
         ensure!(watch.output()?.contains("NAME"), "nothing is shown yet");
         Ok(())
     })?;
     let said = story.server.decapod(&["certificate", "rotate"])?;
     ensure!(said.contains("certificates moved to"), "{said}");
-    wait::until(SHORT, "a new certificate", || {
+    wait::until(LONG, "a new certificate", || {
         ensure!(std::fs::read(pki.join("apiserver.crt"))? != before, "still the old one");
         Ok(())
     })?;
     // A new connection, and the old one.
     story.kubectl("create configmap later")?;
-    wait::until(SHORT, "the watch goes on", || {
+    wait::until(LONG, "the watch goes on", || {
         let shown = watch.output()?;
         ensure!(shown.contains("later"), "{shown}");
         Ok(())

@@ -11,7 +11,7 @@ use testkit::daemon::Daemon;
 use testkit::host::Host;
 use testkit::{places, wait};
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 /// 15 s until the Lease of a silent leader is over, and time for requests on a busy machine.
 const TAKE_OVER: Duration = Duration::from_secs(17);
@@ -175,7 +175,7 @@ fn leads(candidate: &Daemon) -> bool {
 
 /// Waits until one of the two leads, and puts that one first.
 fn leader_first(component: &str, pair: &mut [Daemon; 2]) -> Result<()> {
-    wait::until(SHORT, &format!("a {component} leads"), || {
+    wait::until(LONG, &format!("a {component} leads"), || {
         ensure!(pair.iter().any(leads), "{}", pair[0].log());
         Ok(())
     })?;

@@ -10,13 +10,13 @@ use testkit::{http, wait};
 
 use crate::expect;
 use crate::processes;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const SPREAD: &str = include_str!("../manifests/spread.yaml");
 const REPLICAS: usize = 4;
 /// With four equal pods, one is missed in 100 tries once in a million million times.
 const TRIES: usize = 100;
-const REQUEST: Duration = Duration::from_secs(5);
+const REQUEST: Duration = Duration::from_secs(20);
 /// A node that falls silent: 50 s until the cluster believes it, and a look every 5 s.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -64,7 +64,7 @@ pub fn joins(story: &mut Story) -> Result<()> {
         "NAME STATUS ROLES AGE VERSION\nnode1 Ready * * v1.36.*\nnode2 Ready * * v1.36.*",
     )?;
     // The kubelet twice, the proxy, the DNS: each asked for a certificate, and nobody had to help.
-    wait::until(SHORT, "certificate requests are approved and issued", || {
+    wait::until(LONG, "certificate requests are approved and issued", || {
         let printed = story.kubectl("get csr --no-headers")?;
         let issued = printed.lines().filter(|line| line.contains("Approved,Issued")).count();
         ensure!(issued == printed.lines().count() && issued == 4, "{printed}");
@@ -89,7 +89,7 @@ pub fn new_authority(story: &mut Story) -> Result<()> {
     let before = story.server.api()?;
     let said = story.server.decapod(&["certificate", "rotate-ca"])?;
     ensure!(said.contains("replaced: ca, front-proxy-ca"), "{said}");
-    story.server.stop(SHORT)?;
+    story.server.stop(LONG)?;
     story.server.start()?;
     let answer = story.server.host().in_network(|| before.get("/readyz", REQUEST))??;
     ensure!(answer.status == 200, "the kubeconfig of before: {answer:?}");
@@ -101,7 +101,7 @@ pub fn new_authority(story: &mut Story) -> Result<()> {
     })?;
     let pod = pods_on(story, "node2")?.into_iter().next().context("a pod there")?;
     story.kubectl(&format!("exec {pod} -- true"))?;
-    agent(story)?.stop(SHORT)?;
+    agent(story)?.stop(LONG)?;
     agent(story)?.launch()?;
     let Story { agent, server, .. } = story;
     agent.as_mut().context("the second node")?.ready(server)?;
@@ -145,7 +145,7 @@ pub fn traffic(story: &mut Story) -> Result<()> {
         let address = story.value(&format!("pod {pod}"), ".status.podIP")?;
         let line = format!("exec {from} -- wget -q -O- http://{address}/");
         let printed =
-            wait::until(SHORT, "a pod of the other node answers", || story.kubectl(&line))?;
+            wait::until(LONG, "a pod of the other node answers", || story.kubectl(&line))?;
         expect::like(&printed, &format!("{pod} *"))?;
     }
     let node_port = format!("{}:30090", agent(story)?.address());
@@ -160,19 +160,19 @@ pub fn traffic(story: &mut Story) -> Result<()> {
         ),
     ];
     for (what, network, address) in cases {
-        wait::until(SHORT, what, || {
+        wait::until(LONG, what, || {
             let seen = answers(|| http::get_from(network, &address, "/", REQUEST))?;
             ensure!(seen == pods, "answers from {seen:?}, pods are {pods:?}");
             Ok(())
         })?;
     }
     let line = "exec far -- wget -q -O- http://spread.default.svc.cluster.local/";
-    let printed = wait::until(SHORT, "a name answers on the second node", || story.kubectl(line))?;
+    let printed = wait::until(LONG, "a name answers on the second node", || story.kubectl(line))?;
     expect::like(&printed, "spread-* *")
 }
 
 pub fn streams(story: &mut Story) -> Result<()> {
-    story.soon_shows(SHORT, "logs far", "started")?;
+    story.soon_shows(LONG, "logs far", "started")?;
     story.shows("exec far -- echo hello", "hello")?;
     let printed = story.server.kubectl_in_terminal(&["exec", "-it", "far", "--", "tty"])?;
     ensure!(printed.contains("/dev/"), "{printed}");
@@ -180,7 +180,7 @@ pub fn streams(story: &mut Story) -> Result<()> {
     let what = format!("pod/{pod}");
     let forward =
         story.server.kubectl_in_background("far-forward", &["port-forward", &what, "18090:80"])?;
-    let response = wait::until(SHORT, "the forwarded port answers", || {
+    let response = wait::until(LONG, "the forwarded port answers", || {
         story.get("127.0.0.1:18090", "/").with_context(|| forward.output().unwrap_or_default())
     })?;
     ensure!(response.status == 200 && response.body.starts_with(&pod), "{response:?}");
@@ -204,13 +204,13 @@ pub fn without_a_server(story: &mut Story) -> Result<()> {
         Ok(new)
     })?;
     let names = |what: &str| {
-        wait::until(SHORT, what, || {
+        wait::until(LONG, what, || {
             let name = "spread.default.svc.cluster.local";
             testkit::load::resolve_from(&network, "10.43.0.10:53", name)
         })
     };
     names("names answer without a server")?;
-    wait::until(SHORT, "the Service answers without a server", || {
+    wait::until(LONG, "the Service answers without a server", || {
         http::get_from(&network, &service, "/", REQUEST)
     })?;
 
@@ -218,7 +218,7 @@ pub fn without_a_server(story: &mut Story) -> Result<()> {
     let second = agent(story)?;
     second.kill()?;
     second.launch()?;
-    wait::until(SHORT, "the node starts with what it knows", || {
+    wait::until(LONG, "the node starts with what it knows", || {
         let log = second.log();
         ensure!(log.contains("going on with what this node knows"), "{log}");
         Ok(())
@@ -233,7 +233,7 @@ pub fn without_a_server(story: &mut Story) -> Result<()> {
     story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=60s"))?;
     ensure!(processes::named(&uid, "nginx")? == new, "the container was not adopted");
     story.soon(LONG, "deployment spread", ".status.readyReplicas", &REPLICAS.to_string())?;
-    story.soon_shows(SHORT, "exec far -- echo back", "back")
+    story.soon_shows(LONG, "exec far -- echo back", "back")
 }
 
 const READY: &str = ".status.conditions[?(@.type=='Ready')].status";
@@ -276,7 +276,7 @@ pub fn leaves(story: &mut Story) -> Result<()> {
     story.kubectl("delete deployment,service spread")?;
     story.kubectl("delete pod far")?;
     let mut second = story.agent.take().context("the second node did not join")?;
-    let status = second.stop(SHORT)?;
+    let status = second.stop(LONG)?;
     ensure!(status.success(), "the agent ended with {status}");
     let printed = second.decapod(&["uninstall"])?;
     ensure!(!second.data_directory().exists(), "the data directory is there:\n{printed}");
@@ -285,7 +285,7 @@ pub fn leaves(story: &mut Story) -> Result<()> {
         ensure!(found == *wanted, "{what}: {found}\n{printed}");
     }
     story.kubectl("delete node node2")?;
-    wait::until(SHORT, "the road to the second node is gone", || {
+    wait::until(LONG, "the road to the second node is gone", || {
         let links = story.server.host().run("ip", &["-o", "link"])?;
         ensure!(!links.contains("decapod.1"), "{links}");
         Ok(())

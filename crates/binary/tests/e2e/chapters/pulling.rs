@@ -4,7 +4,7 @@ use anyhow::Result;
 use testkit::images;
 use testkit::registry::Registry;
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const IMAGE: &str = "registry.test/tools/busybox:1";
 
@@ -16,7 +16,7 @@ pub fn through_a_mirror(story: &mut Story) -> Result<()> {
         ["run", "pulled", "--image", IMAGE, "--restart=Never", "--", "sh", "-c", "echo from afar"];
     story.server.kubectl(&command)?;
     story.soon(LONG, "pod pulled", ".status.phase", "Succeeded")?;
-    story.soon_shows(SHORT, "logs pulled", "from afar")?;
+    story.soon_shows(LONG, "logs pulled", "from afar")?;
     story.soon_has_events("pulled", &["Pulling", "Pulled"])?;
     story.kubectl("run absent --image=registry.test/tools/nothing:1 --restart=Never")?;
     let waiting = ".status.containerStatuses[0].state.waiting.reason";

@@ -3,16 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use testkit::load::Hammer;
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 pub fn pause_and_resume(story: &mut Story) -> Result<()> {
     let address = format!("{}:80", story.value("service web", ".spec.clusterIP")?);
     story.shows("rollout pause deployment/web", "deployment.apps/web paused")?;
     story.kubectl("set image deployment/web nginx=nginx:1.23")?;
     let generation = story.value("deployment web", ".metadata.generation")?;
-    story.soon(SHORT, "deployment web", ".status.observedGeneration", &generation)?;
+    story.soon(LONG, "deployment web", ".status.observedGeneration", &generation)?;
     let reason = ".status.conditions[?(@.type=='Progressing')].reason";
-    story.soon(SHORT, "deployment web", reason, "DeploymentPaused")?;
+    story.soon(LONG, "deployment web", reason, "DeploymentPaused")?;
     let updated = story.value("deployment web", ".status.updatedReplicas")?;
     ensure!(updated.is_empty() || updated == "0", "{updated} pods were updated meanwhile");
     let answer = story.get(&address, "/")?;
@@ -25,7 +25,7 @@ pub fn pause_and_resume(story: &mut Story) -> Result<()> {
     story.kubectl("rollout status deployment/web --timeout=120s")?;
     let kinds = "get pods -l app=web -o custom-columns=:.kind --no-headers";
     story.soon_shows(LONG, kinds, "Pod\nPod\nPod")?;
-    story.soon(SHORT, "deployment web", ".status.readyReplicas", "3")
+    story.soon(LONG, "deployment web", ".status.readyReplicas", "3")
 }
 
 pub fn update_and_undo(story: &mut Story) -> Result<()> {
@@ -64,7 +64,7 @@ pub fn update_and_undo(story: &mut Story) -> Result<()> {
     // The rollout is over before the last old pod is gone.
     let kinds = "get pods -l app=web -o custom-columns=:.kind --no-headers";
     story.soon_shows(LONG, kinds, "Pod\nPod\nPod")?;
-    story.soon(SHORT, "deployment web", ".spec.template.spec.containers[0].image", "nginx:1.22")?;
+    story.soon(LONG, "deployment web", ".spec.template.spec.containers[0].image", "nginx:1.22")?;
     let merged = story.first_pod("app=web")?;
     story.shows(&format!("exec {merged} -- ls /usr/share/nginx"), "old\nonly-in-one")
 }

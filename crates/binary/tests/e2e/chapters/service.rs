@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use testkit::{http, wait};
 
 use crate::expect;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 /// With three equal pods, one is missed in 60 tries once in ten billion times.
 const TRIES: usize = 60;
@@ -34,7 +34,7 @@ pub fn node_port(story: &mut Story) -> Result<()> {
     let address = format!("{}:30080", story.address);
     let outside = story.switch.network()?;
     let limit = Duration::from_secs(5);
-    wait::until(SHORT, "the NodePort answers outside", || {
+    wait::until(LONG, "the NodePort answers outside", || {
         http::get_from(&outside, &address, "/", limit)
     })?;
     let inside = story.get(&address, "/")?;
@@ -47,7 +47,7 @@ pub fn names(story: &mut Story) -> Result<()> {
         ["web", "web.default", "web.default.svc.cluster.local", "web.default.svc.cluster.local."]
     {
         let line = format!("exec client -- wget -q -O- http://{name}/");
-        let printed = wait::until(SHORT, name, || story.kubectl(&line))?;
+        let printed = wait::until(LONG, name, || story.kubectl(&line))?;
         expect::like(&printed, "web-* one")?;
     }
     let address = story.value("service web", ".spec.clusterIP")?;
@@ -69,7 +69,7 @@ pub fn not_ready(story: &mut Story) -> Result<()> {
     story.kubectl(&format!("exec {pod} -- touch /tmp/busy"))?;
     story.kubectl(&format!("wait --for=condition=Ready=false pod/{pod} --timeout=20s"))?;
     let rest = story.pods("app=web")?.len() - 1;
-    story.soon(SHORT, "deployment web", ".status.readyReplicas", &rest.to_string())?;
+    story.soon(LONG, "deployment web", ".status.readyReplicas", &rest.to_string())?;
     // The endpoint's change must arrive in the kernel; from then on, none.
     let from_it = || -> Result<usize> {
         let mut count = 0;
@@ -78,7 +78,7 @@ pub fn not_ready(story: &mut Story) -> Result<()> {
         }
         Ok(count)
     };
-    wait::until(SHORT, "the pod is out of the Service", || {
+    wait::until(LONG, "the pod is out of the Service", || {
         let count = from_it()?;
         ensure!(count == 0, "{count} answers of {TRIES} came from it");
         Ok(())
@@ -87,7 +87,7 @@ pub fn not_ready(story: &mut Story) -> Result<()> {
     ensure!(count == 0, "{count} answers came from a pod that was out already");
     story.kubectl(&format!("exec {pod} -- rm /tmp/busy"))?;
     story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=20s"))?;
-    wait::until(SHORT, "the pod is back in the Service", || {
+    wait::until(LONG, "the pod is back in the Service", || {
         ensure!(from_it()? > 0, "no answer from it");
         Ok(())
     })

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use testkit::wait;
 
 use crate::processes;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const FIXED: &str = include_str!("../manifests/static.yaml");
 
@@ -23,7 +23,7 @@ pub fn mirror(story: &mut Story) -> Result<()> {
     let before = processes::of_pod(&hash)?;
     ensure!(!before.is_empty(), "no process of the static pod {hash}");
     story.kubectl("delete pod fixed-node1 -n kube-system --wait=false")?;
-    wait::until(SHORT, "the mirror is made anew", || {
+    wait::until(LONG, "the mirror is made anew", || {
         let now = story.value(pod, ".metadata.uid")?;
         ensure!(now != uid, "it is still the old one");
         Ok(())

@@ -11,7 +11,7 @@ use testkit::daemon::Daemon;
 use testkit::host::Host;
 use testkit::{http, places, wait};
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const KINDS: &str = include_str!("../manifests/kinds.yaml");
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -121,12 +121,12 @@ pub fn several_api_servers(story: &mut Story) -> Result<()> {
     one_compacts(&lab, &etcd)?;
     apis[0].kill()?;
     let before = rounds(&lab, &etcd)?;
-    wait::until(SHORT, "another compacts", || {
+    wait::until(LONG, "another compacts", || {
         ensure!(rounds(&lab, &etcd)? >= before + 2, "nobody did");
         Ok(())
     })?;
     backend.kill()?;
-    wait::until(SHORT, "a server without etcd is not ready", || {
+    wait::until(LONG, "a server without etcd is not ready", || {
         ensure!(lab.kubectl("two", "get --raw /readyz").is_err(), "it says that it is");
         Ok(())
     })?;
@@ -158,8 +158,8 @@ fn told_by_others(lab: &Lab) -> Result<()> {
         lab.watch_has("two", &name)?;
         lab.watch_has("three", &name)?;
     }
-    wait::until(SHORT, "a watch for each server", || {
-        let page = http::get_from(&lab.host.network()?, "127.0.0.1:2379", "/metrics", SHORT)?;
+    wait::until(LONG, "a watch for each server", || {
+        let page = http::get_from(&lab.host.network()?, "127.0.0.1:2379", "/metrics", LONG)?;
         let line =
             page.body.lines().find(|line| line.starts_with("etcd_debugging_mvcc_watcher_total"));
         ensure!(line == Some("etcd_debugging_mvcc_watcher_total 3"), "{line:?}");
@@ -201,7 +201,7 @@ fn filled_from_another(lab: &Lab, etcd: &Path) -> Result<()> {
     let _second = lab.etcd(etcd, "second", 3379)?;
     const SECOND: &str = "http://127.0.0.1:3379";
     let restore = ["snapshot", "restore", &file, "--datastore-endpoint", SECOND];
-    let said = wait::until(SHORT, "the second etcd", || lab.decapod(&restore))?;
+    let said = wait::until(LONG, "the second etcd", || lab.decapod(&restore))?;
     ensure!(said.contains("etcd has all"), "{said}");
     let again = lab.decapod(&restore).expect_err("it is not empty any more").to_string();
     ensure!(again.contains("restore into an empty etcd"), "{again}");
@@ -434,7 +434,7 @@ impl Lab {
     }
 
     fn watch_has(&self, server: &str, name: &str) -> Result<()> {
-        wait::until(SHORT, &format!("the watch of {server} shows {name}"), || {
+        wait::until(LONG, &format!("the watch of {server} shows {name}"), || {
             let watches = self.watches.lock().expect("one thread");
             let shown = watches.iter().find(|(of, _)| of == server).map(|(_, watch)| watch.log());
             ensure!(shown.as_ref().is_some_and(|shown| shown.contains(name)), "{shown:?}");

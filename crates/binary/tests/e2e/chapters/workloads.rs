@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use testkit::wait;
 
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const DATABASE: &str = include_str!("../manifests/database.yaml");
 const REGULAR: &str = include_str!("../manifests/regular.yaml");
@@ -23,12 +23,12 @@ pub fn database(story: &mut Story) -> Result<()> {
     // A pod that comes back has the same name and the same volume.
     story.kubectl("delete pod db-1")?;
     story.soon(LONG, "statefulset db", ".status.readyReplicas", "2")?;
-    story.soon_shows(SHORT, log, "db-1 started\ndb-1 started")?;
-    story.soon(SHORT, "pdb db", ".status.disruptionsAllowed", "1")?;
+    story.soon_shows(LONG, log, "db-1 started\ndb-1 started")?;
+    story.soon(LONG, "pdb db", ".status.disruptionsAllowed", "1")?;
     // Fewer replicas leave the volumes alone.
     story.kubectl("scale statefulset db --replicas=1")?;
     story.soon(LONG, "statefulset db", ".status.replicas", "1")?;
-    story.soon(SHORT, "pvc data-db-1", ".status.phase", "Bound")?;
+    story.soon(LONG, "pvc data-db-1", ".status.phase", "Bound")?;
     story.kubectl("scale statefulset db --replicas=2")?;
     story.soon_shows(LONG, log, "db-1 started\ndb-1 started\ndb-1 started")?;
     story.kubectl("delete statefulset,service,pdb db")?;
@@ -74,7 +74,7 @@ pub fn autoscaling(story: &mut Story) -> Result<()> {
     story.soon(AUTOSCALING, "deployment busy", ".spec.replicas", "3")?;
     story.soon_has_events("busy", &["SuccessfulRescale"])?;
     let active = ".status.conditions[?(@.type==\"ScalingActive\")].reason";
-    story.soon(SHORT, "hpa busy", active, "ValidMetricFound")?;
+    story.soon(LONG, "hpa busy", active, "ValidMetricFound")?;
     // The load goes, and with it the pods that it needed.
     story.soon(LONG, "deployment busy", ".status.readyReplicas", "3")?;
     for pod in story.pods("app=busy")? {

@@ -19,7 +19,6 @@ use crate::{
 mod linear;
 mod rewriting;
 
-const LIMIT: Duration = Duration::from_secs(20);
 const SECTOR: usize = 512;
 
 /// A disk that can fail, and that forgets what was not synced when its power goes.
@@ -180,16 +179,8 @@ async fn values(store: &Embedded, revision: Option<Revision>) -> Result<Vec<Stri
 }
 
 /// Tries until it holds.
-async fn eventually<T>(mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
-    let trying = async {
-        loop {
-            if let Some(done) = attempt().await {
-                return done;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, trying).await.expect("it holds in time")
+async fn eventually<T>(attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    testkit::wait::found("it holds", attempt).await
 }
 
 fn refusal(result: Result<impl Sized>) -> String {
@@ -286,7 +277,7 @@ async fn a_write_of_unknown_fate_is_seen_once_or_never() {
     let revisions = if seen.len() == 3 { vec![2, 3, 4] } else { vec![2, 3] };
     assert_eq!(last.0, revisions[revisions.len() - 1], "{seen:?}");
     for expected in revisions {
-        let item = tokio::time::timeout(LIMIT, watch.items.recv()).await.expect("in time");
+        let item = testkit::wait::soon("an item", watch.items.recv()).await;
         let Some(WatchItem::Events(revision, _)) = item else { panic!("{item:?}") };
         assert_eq!(revision.0, expected);
     }

@@ -63,7 +63,7 @@ async fn the_file_stays_below_twice_what_is_in_it() {
     let last = store.revision().await.expect("it is open");
     // All events, of before and after.
     while next <= last {
-        let item = tokio::time::timeout(LIMIT, watch.items.recv()).await.expect("in time");
+        let item = testkit::wait::soon("an item", watch.items.recv()).await;
         if let Some(WatchItem::Events(revision, _)) = item {
             assert_eq!(revision, next);
             next.0 += 1;
