@@ -19,8 +19,8 @@ use crate::wait;
 
 /// Between two requests of one worker.
 const PACE: Duration = Duration::from_millis(10);
-/// A request that takes longer has failed: a person would have noticed.
-const LIMIT: Duration = Duration::from_secs(2);
+/// A write that takes longer is none that was acknowledged: the server may be dead.
+const WRITE: Duration = Duration::from_secs(2);
 /// Failures beyond this are counted, not kept.
 const KEPT: usize = 5;
 
@@ -42,7 +42,7 @@ impl Hammer {
     pub fn get(network: File, address: &str, path: &str) -> Self {
         let (address, path) = (address.to_owned(), path.to_owned());
         Self::start(network, move || {
-            let response = http::get(&address, &path, LIMIT)?;
+            let response = http::get(&address, &path, wait::LONG)?;
             ensure!(response.status == 200, "status {}", response.status);
             Ok(())
         })
@@ -114,7 +114,7 @@ fn write_until(worker: usize, client: &ApiClient, pause: &dyn Fn() -> bool) -> V
             r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}","labels":{{"load":"yes"}}}}}}"#
         );
         // A server that is down acknowledges nothing: that is what the test is about.
-        let answer = client.post("/api/v1/namespaces/default/configmaps", &body, LIMIT);
+        let answer = client.post("/api/v1/namespaces/default/configmaps", &body, WRITE);
         if answer.is_ok_and(|response| response.status == 201) {
             acknowledged.push(name);
         }
@@ -157,7 +157,7 @@ pub fn resolve_from(network: &File, server: &str, name: &str) -> Result<()> {
 /// Asks a name server for addresses; fails unless there is at least one.
 pub fn resolve(server: &str, name: &str) -> Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
-    socket.set_read_timeout(Some(LIMIT))?;
+    socket.set_read_timeout(Some(wait::LONG))?;
     socket.connect(server)?;
     socket.send(&question(name))?;
     let mut answer = [0; 512];

@@ -4,7 +4,6 @@ use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use base::task::Tasks;
 use nix::poll::{PollFd, PollFlags, PollTimeout};

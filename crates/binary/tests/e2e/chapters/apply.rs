@@ -17,7 +17,7 @@ pub fn ready(story: &mut Story) -> Result<()> {
     )?;
     expect::like(&story.apply(CLIENT)?, "pod/client created")?;
     story.kubectl("rollout status deployment/web --timeout=90s")?;
-    story.kubectl("wait --for=condition=Ready pod/client --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/client --timeout=90s")?;
     let pods = story.pods("app=web")?;
     ensure!(pods.len() == 3, "{pods:?}");
     let again = story.apply(WEB)?;

@@ -43,14 +43,14 @@ pub fn raw(story: &mut Story) -> Result<()> {
     let told = tell(story, &disk);
     if told.is_err() {
         // Nobody may hold the device when it is given back.
-        let _ = story.kubectl("delete pod writer reader --ignore-not-found --timeout=60s");
+        let _ = story.kubectl("delete pod writer reader --ignore-not-found --timeout=90s");
     }
     told
 }
 
 fn tell(story: &Story, disk: &Loop<'_>) -> Result<()> {
     story.apply(&MANIFEST.replace("DEVICE", &disk.device))?;
-    story.kubectl("wait --for=condition=Ready pod/writer pod/reader --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/writer pod/reader --timeout=90s")?;
     story.soon_has_events("writer", &["SuccessfulMountVolume"])?;
     let exec =
         |pod: &str, script: &str| story.server.kubectl(&["exec", pod, "--", "sh", "-c", script]);
@@ -74,8 +74,8 @@ fn tell(story: &Story, disk: &Loop<'_>) -> Result<()> {
     let refused = format!("{:#}", refused.expect_err("another device"));
     ensure!(refused.contains("Operation not permitted"), "{refused}");
 
-    story.kubectl("delete pod writer reader --timeout=60s")?;
-    story.kubectl("delete pvc raw --timeout=60s")?;
+    story.kubectl("delete pod writer reader --timeout=90s")?;
+    story.kubectl("delete pvc raw --timeout=90s")?;
     story.soon(LONG, "pv raw", ".status.phase", "Released")?;
     story.kubectl("delete pv raw")?;
     story.soon(LONG, "pv", ".items[?(@.metadata.name=='raw')].metadata.name", "")

@@ -296,7 +296,7 @@ pub fn watch(story: &mut Story) -> Result<()> {
         Ok(())
     })?;
     story.kubectl("run passing --image=busybox:1.35 --restart=Never -- sh -c exit")?;
-    story.kubectl("wait --for=jsonpath={.status.phase}=Succeeded pod/passing --timeout=60s")?;
+    story.kubectl("wait --for=jsonpath={.status.phase}=Succeeded pod/passing --timeout=90s")?;
     story.shows("get pod passing", "NAME READY STATUS RESTARTS AGE\npassing 0/1 Completed 0 *")?;
     story.shows(
         "delete pod passing --wait=false",

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use testkit::cluster::Server;
@@ -21,8 +20,6 @@ use crate::story::{LONG, Story};
 
 const NODE: &str = "node node1";
 const READY: &str = ".status.conditions[?(@.type=='Ready')]";
-/// 30 s of silence, 10 s between two looks, and a machine that is busy.
-const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A chapter of its own inside this one.
 type Part = (&'static str, fn(&mut Story) -> Result<()>);
@@ -149,7 +146,7 @@ fn its_death(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     // Containers live without it, and serve for as long as the node counts as Ready.
     let answer = story.get(&service, "/")?;
     ensure!(answer.status == 200, "{answer:?}");
-    story.soon(DOWN_LIMIT, NODE, &format!("{READY}.message"), "container runtime is down")?;
+    story.soon(LONG, NODE, &format!("{READY}.message"), "container runtime is down")?;
     story.soon(LONG, NODE, &format!("{READY}.reason"), "KubeletNotReady")?;
     ensure!(before.0 == snapshot(story)?.0, "containers went with containerd");
     containerd.launch(story.server.host())?;

@@ -116,7 +116,7 @@ fn attached(story: &Story, driver: &Driver) -> Result<()> {
         "-p",
         &status.to_string(),
     ])?;
-    story.kubectl("wait --for=condition=Ready pod/mocked --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/mocked --timeout=90s")?;
     driver.soon_called(0, &["NodeStageVolume", "NodePublishVolume"])?;
     let unique = format!("kubernetes.io/csi/{NAME}^1");
     story.soon(LONG, "node node1", ".status.volumesInUse[*]", &unique)?;
@@ -148,23 +148,23 @@ fn grown(story: &Story, driver: &Driver) -> Result<()> {
 /// A volume that is there for one pod, and that nobody attaches.
 fn inline(story: &Story, driver: &Driver) -> Result<()> {
     story.apply(INLINE)?;
-    story.kubectl("wait --for=condition=Ready pod/inline --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/inline --timeout=90s")?;
     driver.soon_called(3, &["NodePublishVolume"])?;
     story.shows("exec inline -- touch /own/file", "")?;
     story.shows("exec inline -- rm /own/file", "")?;
-    story.kubectl("delete pod inline --timeout=60s")?;
+    story.kubectl("delete pod inline --timeout=90s")?;
     driver.soon_called(4, &["NodeUnpublishVolume"])
 }
 
 fn given_back(story: &Story, driver: &Driver) -> Result<()> {
-    story.kubectl("delete pod mocked --timeout=60s")?;
+    story.kubectl("delete pod mocked --timeout=90s")?;
     driver.soon_called(5, &["NodeUnpublishVolume", "NodeUnstageVolume"])?;
     story.soon(LONG, "volumeattachments", ".items[*].metadata.name", "")?;
     story.soon(LONG, "node node1", ".status.volumesInUse", "")?;
     story.soon(LONG, "node node1", ".status.volumesAttached", "")?;
-    story.kubectl("delete pvc mocked --timeout=60s")?;
+    story.kubectl("delete pvc mocked --timeout=90s")?;
     story.soon(LONG, "pv mocked", ".status.phase", "Released")?;
-    story.kubectl("delete pv mocked --timeout=60s")?;
+    story.kubectl("delete pv mocked --timeout=90s")?;
     story.kubectl(&format!("delete storageclass/mock csidriver/{NAME}"))?;
     let plugins = story.server.data_directory().join("kubelet/plugins/kubernetes.io/csi");
     let left = story.server.host().run("find", &[&plugins.display().to_string(), "-type", "f"])?;

@@ -12,7 +12,7 @@ pub fn dependents(story: &mut Story) -> Result<()> {
         "create deployment short -n doomed --image=busybox:1.35 --replicas=2 -- sleep 3600",
     )?;
     story.kubectl("create configmap note -n doomed --from-literal=a=b")?;
-    story.kubectl("rollout status deployment/short -n doomed --timeout=60s")?;
+    story.kubectl("rollout status deployment/short -n doomed --timeout=90s")?;
     // `sleep` as process 1 ignores TERM: its grace period of 30 s is part of the wait.
     story.shows("delete namespace doomed --timeout=80s", "namespace \"doomed\" deleted")?;
     story
@@ -36,7 +36,7 @@ pub fn interrupt(story: &mut Story) -> Result<()> {
     ensure!(is_calm && log.contains("stopping\n"), "the server's last words:\n{last_words}");
     ensure!(processes::named(&uid, "sh")? == before, "the pod was touched");
     story.server.start()?;
-    story.kubectl("wait --for=condition=Ready node/node1 --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready node/node1 --timeout=90s")?;
     ensure!(processes::named(&uid, "sh")? == before, "the pod was not adopted");
     story.kubectl("delete pod client")?;
     let rest = processes::of_pod(&uid)?;
@@ -57,7 +57,7 @@ pub const TRACES: &[(&str, &str)] = &[
 /// The last chapter: everything that the cluster made is gone again.
 pub fn uninstall(story: &mut Story) -> Result<()> {
     story.kubectl("create deployment rest --image=busybox:1.35 -- sleep 3600")?;
-    story.kubectl("rollout status deployment/rest --timeout=60s")?;
+    story.kubectl("rollout status deployment/rest --timeout=90s")?;
     let printed = story.server.decapod(&["uninstall"])?;
     story.server.reap(LONG)?;
     ensure!(!story.server.data_directory().exists(), "the data directory is there:\n{printed}");

@@ -169,6 +169,6 @@ impl Helm<'_> {
             Ok(())
         })?;
         self.story.kubectl("delete crd dishes.menu.decapod.test")?;
-        self.story.kubectl(&format!("delete namespace {SPACE} --timeout=60s")).map(drop)
+        self.story.kubectl(&format!("delete namespace {SPACE} --timeout=90s")).map(drop)
     }
 }

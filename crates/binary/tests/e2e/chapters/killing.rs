@@ -31,7 +31,7 @@ pub fn at_any_moment(story: &mut Story) -> Result<()> {
     let killed = kill_again_and_again(story, seed, kills);
     let (service, names, written) = (service.stop(), names.stop(), writers.stop());
     killed?;
-    story.kubectl("wait --for=condition=Ready node/node1 --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready node/node1 --timeout=90s")?;
     ensure!(
         service.failures.is_empty(),
         "Service: {} of {} failed: {:?}",

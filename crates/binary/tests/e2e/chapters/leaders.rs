@@ -13,8 +13,9 @@ use testkit::{places, wait};
 
 use crate::story::{LONG, Story};
 
-/// 15 s until the Lease of a silent leader is over, and time for requests on a busy machine.
-const TAKE_OVER: Duration = Duration::from_secs(17);
+/// 15 s until the Lease of a silent leader is over, and time for requests on a busy machine. Who looks
+/// in upstream's rhythm may need 24.
+const TAKE_OVER: Duration = Duration::from_secs(23);
 const COMPONENTS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
 pub fn one_of_each_works(story: &mut Story) -> Result<()> {
@@ -122,12 +123,16 @@ impl<'h> Control<'h> {
         })?;
         println!("taken over after {:.1} s", killed.elapsed().as_secs_f32());
         self.soon_scheduled(8)?;
-        // Two that work at once would have made more, or bound one twice.
+        // Two that work at once would have made more, or bound one twice. Events are sent beside the
+        // work.
         for (reason, count) in [("SuccessfulCreate", 8), ("Scheduled", 8)] {
-            let events = self.list("events")?;
-            let found = events.iter().filter(|event| event["reason"] == reason);
-            let found: i64 = found.map(|event| event["count"].as_i64().unwrap_or(1)).sum();
-            ensure!(found == count, "{found} events {reason}");
+            wait::until(LONG, "an event for each pod", || {
+                let events = self.list("events")?;
+                let found = events.iter().filter(|event| event["reason"] == reason);
+                let found: i64 = found.map(|event| event["count"].as_i64().unwrap_or(1)).sum();
+                ensure!(found == count, "{found} events {reason}");
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -17,8 +17,6 @@ const REPLICAS: usize = 4;
 /// With four equal pods, one is missed in 100 tries once in a million million times.
 const TRIES: usize = 100;
 const REQUEST: Duration = Duration::from_secs(20);
-/// A node that falls silent: 50 s until the cluster believes it, and a look every 5 s.
-const SILENCE: Duration = Duration::from_secs(60);
 
 fn agent(story: &mut Story) -> Result<&mut Agent> {
     story.agent.as_mut().context("the second node did not join")
@@ -75,7 +73,7 @@ pub fn joins(story: &mut Story) -> Result<()> {
 pub fn spread(story: &mut Story) -> Result<()> {
     story.apply(SPREAD)?;
     story.kubectl("rollout status deployment/spread --timeout=90s")?;
-    story.kubectl("wait --for=condition=Ready pod/far --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/far --timeout=90s")?;
     for node in ["node1", "node2"] {
         let count = pods_on(story, node)?.len();
         ensure!(count == REPLICAS / 2, "{count} pods on {node}");
@@ -229,8 +227,8 @@ pub fn without_a_server(story: &mut Story) -> Result<()> {
 
     story.server.start()?;
     story.soon(LONG, &format!("pod {pod}"), restarts, "1")?;
-    story.kubectl("wait --for=condition=Ready node/node2 --timeout=60s")?;
-    story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=60s"))?;
+    story.kubectl("wait --for=condition=Ready node/node2 --timeout=90s")?;
+    story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=90s"))?;
     ensure!(processes::named(&uid, "nginx")? == new, "the container was not adopted");
     story.soon(LONG, "deployment spread", ".status.readyReplicas", &REPLICAS.to_string())?;
     story.soon_shows(LONG, "exec far -- echo back", "back")
@@ -248,7 +246,7 @@ pub fn cut_off(story: &mut Story) -> Result<()> {
         .collect();
     let address = agent(story)?.address().to_owned();
     story.switch.set_connected(&address, false)?;
-    story.soon(SILENCE, "node node2", READY, "Unknown")?;
+    story.soon(LONG, "node node2", READY, "Unknown")?;
     story.shows("get node node2", "NAME STATUS ROLES AGE VERSION\nnode2 NotReady * * v1.36.*")?;
     wait::until(LONG, "the pods run on the first node", || {
         let (there, here) = (pods_on(story, "node2")?, pods_on(story, "node1")?);
@@ -268,7 +266,7 @@ pub fn cut_off(story: &mut Story) -> Result<()> {
         ensure!(running == 0, "{running} stale pods still run");
         Ok(())
     })?;
-    story.kubectl("wait --for=condition=Ready pod/far --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/far --timeout=90s")?;
     story.soon_shows(LONG, "exec far -- echo back", "back")
 }
 

@@ -67,7 +67,7 @@ pub fn not_ready(story: &mut Story) -> Result<()> {
     let pod = story.first_pod("app=web")?;
     let address = cluster_address(story)?;
     story.kubectl(&format!("exec {pod} -- touch /tmp/busy"))?;
-    story.kubectl(&format!("wait --for=condition=Ready=false pod/{pod} --timeout=20s"))?;
+    story.kubectl(&format!("wait --for=condition=Ready=false pod/{pod} --timeout=90s"))?;
     let rest = story.pods("app=web")?.len() - 1;
     story.soon(LONG, "deployment web", ".status.readyReplicas", &rest.to_string())?;
     // The endpoint's change must arrive in the kernel; from then on, none.
@@ -86,7 +86,7 @@ pub fn not_ready(story: &mut Story) -> Result<()> {
     let count = from_it()?;
     ensure!(count == 0, "{count} answers came from a pod that was out already");
     story.kubectl(&format!("exec {pod} -- rm /tmp/busy"))?;
-    story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=20s"))?;
+    story.kubectl(&format!("wait --for=condition=Ready pod/{pod} --timeout=90s"))?;
     wait::until(LONG, "the pod is back in the Service", || {
         ensure!(from_it()? > 0, "no answer from it");
         Ok(())
