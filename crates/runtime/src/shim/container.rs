@@ -256,7 +256,7 @@ mod tests {
     fn a_program_that_is_still_open_for_writing_is_waited_for() {
         let directory = tempfile::tempdir().expect("a directory");
         let program = directory.path().join("program");
-        fs::copy("/bin/true", &program).expect("copied");
+        fs::copy("/bin/sh", &program).expect("copied");
         let held = fs::OpenOptions::new().write(true).open(&program).expect("opened");
         let file = CString::new(program.as_os_str().as_encoded_bytes()).expect("no zero byte");
         let (mut refused, mut tell) = io::pipe().expect("a pipe");
@@ -267,7 +267,8 @@ mod tests {
             command.pre_exec(move || {
                 libc::close(copy);
                 let errno = while_busy(testkit::wait::LONG, || {
-                    let (arguments, none) = ([file.as_ptr(), null()], [null()]);
+                    let arguments = [file.as_ptr(), c"-c".as_ptr(), c":".as_ptr(), null()];
+                    let none = [null()];
                     libc::execve(file.as_ptr(), arguments.as_ptr(), none.as_ptr());
                     let errno = Errno::last();
                     if errno == Errno::ETXTBSY {
