@@ -22,7 +22,6 @@ const REMEMBER: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 4096;
 /// What is said of a token that nobody knows.
 pub const UNKNOWN: &str = "invalid bearer token";
-/// How a browser's WebSocket, which cannot set headers, carries its token.
 
 /// A user and the audiences for which the token is good (of those asked for).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -157,7 +157,6 @@ pub fn container_config(
             security_context: Some(security(pod, role, container, prepared)),
         }),
         stop_signal: stop_signal as i32,
-        ..ContainerConfig::default()
     })
 }
 

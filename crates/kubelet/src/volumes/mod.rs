@@ -490,7 +490,7 @@ mod tests {
         bench.map(None);
         bench.secret("two");
         fs::remove_dir(bench.root.path().join("h")).expect("removed");
-        let lost = || vec!["cfg: configmap "m" not found".to_string()];
+        let lost = || vec![r#"cfg: configmap "m" not found"#.to_string()];
         assert_eq!(bench.set_up(Occasion::Running, false), ("cfg key maybe".into(), lost()));
         assert_eq!(bench.file("secret", "key"), "two");
         assert_eq!(bench.file("configmap", "cfg"), "one");

@@ -60,8 +60,8 @@ async fn what_links_lose_is_told() {
     let space = Netns::new();
     let links = Links::open_in(&space.path).await.expect("netlink");
     let mut monitor = Monitor::of_links(Some(&space.path)).expect("it listens");
-    let bridge = net::pods::Bridge::ensure(&links, "br", &[net("10.9.0.1/24")], 1500);
-    bridge.await.expect("a bridge");
+    let own = [net("10.9.0.1/24")];
+    net::pods::Bridge::ensure(&links, "br", &own, 1500).await.expect("a bridge");
     let index = links.link("br").await.expect("there").index;
     let via = net::links::Via::Link("br".into());
     let change = async |what: &str| match what {

@@ -315,7 +315,7 @@ pub(super) fn status(at: &At<'_>, old: &At<'_>) {
 /// Upstream: `validatePodExtendedResourceClaimStatus`.
 fn extended_claim(status: &At<'_>, spec: &At<'_>) {
     let mappings = status.get("requestMappings");
-    if mappings.len() == 0 {
+    if mappings.is_empty() {
         mappings.required("at least one request mapping is required");
     }
     let (init, main) = (spec.get("initContainers"), spec.get("containers"));

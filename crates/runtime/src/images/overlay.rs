@@ -203,7 +203,7 @@ mod tests {
                 unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
                 let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
                 mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private");
-                let root = mount_volume(&store, &layers, &container, 0).expect("mounted");
+                let root = mount_volume(&store, &layers, &container, 0, None).expect("mounted");
                 let top = fs::read_to_string(root.join("top")).expect("the uppermost");
                 (top, fs::read_dir(&root).expect("listed").count())
             });

@@ -64,7 +64,7 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     builder.stdout = given.stdout;
     builder.stderr = given.stderr;
     let stage = config.stage.as_ref().map(stage::enter).transpose();
-    let stage = stage.map_err(|error| start_error(error))?;
+    let stage = stage.map_err(start_error)?;
     let built = builder.as_init(&config.bundle).with_systemd(false).with_detach(true).build();
     let left = stage.map(stage::Entered::leave).transpose();
     if let Ok(score) = own_oom_score {

@@ -100,7 +100,7 @@ fn assert_nothing_left(directory: &Path, cgroup: &str) {
     }
 }
 
-fn nothing_is_left(directory: &Path, cgroup: &str) -> Result<(), String> {
+fn nothing_is_left(directory: &Path, cgroup: &str) -> std::result::Result<(), String> {
     let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("mounts");
     let ours = directory.to_string_lossy();
     let left: Vec<&str> = mounts.lines().filter(|line| line.contains(ours.as_ref())).collect();

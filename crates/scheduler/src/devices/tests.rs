@@ -388,7 +388,7 @@ fn the_search_ends() {
     let hopeless = claim(json!({"requests": [request("a", json!({"count": 12})),
         request("b", json!({"count": 12})), request("c", json!({"deviceClassName": "b"}))]}));
     let world = world(&[slice("s", json!({"devices": devices}))], &[]);
-    assert_eq!(found(&world, &[hopeless.clone()]), Failure::Exhausted.to_string());
+    assert_eq!(found(&world, std::slice::from_ref(&hopeless)), Failure::Exhausted.to_string());
     // A file says for how long, and no more.
     let limit = Limit::of(Some(std::time::Duration::from_millis(5)));
     let late = allocated_within(&world, &[hopeless], limit);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::{Result, ensure};
 
 use crate::processes;
-use crate::story::{LONG, SHORT, Story};
+use crate::story::{LONG, Story};
 
 const MANIFEST: &str = include_str!("../manifests/users.yaml");
 /// The ids below are the node's.
@@ -14,7 +14,7 @@ const FIRST: u32 = 65536;
 
 pub fn of_their_own(story: &mut Story) -> Result<()> {
     let feature = ".status.runtimeHandlers[?(@.name=='')].features.userNamespaces";
-    story.soon(SHORT, "node node1", feature, "true")?;
+    story.soon(LONG, "node node1", feature, "true")?;
     story.apply(MANIFEST)?;
     story.kubectl("wait --for=condition=Ready pod/own-web pod/own-files --timeout=90s")?;
     let before = [owner(story, "own-web", "nginx")?, owner(story, "own-files", "sleep")?];
@@ -34,7 +34,7 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     let counts = ".status.containerStatuses[*].restartCount";
     story
         .soon(LONG, "pod own-files", counts, "1 0")
-        .or_else(|_| story.soon(SHORT, "pod own-files", counts, "0 1"))?;
+        .or_else(|_| story.soon(LONG, "pod own-files", counts, "0 1"))?;
     story.kubectl("wait --for=condition=Ready pod/own-files --timeout=60s")?;
     let after = [owner(story, "own-web", "nginx")?, owner(story, "own-files", "sleep")?];
     ensure!(before == after, "before {before:?}, after {after:?}");
@@ -84,5 +84,5 @@ fn inside(story: &Story) -> Result<()> {
         let printed = story.server.kubectl(&words)?;
         ensure!(printed.trim() == wanted, "{script}: {printed:?}, wanted {wanted:?}");
     }
-    story.soon_shows(SHORT, "logs own-files -c user", "1000")
+    story.soon_shows(LONG, "logs own-files -c user", "1000")
 }
