@@ -246,6 +246,9 @@ impl Devices {
 
     /// Gives back what a pod had and no other pod of this node has.
     pub async fn give_back(&self, pod_uid: &str) -> Result<(), String> {
+        if !self.pods().contains(pod_uid) {
+            return Ok(());
+        }
         let last = self.table().leave(pod_uid);
         let mut batches: BTreeMap<&str, Vec<Claim>> = BTreeMap::new();
         for record in &last {
