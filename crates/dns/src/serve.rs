@@ -3,12 +3,14 @@
 //! In: packets. Out: packets. What the zone knows is answered at once in the socket's own task;
 //! what must be asked elsewhere gets a task of its own, of which there are at most [`PENDING`].
 //! Invariants: a packet that is no query gets no answer (or FORMERR), so that two servers never
-//! talk to each other for ever; answers fit what the client said it takes.
+//! talk to each other for ever; answers fit what the client said it takes; a client that does not
+//! read loses its connection, and none has all of them.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::task::Tasks;
@@ -29,6 +31,9 @@ use crate::{Config, Error};
 /// Queries that wait for other servers at one time, and TCP connections.
 const PENDING: usize = 512;
 const CONNECTIONS: usize = 256;
+/// Connections of one address: others want some, too.
+const PER_PEER: usize = 64;
+/// How long a query may take to come, and its answer to be taken.
 const IDLE: Duration = Duration::from_secs(10);
 /// Without EDNS a client takes this much by UDP, with it at most [`WITH_EDNS`] is sent.
 const PLAIN: usize = 512;
@@ -77,6 +82,7 @@ impl Bound {
             directory,
             pending: Arc::new(Semaphore::new(PENDING)),
             connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            peers: Arc::default(),
         });
         for socket in self.udp {
             tasks.spawn("dns-udp", datagrams(shared.clone(), Arc::new(socket), tasks.clone()));
@@ -112,6 +118,42 @@ struct Shared {
     directory: Arc<dyn Directory>,
     pending: Arc<Semaphore>,
     connections: Arc<Semaphore>,
+    peers: Arc<Peers>,
+}
+
+/// Connections by address. Guards the counts; held for one change.
+#[derive(Default)]
+struct Peers(Mutex<HashMap<IpAddr, usize>>);
+
+/// One connection of an address, until it is dropped.
+struct Share {
+    peers: Arc<Peers>,
+    address: IpAddr,
+}
+
+impl Peers {
+    /// `None`: that address has its share.
+    fn share(self: &Arc<Self>, address: IpAddr) -> Option<Share> {
+        let mut counts = self.0.lock().expect("no panic while held");
+        let count = counts.entry(address).or_default();
+        if *count >= PER_PEER {
+            return None;
+        }
+        *count += 1;
+        Some(Share { peers: self.clone(), address })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut counts = self.peers.0.lock().expect("no panic while held");
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
 }
 
 /// What becomes of a packet.
@@ -168,11 +210,15 @@ async fn connections(shared: Arc<Shared>, listener: TcpListener, tasks: Tasks) {
     loop {
         let Ok(permit) = shared.connections.clone().acquire_owned().await else { return };
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
+                let Some(share) = shared.peers.share(peer.ip()) else {
+                    tracing::debug!(%peer, "an address has too many DNS connections");
+                    continue;
+                };
                 let shared = shared.clone();
                 tasks.spawn("dns-connection", async move {
-                    let _permit = permit;
-                    if let Err(error) = connection(&shared, stream).await {
+                    let (_permit, _share) = (permit, share);
+                    if let Err(error) = connection(&shared, stream, IDLE).await {
                         tracing::debug!(%error, "a DNS connection ended early");
                     }
                 });
@@ -185,7 +231,8 @@ async fn connections(shared: Arc<Shared>, listener: TcpListener, tasks: Tasks) {
     }
 }
 
-async fn connection(shared: &Shared, mut stream: TcpStream) -> io::Result<()> {
+/// `patience` is how long an answer may take to be taken.
+async fn connection(shared: &Shared, mut stream: TcpStream, patience: Duration) -> io::Result<()> {
     loop {
         let read = tokio::time::timeout(IDLE, read_framed(&mut stream)).await;
         let Ok(Some(packet)) = read.map_err(|_| io::ErrorKind::TimedOut)? else { return Ok(()) };
@@ -194,7 +241,8 @@ async fn connection(shared: &Shared, mut stream: TcpStream) -> io::Result<()> {
             Step::Reply(reply) => reply,
             step => shared.elsewhere(step, &packet, true).await,
         };
-        write_framed(&mut stream, &reply).await?;
+        let written = tokio::time::timeout(patience, write_framed(&mut stream, &reply)).await;
+        written.map_err(|_| io::ErrorKind::TimedOut)??;
     }
 }
 
@@ -422,6 +470,75 @@ mod tests {
         write_framed(&mut stream, &query.to_vec().expect("bytes")).await.expect("sent");
         let reply = read_framed(&mut stream).await.expect("read").expect("an answer");
         assert_eq!(Message::from_vec(&reply).expect("a message").answers.len(), 2);
+        tasks.shutdown(Duration::from_secs(5)).await;
+    }
+
+    fn framed_query() -> Vec<u8> {
+        let mut query = Message::new(0, MessageType::Query, OpCode::Query);
+        let name = Name::from_ascii("db.ns.svc.cluster.local.").expect("a name");
+        query.add_query(Query::query(name, RecordType::A));
+        let bytes = query.to_vec().expect("bytes");
+        [&(bytes.len() as u16).to_be_bytes()[..], &bytes].concat()
+    }
+
+    /// It held one of the connections for ever.
+    #[tokio::test]
+    async fn who_does_not_read_is_cut_off() {
+        let shared = Shared {
+            zone: Zone::new("cluster.local").expect("a zone"),
+            forwarder: Forwarder::new(vec![], &[]),
+            directory: Arc::new(cluster()),
+            pending: Arc::new(Semaphore::new(1)),
+            connections: Arc::new(Semaphore::new(1)),
+            peers: Arc::default(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+        let address = listener.local_addr().expect("an address");
+        let mut client = TcpStream::connect(address).await.expect("a connection");
+        let (stream, _) = listener.accept().await.expect("accepted");
+        let tasks = Tasks::new("test");
+        tasks.spawn("client", async move {
+            use tokio::io::AsyncWriteExt;
+            let many = framed_query().repeat(1000);
+            // Until the server closes.
+            while client.write_all(&many).await.is_ok() {}
+        });
+        let served = connection(&shared, stream, Duration::from_millis(100));
+        let ended = tokio::time::timeout(Duration::from_secs(90), served).await;
+        let error = ended.expect("it does not wait for ever").expect_err("nobody reads");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        tasks.shutdown(Duration::from_secs(5)).await;
+    }
+
+    #[tokio::test]
+    async fn one_address_has_not_all_connections() {
+        let tasks = Tasks::new("test");
+        let server = start(&tasks, vec![]);
+        let connect = |from: &str| {
+            let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+            socket.bind(format!("{from}:0").parse().expect("an address")).expect("bound");
+            socket.connect(server)
+        };
+        let ask = async |stream: &mut TcpStream| {
+            use tokio::io::AsyncWriteExt;
+            stream.write_all(&framed_query()).await.ok()?;
+            read_framed(stream).await.ok()?
+        };
+        let mut held = vec![];
+        for _ in 0..PER_PEER {
+            let mut stream = connect("127.0.0.1").await.expect("a connection");
+            assert!(ask(&mut stream).await.is_some());
+            held.push(stream);
+        }
+        let mut one_more = connect("127.0.0.1").await.expect("a connection");
+        assert!(ask(&mut one_more).await.is_none(), "it has its share");
+        let mut other = connect("127.0.0.2").await.expect("a connection");
+        assert!(ask(&mut other).await.is_some());
+        held.clear();
+        let again = async {
+            while ask(&mut connect("127.0.0.1").await.expect("a connection")).await.is_none() {}
+        };
+        tokio::time::timeout(Duration::from_secs(90), again).await.expect("what ended is free");
         tasks.shutdown(Duration::from_secs(5)).await;
     }
 
