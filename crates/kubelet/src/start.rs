@@ -28,8 +28,7 @@ use crate::plan::Plan;
 use crate::resize::amounts;
 use crate::sandbox::sandbox_config;
 use crate::users;
-use crate::volumes::payload::Tokens;
-use crate::volumes::payload::references;
+use crate::volumes::payload::{Tokens, references};
 use crate::volumes::{self, Gathered, Occasion, Ready, VolumeError};
 use crate::worker::Worker;
 
