@@ -6,9 +6,11 @@ use std::sync::Arc;
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
 use apiserver::authz::{self, Authorizer, Decision};
-use apiserver::request::RequestInfo;
+use apiserver::request::{RequestInfo, UserInfo};
 use async_trait::async_trait;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
+use machinery::field::{FieldErrors, Path};
 
 const GROUP: &str = "certificates.k8s.io";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
@@ -58,27 +60,6 @@ impl SignerUse {
         }
     }
 
-    /// The signer by its name, or all of its domain.
-    async fn may(&self, attributes: &Attributes<'_>, signer: &str) -> bool {
-        let domain = signer.split('/').next().unwrap_or_default();
-        for name in [signer.to_owned(), format!("{domain}/*")] {
-            let request = RequestInfo {
-                is_resource: true,
-                verb: self.verb.into(),
-                group: GROUP.into(),
-                version: "*".into(),
-                resource: "signers".into(),
-                name,
-                ..RequestInfo::default()
-            };
-            let question = authz::Attributes { user: attributes.ctx.user.clone(), request };
-            if matches!(self.authorizer.authorize(&question).await, Decision::Allow { .. }) {
-                return true;
-            }
-        }
-        false
-    }
-
     /// The signer that the request is about, if the plugin has a say in it.
     fn signer(&self, attributes: &Attributes<'_>) -> Option<String> {
         let row = &attributes.ctx.resource;
@@ -110,6 +91,27 @@ impl SignerUse {
     }
 }
 
+/// May the user do this with the signer by its name, or with all of its domain?
+async fn may(authorizer: &dyn Authorizer, user: &UserInfo, verb: &str, signer: &str) -> bool {
+    let domain = signer.split('/').next().unwrap_or_default();
+    for name in [signer.to_owned(), format!("{domain}/*")] {
+        let request = RequestInfo {
+            is_resource: true,
+            verb: verb.into(),
+            group: GROUP.into(),
+            version: "*".into(),
+            resource: "signers".into(),
+            name,
+            ..RequestInfo::default()
+        };
+        let question = authz::Attributes { user: user.clone(), request };
+        if matches!(authorizer.authorize(&question).await, Decision::Allow { .. }) {
+            return true;
+        }
+    }
+    false
+}
+
 #[async_trait]
 impl Plugin for SignerUse {
     fn name(&self) -> &'static str {
@@ -123,11 +125,46 @@ impl Plugin for SignerUse {
 
     async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
         let Some(signer) = self.signer(attributes) else { return Ok(()) };
-        if self.may(attributes, &signer).await {
+        if may(&*self.authorizer, &attributes.ctx.user, self.verb, &signer).await {
             return Ok(());
         }
         Err(attributes
             .forbidden(format!("user not permitted to {} signerName {signer:?}", self.what)))
+    }
+}
+
+/// Whoever answers a PodCertificateRequest must be allowed to sign for its signer. Upstream asks in
+/// the kind's own validation, so that it cannot be switched off.
+pub struct PodCertificateSigning(pub Arc<dyn Authorizer>);
+
+#[async_trait]
+impl Plugin for PodCertificateSigning {
+    fn name(&self) -> &'static str {
+        "PodCertificateSigning"
+    }
+
+    fn handles(&self, operation: Operation) -> bool {
+        operation == Operation::Update
+    }
+
+    async fn validate(&self, attributes: &Attributes<'_>) -> Result<(), StatusError> {
+        let ctx = attributes.ctx;
+        let old = attributes.old_as::<PodCertificateRequest>();
+        let new = attributes.object_as::<PodCertificateRequest>();
+        let (Some(old), Some(new)) = (old, new) else { return Ok(()) };
+        if ctx.subresource != "status" || old.status == new.status {
+            return Ok(());
+        }
+        let signer = &old.spec.signer_name;
+        if may(&*self.0, &ctx.user, "sign", signer).await {
+            return Ok(());
+        }
+        let mut errors = FieldErrors::default();
+        let user = &ctx.user.name;
+        let detail = format!("User {user:?} is not permitted to \"sign\" for signer {signer:?}");
+        errors.forbidden(&Path::new("spec").child("signerName"), &detail);
+        let name = old.metadata.name.as_deref().unwrap_or_default();
+        Err(StatusError::invalid(GROUP, &ctx.resource.kind, name, errors))
     }
 }
 

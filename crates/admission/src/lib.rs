@@ -39,7 +39,9 @@ use std::sync::Arc;
 
 use apiserver::admission::{Chain, Plugin};
 use apiserver::authz::Authorizer;
+use base::features::{self, Feature};
 
+pub use certificates::PodCertificateSigning;
 pub use configuration::Configuration;
 /// The client of webhooks, for those that convert custom resources.
 pub use webhook::call::{Address, Clients, Endpoint};
@@ -144,6 +146,16 @@ const PLUGINS: &[Entry] = &[
     ("AlwaysDeny", false, |_| Ok(Box::new(always::AlwaysDeny))),
 ];
 
+/// Plugins that stay away while a gate is closed.
+const GATED: &[(&str, Feature)] = &[
+    ("PodTopologyLabels", Feature::PodTopologyLabelsAdmission),
+    ("MutatingAdmissionPolicy", Feature::MutatingAdmissionPolicy),
+];
+
+fn is_open(plugin: &str) -> bool {
+    GATED.iter().all(|(name, gate)| *name != plugin || features::enabled(*gate))
+}
+
 /// Several errors as one text, each once. Upstream: `utilerrors.NewAggregate`.
 pub(crate) fn aggregate(mut errors: Vec<String>) -> Option<String> {
     let mut seen = std::collections::BTreeSet::new();
@@ -169,7 +181,9 @@ pub fn chain(options: &Options) -> Result<Chain, String> {
     }
     let says = |list: &[String], name: &str| list.iter().any(|one| one == name);
     let on = |entry: &&Entry| {
-        (entry.1 || says(&options.enable, entry.0)) && !says(&options.disable, entry.0)
+        (entry.1 || says(&options.enable, entry.0))
+            && !says(&options.disable, entry.0)
+            && is_open(entry.0)
     };
     let made: Result<Vec<_>, String> =
         PLUGINS.iter().filter(on).map(|(_, _, make)| make(options)).collect();
@@ -181,6 +195,7 @@ mod tests {
     use std::sync::Arc;
 
     use apiserver::authz::{Attributes, Authorizer, Decision};
+    use base::features::{self, Gates};
 
     struct Nobody;
 
@@ -211,5 +226,11 @@ mod tests {
         );
         assert_eq!(names(&[], &["Priority"]).map(|all| all.contains(&"Priority")), Ok(false));
         assert!(names(&["Nope"], &[]).is_err());
+        for (name, gate) in super::GATED {
+            let gates = Gates::DEFAULT.with(*gate, false);
+            let there =
+                features::scoped(gates, || names(&[name], &[])).map(|all| all.contains(name));
+            assert_eq!(there, Ok(false), "{name}");
+        }
     }
 }

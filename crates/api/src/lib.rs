@@ -9,6 +9,7 @@ pub mod kinds;
 pub mod protobuf;
 pub mod quota;
 pub mod schema;
+pub mod taints;
 pub mod types;
 pub mod versions;
 pub mod volumes;

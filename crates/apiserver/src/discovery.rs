@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use base::features::{self, Feature};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -301,7 +302,7 @@ fn api_resource(row: &Resource) -> Value {
     if !row.categories.is_empty() {
         json["categories"] = row.categories.clone().into();
     }
-    if row.storage.is_some() {
+    if row.storage.is_some() && features::enabled(Feature::StorageVersionHash) {
         json["storageVersionHash"] = storage_version_hash(row).into();
     }
     json

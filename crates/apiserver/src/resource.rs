@@ -182,6 +182,11 @@ pub enum Created {
 
 #[async_trait]
 pub trait Connect: Send + Sync {
+    /// The verb that whoever connects must be allowed, whichever method they come with.
+    fn demands(&self) -> Option<&'static str> {
+        None
+    }
+
     async fn connect(
         &self,
         registry: &Registry,

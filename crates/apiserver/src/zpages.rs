@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use base::features::{self, Feature};
 use http::{HeaderMap, Response, StatusCode};
 use machinery::StatusError;
 use machinery::status::Reason;
@@ -23,6 +24,7 @@ const UNTOLD: &[&str] = &["/apis", "/api", "/openid", "/openapi", "/.well-known"
 
 struct Page {
     kind: &'static str,
+    gate: Feature,
     text: fn(&Shared) -> String,
     json: fn(&Shared) -> Value,
 }
@@ -30,14 +32,27 @@ struct Page {
 const PAGES: &[(&str, Page)] = &[
     (
         "/flagz",
-        Page { kind: "Flagz", text: flags_text, json: |shared| json!({ "flags": flags(shared) }) },
+        Page {
+            kind: "Flagz",
+            gate: Feature::ComponentFlagz,
+            text: flags_text,
+            json: |shared| json!({ "flags": flags(shared) }),
+        },
     ),
-    ("/statusz", Page { kind: "Statusz", text: status_text, json: status_json }),
+    (
+        "/statusz",
+        Page {
+            kind: "Statusz",
+            gate: Feature::ComponentStatusz,
+            text: status_text,
+            json: status_json,
+        },
+    ),
 ];
 
 /// The page at a path, if there is one.
 pub fn serve(shared: &Shared, path: &str, headers: &HeaderMap) -> Option<Response<Body>> {
-    let (_, page) = PAGES.iter().find(|(at, _)| *at == path)?;
+    let (_, page) = PAGES.iter().find(|(at, page)| *at == path && features::enabled(page.gate))?;
     for clause in clauses(headers) {
         match clause.media {
             "*/*" | "text/*" | "text/plain" => {

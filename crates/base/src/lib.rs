@@ -9,6 +9,7 @@
 pub mod backoff;
 pub mod clock;
 pub mod duration;
+pub mod features;
 pub mod platform;
 pub mod rng;
 pub mod seldom;

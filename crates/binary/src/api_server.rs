@@ -71,6 +71,8 @@ pub struct ApiServer {
     #[command(flatten)]
     serving: flags::Serving,
     #[command(flatten)]
+    pub feature_gates: flags::FeatureGates,
+    #[command(flatten)]
     access: crate::access::Access,
     #[command(flatten)]
     encryption: crate::encryption::EncryptionFlags,

@@ -42,6 +42,8 @@ pub struct ControllerManager {
     #[arg(long)]
     cluster_signing_key_file: Option<PathBuf>,
     #[command(flatten)]
+    pub feature_gates: crate::flags::FeatureGates,
+    #[command(flatten)]
     serving: SecurePort,
 }
 
@@ -133,6 +135,8 @@ pub struct Scheduler {
     config: Option<PathBuf>,
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     leader_elect: bool,
+    #[command(flatten)]
+    pub feature_gates: crate::flags::FeatureGates,
     #[command(flatten)]
     serving: SecurePort,
 }
@@ -229,6 +233,11 @@ pub struct Proxy {
     metrics_bind_address: SocketAddr,
     #[arg(long)]
     masquerade_all: bool,
+    /// KubeProxyConfiguration; flags win
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    pub feature_gates: crate::flags::FeatureGates,
 }
 
 pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
@@ -303,6 +312,11 @@ pub struct Kubelet {
     /// The end of that time, for critical pods alone
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     shutdown_grace_period_critical_pods: Option<std::time::Duration>,
+    /// KubeletConfiguration; flags win
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    pub feature_gates: crate::flags::FeatureGates,
     #[command(flatten)]
     runtime: crate::flags::ContainerRuntime,
 }

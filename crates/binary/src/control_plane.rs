@@ -194,6 +194,7 @@ fn show_figures(
     audit: Option<Arc<apiserver::audit::Audit>>,
 ) {
     flags.encryption.add_health(server.health(), &encryption);
+    server.metrics().register(Box::new(base::features::encode_metrics));
     server.metrics().register(Box::new(client::encode_queues));
     server.metrics().register(Box::new(scheduler::encode_metrics));
     server.metrics().register(Box::new(client::encode_requests));
@@ -303,7 +304,7 @@ fn registry(
         node_ports: flags.service_node_port_range.clone(),
         kubelets: Arc::new(resources::Kubelets::new(http, plain)),
         tokens: Arc::new(TokenRequests::new(credentials.keys.clone())),
-        is_on: Box::new(move |row| config.serves(row, false)),
+        is_on: Box::new(move |row| config.serves(row, false) && resources::versions::is_open(row)),
     });
     table.insert(Arc::new(extensions::definition::row(facts)));
     // The admission plugins come when the authorizers are there, before anything is served.
@@ -350,7 +351,8 @@ fn set_admission(
         authorizer: Some(authorizer.clone()),
     };
     let mut chain = admission::chain(&options).map_err(anyhow::Error::msg)?;
-    chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer)));
+    chain.0.insert(0, Box::new(auth::rbac::NoEscalation::new(rbac, authorizer.clone())));
+    chain.0.insert(0, Box::new(admission::PodCertificateSigning(authorizer)));
     registry.set_admission(chain);
     Ok(())
 }

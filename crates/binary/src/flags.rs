@@ -27,6 +27,30 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
+/// Upstream's feature gates; those that do something are listed below the flags.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct FeatureGates {
+    /// Open and close feature gates, as A=true,B=false; may be repeated
+    #[arg(long, value_name = "GATE=BOOL,...")]
+    feature_gates: Vec<String>,
+}
+
+impl FeatureGates {
+    /// For the whole process, before anything asks them. Says what of it changes nothing.
+    pub fn install(&self) -> anyhow::Result<()> {
+        let mut said = base::features::Said::default();
+        for text in &self.feature_gates {
+            said.add(text).map_err(anyhow::Error::msg)?;
+        }
+        let gates = said.resolve().map_err(anyhow::Error::msg)?;
+        base::features::install(gates);
+        for notice in said.notices(&gates) {
+            tracing::warn!("{notice}");
+        }
+        Ok(())
+    }
+}
+
 #[derive(clap::Args, Clone, Debug)]
 pub struct Server {
     /// Address to listen on
@@ -102,6 +126,8 @@ pub struct Server {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
+    pub feature_gates: FeatureGates,
+    #[command(flatten)]
     pub node: Node,
 }
 
@@ -120,6 +146,8 @@ pub struct Agent {
     /// Flags from a YAML file; those on the command line win
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub feature_gates: FeatureGates,
     #[command(flatten)]
     pub node: Node,
 }
@@ -285,22 +313,43 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 }
 
 /// The arguments with those of a `--config FILE` put in front, so that the command line wins.
-/// Keys of the file are flag names; lists and maps of strings stand for repeated flags.
+/// Keys of the file are flag names; lists and maps of strings stand for repeated flags. Components
+/// that run alone have files of their own.
 pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
+    let command = arguments.iter().skip(1).find(|word| COMMANDS.contains(&word.as_str()));
+    let (Some(command), Some(path)) = (command, config_path(&arguments)) else {
+        return Ok(arguments);
+    };
+    let mut extra = match crate::component_config::flags(command, &path)? {
+        Some(flags) => flags,
+        None => settings(&path)?,
+    };
+    // Of gates each one counts by itself, and the last word wins.
+    extra.retain(|setting| {
+        let name = setting.split('=').next().unwrap_or_default();
+        let is_given = |word: &String| word.split('=').next() == Some(name);
+        name == GATES || !arguments.iter().any(is_given)
+    });
+    let at = arguments.iter().position(|word| word == command).map_or(1, |at| at + 1);
+    let mut all = arguments;
+    all.splice(at..at, extra);
+    Ok(all)
+}
+
+const GATES: &str = "--feature-gates";
+/// Those whose `--config` says what flags say.
+const COMMANDS: [&str; 4] = ["server", "agent", "kubelet", "kube-proxy"];
+
+fn settings(path: &str) -> anyhow::Result<Vec<String>> {
     use anyhow::Context;
-    let Some(path) = config_path(&arguments) else { return Ok(arguments) };
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let settings: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text)
         .with_context(|| format!("{path} is not a YAML map of flags"))?;
     let mut extra = vec![];
     for (key, value) in settings {
         push_setting(&mut extra, &key, value).with_context(|| format!("{path}: {key}"))?;
     }
-    // argv[0] and the command come first.
-    let mut all = arguments;
-    let at = all.len().min(2);
-    all.splice(at..at, extra);
-    Ok(all)
+    Ok(extra)
 }
 
 fn config_path(arguments: &[String]) -> Option<String> {
@@ -332,7 +381,16 @@ pub fn push_setting(
                 push_setting(extra, key, one)?;
             }
         }
-        Value::Object(_) => anyhow::bail!("a map is no value of a flag"),
+        Value::Object(map) => {
+            for (name, value) in map {
+                let text = match value {
+                    Value::String(text) => text,
+                    Value::Bool(_) | Value::Number(_) => value.to_string(),
+                    _ => anyhow::bail!("{name}: a list or map is no value in a map of a flag"),
+                };
+                extra.push(format!("--{key}={name}={text}"));
+            }
+        }
     }
     Ok(())
 }
@@ -348,13 +406,21 @@ mod tests {
             ("tls-san", serde_json::json!(["a", "b"])),
             ("disable-agent", serde_json::json!(true)),
             ("https-listen-port", serde_json::json!(7443)),
+            ("feature-gates", serde_json::json!({"EnvFiles": false})),
         ] {
             push_setting(&mut extra, key, value).expect("a flag");
         }
         assert_eq!(
             extra,
-            ["--tls-san=a", "--tls-san=b", "--disable-agent", "--https-listen-port=7443"]
+            [
+                "--tls-san=a",
+                "--tls-san=b",
+                "--disable-agent",
+                "--https-listen-port=7443",
+                "--feature-gates=EnvFiles=false"
+            ]
         );
+        assert!(push_setting(&mut extra, "x", serde_json::json!({"a": []})).is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod access;
 mod agent;
 mod api_server;
 mod audit;
+mod component_config;
 mod components;
 mod control_plane;
 mod datastore;
@@ -41,8 +42,10 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Run a control plane and, unless --disable-agent, a node
+    #[command(after_help = base::features::help())]
     Server(Box<flags::Server>),
     /// Run a node of a cluster whose server is elsewhere
+    #[command(after_help = base::features::help())]
     Agent(Box<flags::Agent>),
     /// Talk to the cluster as kubectl does
     Kubectl(Box<cli::kubectl::Kubectl>),
@@ -63,14 +66,19 @@ enum Command {
     /// Stop what runs and remove every trace of it
     Uninstall(cli::uninstall::Uninstall),
     /// The API server alone
+    #[command(after_help = base::features::help())]
     KubeApiserver(Box<api_server::ApiServer>),
     /// The controllers alone
+    #[command(after_help = base::features::help())]
     KubeControllerManager(components::ControllerManager),
     /// The scheduler alone
+    #[command(after_help = base::features::help())]
     KubeScheduler(components::Scheduler),
     /// The Services' proxy alone
+    #[command(after_help = base::features::help())]
     KubeProxy(components::Proxy),
     /// A node's kubelet alone
+    #[command(after_help = base::features::help())]
     Kubelet(components::Kubelet),
     /// Answer the cluster's names; every node runs this by itself
     Dns(dns::Dns),
@@ -102,6 +110,9 @@ fn start() -> anyhow::Result<ExitCode> {
         }
     };
     base::telemetry::init(arguments.common.log_format, arguments.command.log_filter());
+    if let Some(gates) = arguments.command.feature_gates() {
+        gates.install()?;
+    }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().worker_threads(workers()).build()?;
     runtime.block_on(run(arguments))
@@ -114,6 +125,19 @@ fn workers() -> usize {
 }
 
 impl Command {
+    fn feature_gates(&self) -> Option<&flags::FeatureGates> {
+        match self {
+            Self::Server(flags) => Some(&flags.feature_gates),
+            Self::Agent(flags) => Some(&flags.feature_gates),
+            Self::KubeApiserver(flags) => Some(&flags.feature_gates),
+            Self::KubeControllerManager(flags) => Some(&flags.feature_gates),
+            Self::KubeScheduler(flags) => Some(&flags.feature_gates),
+            Self::KubeProxy(flags) => Some(&flags.feature_gates),
+            Self::Kubelet(flags) => Some(&flags.feature_gates),
+            _ => None,
+        }
+    }
+
     /// People who type a command want its output, not its log.
     fn log_filter(&self) -> &'static str {
         match self {

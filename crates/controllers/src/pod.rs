@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::features::{self, Feature};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
@@ -117,6 +118,9 @@ fn dispensability(
 }
 
 fn deletion_cost(pod: &Pod) -> i32 {
+    if !features::enabled(Feature::PodDeletionCost) {
+        return 0;
+    }
     let annotations = pod.metadata.annotations.as_ref();
     let cost = annotations.and_then(|all| all.get("controller.kubernetes.io/pod-deletion-cost"));
     cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)

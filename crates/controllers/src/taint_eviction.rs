@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::taints::tolerates;
 use client::{
     Api, Client, DeleteParams, ErrorExt, EventRecorder, EventType, Lister, ObjectKey, Outcome,
     Patch, PatchParams, Result, WorkQueue, spawn_workers,
@@ -95,21 +96,6 @@ fn deadline(tolerations: &[Toleration], taints: &[Taint], now: Timestamp) -> Opt
         earliest = Some(earliest.map_or(until, |known| known.min(until)));
     }
     earliest
-}
-
-pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let blank = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
-    let effect = blank(&toleration.effect) || toleration.effect.as_ref() == Some(&taint.effect);
-    let key = blank(&toleration.key) || toleration.key.as_ref() == Some(&taint.key);
-    let value = match toleration.operator.as_deref().unwrap_or("Equal") {
-        "" | "Equal" => {
-            toleration.value.as_deref().unwrap_or_default()
-                == taint.value.as_deref().unwrap_or_default()
-        }
-        "Exists" => true,
-        _ => false,
-    };
-    effect && key && value
 }
 
 impl Controller {

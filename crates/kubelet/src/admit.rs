@@ -7,8 +7,9 @@
 
 use std::collections::BTreeMap;
 
+use api::taints::tolerates;
 use k8s_openapi::api::core::v1::{
-    ContainerPort, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration,
+    ContainerPort, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod,
 };
 
 use crate::names;
@@ -101,19 +102,6 @@ fn stands_taints(pod: &Pod, node: &Node) -> bool {
     taints
         .filter(|taint| taint.effect == "NoExecute")
         .all(|taint| tolerations.iter().any(|toleration| tolerates(toleration, taint)))
-}
-
-/// Upstream: `Toleration.ToleratesTaint`.
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |field: &'_ Option<String>| field.clone().unwrap_or_default();
-    let (effect, key) = (text(&toleration.effect), text(&toleration.key));
-    let fits =
-        (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key);
-    fits && match text(&toleration.operator).as_str() {
-        "" | "Equal" => text(&toleration.value) == text(&taint.value),
-        "Exists" => true,
-        _ => false,
-    }
 }
 
 /// A port of the node that a pod takes.

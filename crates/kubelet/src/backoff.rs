@@ -6,10 +6,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use base::features::{self, Feature};
 use jiff::Timestamp;
 
 pub const FIRST: Duration = Duration::from_secs(10);
 pub const CEILING: Duration = Duration::from_secs(300);
+/// With the gate `ReduceDefaultCrashLoopBackOffDecay`.
+const REDUCED_FIRST: Duration = Duration::from_secs(1);
+const REDUCED_CEILING: Duration = Duration::from_secs(60);
 
 struct Entry {
     delay: Duration,
@@ -17,18 +21,35 @@ struct Entry {
 }
 
 /// The delays of many keys.
-#[derive(Default)]
-pub struct Delays(HashMap<String, Entry>);
+pub struct Delays {
+    entries: HashMap<String, Entry>,
+    first: Duration,
+    ceiling: Duration,
+}
+
+impl Default for Delays {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), first: FIRST, ceiling: CEILING }
+    }
+}
 
 fn since(now: Timestamp, then: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
 impl Delays {
+    /// Of containers that crash.
+    pub fn of_crashes() -> Self {
+        match features::enabled(Feature::ReduceDefaultCrashLoopBackOffDecay) {
+            true => Self { first: REDUCED_FIRST, ceiling: REDUCED_CEILING, ..Self::default() },
+            false => Self::default(),
+        }
+    }
+
     /// How long `key` must still wait after a failure at `failed`; `None` when it may go.
     pub fn remaining(&self, key: &str, failed: Timestamp, now: Timestamp) -> Option<Duration> {
-        let entry = self.0.get(key)?;
-        if since(failed, entry.updated) > CEILING * 2 {
+        let entry = self.entries.get(key)?;
+        if since(failed, entry.updated) > self.ceiling * 2 {
             return None;
         }
         entry.delay.checked_sub(since(now, failed)).filter(|left| !left.is_zero())
@@ -36,25 +57,25 @@ impl Delays {
 
     /// The delay that counts now, for messages.
     pub fn delay(&self, key: &str) -> Duration {
-        self.0.get(key).map_or(Duration::ZERO, |entry| entry.delay)
+        self.entries.get(key).map_or(Duration::ZERO, |entry| entry.delay)
     }
 
     /// Notes a try after a failure at `failed`: the next wait is longer.
     pub fn step(&mut self, key: &str, failed: Timestamp, now: Timestamp) {
-        let fresh = Entry { delay: FIRST, updated: now };
-        match self.0.get_mut(key) {
-            Some(entry) if since(failed, entry.updated) <= CEILING * 2 => {
-                entry.delay = (entry.delay * 2).min(CEILING);
+        let fresh = Entry { delay: self.first, updated: now };
+        match self.entries.get_mut(key) {
+            Some(entry) if since(failed, entry.updated) <= self.ceiling * 2 => {
+                entry.delay = (entry.delay * 2).min(self.ceiling);
                 entry.updated = now;
             }
             _ => {
-                self.0.insert(key.to_string(), fresh);
+                self.entries.insert(key.to_string(), fresh);
             }
         }
     }
 
     pub fn forget(&mut self, keep: impl Fn(&str) -> bool) {
-        self.0.retain(|key, _| keep(key));
+        self.entries.retain(|key, _| keep(key));
     }
 }
 
@@ -82,5 +103,18 @@ mod tests {
         assert_eq!(delays.remaining("k", at(700), at(700)), None, "ten good minutes reset it");
         delays.step("k", at(700), at(700));
         assert_eq!(delays.delay("k"), FIRST);
+    }
+
+    #[test]
+    fn a_gate_makes_crashes_wait_less() {
+        let gates = features::Gates::DEFAULT;
+        for (is_on, first, last) in [(false, 10, 300), (true, 1, 60)] {
+            let gates = gates.with(Feature::ReduceDefaultCrashLoopBackOffDecay, is_on);
+            let mut delays = features::scoped(gates, Delays::of_crashes);
+            delays.step("k", at(0), at(0));
+            assert_eq!(delays.delay("k"), Duration::from_secs(first));
+            (0..9).for_each(|_| delays.step("k", at(0), at(0)));
+            assert_eq!(delays.delay("k"), Duration::from_secs(last));
+        }
     }
 }

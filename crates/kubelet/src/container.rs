@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use base::features::{self, Feature};
 use bytes::Bytes;
 use cri::{
     CDIDevice, Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
@@ -109,6 +110,7 @@ pub fn container_config(
     let path = container.termination_message_path.as_deref().unwrap_or(TERMINATION_LOG);
     let policy = container.termination_message_policy.as_deref().unwrap_or("File");
     let named = container.lifecycle.as_ref().and_then(|l| l.stop_signal.as_deref());
+    let named = named.filter(|_| features::enabled(Feature::ContainerStopSignals));
     let stop_signal = named.and_then(Signal::from_name).unwrap_or(Signal::RuntimeDefault);
     let annotations = [
         (names::CONTAINER_HASH, names::container_hash(container)),

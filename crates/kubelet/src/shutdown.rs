@@ -18,6 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::features::{self, Feature};
 use client::EventType;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -67,7 +68,7 @@ fn group_of(groups: &[Group], pod: &Pod) -> usize {
 /// Watches for shutdowns for ever.
 pub async fn keep(context: Arc<Context>, pods: Arc<PodSet>, hurry: Arc<Notify>) {
     let config = &context.config;
-    if config.shutdown_grace.is_zero() {
+    if config.shutdown_grace.is_zero() || !features::enabled(Feature::GracefulNodeShutdown) {
         return;
     }
     let mut was_there = true;

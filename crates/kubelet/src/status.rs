@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use base::features::{self, Feature};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
@@ -494,6 +495,7 @@ fn conditions(
     let has_sandbox = facts.observed.ready_sandbox().is_some_and(|s| on_host || !s.ips.is_empty());
     let containers_ready = containers_ready(spec, status);
     let ready = pod_ready(spec, before, &containers_ready);
+    // The first one has a gate.
     let computed = [
         ("PodReadyToStartContainers", Verdict::plain(has_sandbox)),
         ("Initialized", initialized(pod, spec, facts, status)),
@@ -512,7 +514,8 @@ fn conditions(
     if !facts.terminal {
         out.extend(facts.resize.iter().cloned());
     }
-    for (name, verdict) in computed {
+    let is_shown = features::enabled(Feature::PodReadyToStartContainersCondition);
+    for (name, verdict) in computed.into_iter().skip(usize::from(!is_shown)) {
         let old = before.conditions.iter().flatten().find(|c| c.type_ == name);
         out.push(verdict.condition(name, old, pod.metadata.generation, facts.now));
     }

@@ -194,7 +194,7 @@ impl Worker {
             pod,
             uid,
             waiting: BTreeMap::new(),
-            crashes: Delays::default(),
+            crashes: Delays::of_crashes(),
             retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)).with_jitter(0.1),
             forced: None,
             hooked: HashSet::new(),

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use base::features::{self, Feature};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use net::nft::{Ip, Proto};
@@ -49,7 +50,9 @@ impl ServicePort {
         };
         let Some(cluster_ip) = cluster_ip(spec, ip) else { return Vec::new() };
         let in_family = |texts: &[String]| addresses(texts.iter().map(String::as_str), ip);
-        let external_ips = in_family(spec.external_ips.as_deref().unwrap_or_default());
+        let allowed = features::enabled(Feature::AllowServiceExternalIPs);
+        let external_ips = spec.external_ips.as_deref().filter(|_| allowed).unwrap_or_default();
+        let external_ips = in_family(external_ips);
         let load_balancer_ips = load_balancer_ips(service, ip);
         let source_ranges = source_ranges(service, spec, ip);
         let affinity = affinity(spec);

@@ -112,6 +112,7 @@ impl Status {
             state.failures,
             state.updated.as_second(),
         );
+        base::features::encode_metrics(&mut page);
         client::encode_requests(&mut page);
         page
     }

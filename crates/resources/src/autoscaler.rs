@@ -21,10 +21,15 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
 
 fn base<T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static>() -> Row {
     let strategy = SpecStatus::new(parts!(v2::HorizontalPodAutoscaler));
-    Row::new::<T>(strategy.cells(crate::printers::autoscaler).default(default))
-        .short(&["hpa"])
-        .categories(&["all"])
-        .status()
+    Row::new::<T>(
+        strategy
+            .cells(crate::printers::autoscaler)
+            .default(default)
+            .closed(crate::gated::autoscaler),
+    )
+    .short(&["hpa"])
+    .categories(&["all"])
+    .status()
 }
 
 /// Upstream: `SetDefaults_HorizontalPodAutoscaler`.

@@ -2,6 +2,7 @@
 //!
 //! Invariant: defaulting twice changes nothing.
 
+use base::features::{self, Feature};
 use k8s_openapi::api::admissionregistration::v1 as admission;
 use k8s_openapi::api::core::v1::LimitRange;
 use k8s_openapi::api::flowcontrol::v1 as flow;
@@ -149,6 +150,9 @@ pub(crate) fn csi_driver(driver: &mut CSIDriver) {
         switch.get_or_insert(false);
     }
     spec.fs_group_policy.get_or_insert_with(|| "ReadWriteOnceWithFSType".into());
+    if features::enabled(Feature::VolumeLimitScaling) {
+        spec.prevent_pod_scheduling_if_missing.get_or_insert(false);
+    }
     let modes = spec.volume_lifecycle_modes.get_or_insert_default();
     if modes.is_empty() {
         modes.push("Persistent".into());

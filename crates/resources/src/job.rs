@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::core::podspec;
 use crate::defaults::fill;
+use crate::gated;
 use crate::parts::{Parts, parts};
 use crate::print::{age, containers, human_duration, selector};
 
@@ -59,10 +60,12 @@ impl Strategy for JobStrategy {
             select_own_pods(spec, &name, &uid);
         }
         self.default(object);
+        gated::job(object.expect_mut(), None);
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         PARTS.prepare_update(ctx, object, old);
+        gated::job(object.expect_mut(), Some(old.expect()));
     }
 
     fn has_generation(&self) -> bool {

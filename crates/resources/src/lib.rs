@@ -15,6 +15,7 @@ mod csr;
 mod defaults;
 mod events;
 pub mod fairness;
+mod gated;
 mod job;
 mod kubelets;
 mod log_stream;

@@ -1,15 +1,12 @@
 //! Kinds of which no version is served by default: what there is of them beside their columns and
 //! rules. See [`crate::versions`].
-//!
-//! Upstream's gates TopologyAwareWorkloadScheduling, DRAWorkloadResourceClaims and
-//! WorkloadAwarePreemption are closed: the fields behind them are dropped.
 
 use k8s_openapi::api::{
     apiserverinternal::v1alpha1::StorageVersion,
     certificates::v1beta1::{ClusterTrustBundle, PodCertificateRequest},
     coordination::v1beta1::LeaseCandidate,
     resource::v1alpha3::{DeviceTaintRule, ResourcePoolStatusRequest},
-    scheduling::v1alpha2::{PodGroup, PodGroupSpec, Workload},
+    scheduling::v1alpha2::{PodGroup, Workload},
     storagemigration::v1beta1::StorageVersionMigration,
 };
 use machinery::{Object, Time};
@@ -17,7 +14,7 @@ use serde_json::Value;
 
 use crate::parts::{Simple, SpecStatus, parts};
 use crate::print::{age, labels, name_and_age_cells, or_none, since};
-use crate::{Row, printers};
+use crate::{Row, gated, printers};
 
 pub(crate) const ROWS: &[fn() -> Row] = &[
     cluster_trust_bundle,
@@ -29,9 +26,13 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     },
     device_taint_rule,
     pool_status_request,
-    || Row::new::<Workload>(Simple::<Workload>::new(|one| name_and_age_cells(one)).closed(closed)),
     || {
-        let strategy = SpecStatus::new(parts!(PodGroup)).closed(closed_group);
+        Row::new::<Workload>(
+            Simple::<Workload>::new(|one| name_and_age_cells(one)).closed(gated::workload),
+        )
+    },
+    || {
+        let strategy = SpecStatus::new(parts!(PodGroup)).closed(gated::pod_group);
         Row::new::<PodGroup>(strategy.cells(pod_group_cells)).status()
     },
     || {
@@ -207,27 +208,6 @@ fn pool_status_cells(request: &ResourcePoolStatusRequest) -> Vec<Value> {
         state.into(),
         completed.map_or("<none>".into(), |one| since(Some(&one.last_transition_time))).into(),
     ]
-}
-
-fn closed(workload: &mut Workload) {
-    for template in &mut workload.spec.pod_group_templates {
-        template.scheduling_constraints = None;
-        template.resource_claims = None;
-        template.disruption_mode = None;
-        template.priority_class_name = None;
-        template.priority = None;
-    }
-}
-
-/// What an object has already stays as it may be changed.
-fn closed_group(group: &mut PodGroup, old: Option<&PodGroup>) {
-    let none = PodGroupSpec::default();
-    let (spec, old) = (&mut group.spec, old.map_or(&none, |old| &old.spec));
-    spec.scheduling_constraints.take_if(|_| old.scheduling_constraints.is_none());
-    spec.resource_claims.take_if(|_| old.resource_claims.is_none());
-    spec.disruption_mode.take_if(|_| old.disruption_mode.is_none());
-    spec.priority_class_name.take_if(|_| old.priority_class_name.is_none());
-    spec.priority.take_if(|_| old.priority.is_none());
 }
 
 fn pod_group_cells(group: &PodGroup) -> Vec<Value> {

@@ -96,7 +96,7 @@ pub(crate) struct SpecStatus<T: 'static> {
     pub(crate) generation: bool,
     pub(crate) default: fn(&mut T),
     pub(crate) cells: fn(&T) -> Vec<Value>,
-    /// Changes what is written beside the status, knowing what was there before.
+    /// Changes what is written, knowing what was there before; see [`crate::gated`].
     closed: fn(&mut T, Option<&T>),
     selectable_names: &'static [&'static str],
     selectable: Selectable<T>,
@@ -163,9 +163,7 @@ impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         self.parts.prepare_update(ctx, object, old);
-        if ctx.subresource != "status" {
-            (self.closed)(object.expect_mut(), Some(old.expect()));
-        }
+        (self.closed)(object.expect_mut(), Some(old.expect()));
     }
 
     fn has_generation(&self) -> bool {
@@ -204,8 +202,8 @@ type Selectable<T> = fn(&T) -> Vec<(&'static str, String)>;
 pub(crate) struct Simple<T: 'static> {
     pub(crate) default: fn(&mut T),
     pub(crate) cells: fn(&T) -> Vec<Value>,
-    /// Takes out fields behind closed gates: after ownership is noted, as upstream does.
-    closed: fn(&mut T),
+    /// Takes out fields behind closed gates, see [`crate::gated`].
+    closed: fn(&mut T, Option<&T>),
     /// What counts as a new generation, where objects have one.
     differs: Option<fn(&T, &T) -> bool>,
     selectable_names: &'static [&'static str],
@@ -217,7 +215,7 @@ impl<T: Object> Simple<T> {
         Self {
             default: |_| {},
             cells,
-            closed: |_| {},
+            closed: |_, _| {},
             differs: None,
             selectable_names: &[],
             selectable: |_| vec![],
@@ -229,7 +227,7 @@ impl<T: Object> Simple<T> {
         self
     }
 
-    pub(crate) fn closed(mut self, closed: fn(&mut T)) -> Self {
+    pub(crate) fn closed(mut self, closed: fn(&mut T, Option<&T>)) -> Self {
         self.closed = closed;
         self
     }
@@ -259,11 +257,11 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Simple<T> {
     }
 
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
-        (self.closed)(object.expect_mut());
+        (self.closed)(object.expect_mut(), None);
     }
 
-    fn prepare_update(&self, _ctx: &RequestContext, object: &mut dyn Object, _old: &dyn Object) {
-        (self.closed)(object.expect_mut());
+    fn prepare_update(&self, _ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
+        (self.closed)(object.expect_mut(), Some(old.expect()));
     }
 
     fn has_generation(&self) -> bool {

@@ -6,6 +6,7 @@ use k8s_openapi::api::resource::v1::{
 
 use crate::Row;
 use crate::defaults;
+use crate::gated;
 use crate::parts::{Simple, SpecStatus, parts};
 use crate::print::name_and_age_cells;
 use crate::printers;
@@ -13,17 +14,20 @@ use crate::printers;
 pub(crate) const ROWS: &[fn() -> Row] = &[
     || {
         let strategy = Simple::<DeviceClass>::new(|class| name_and_age_cells(class));
+        let strategy = strategy.closed(gated::device_class);
         Row::new::<DeviceClass>(strategy.generation(|new, old| new.spec != old.spec))
     },
     || {
         let strategy = SpecStatus::new(parts!(ResourceClaim))
             .cells(printers::resource_claim)
-            .default(defaults::resource_claim);
+            .default(defaults::resource_claim)
+            .closed(gated::resource_claim);
         Row::new::<ResourceClaim>(strategy).status()
     },
     || {
         let strategy = Simple::<ResourceClaimTemplate>::new(|claim| name_and_age_cells(claim))
-            .default(defaults::claim_template);
+            .default(defaults::claim_template)
+            .closed(gated::claim_template);
         Row::new::<ResourceClaimTemplate>(strategy)
     },
     || {
@@ -36,6 +40,7 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
                 ]
             },
         );
+        let strategy = strategy.closed(gated::slice);
         Row::new::<ResourceSlice>(strategy.generation(|new, old| new.spec != old.spec))
     },
 ];

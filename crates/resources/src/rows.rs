@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::Row;
 use crate::core::podspec;
 use crate::defaults::{self, fill};
+use crate::gated;
 use crate::parts::{Plain, Simple, SpecStatus, parts};
 use crate::print::{age, or_none};
 use crate::printers;
@@ -128,7 +129,9 @@ pub(crate) const ROWS: &[fn() -> Row] = &[
     priority_class,
     || {
         Row::new::<storage::CSIDriver>(
-            Simple::new(printers::csi_driver).default(defaults::csi_driver),
+            Simple::new(printers::csi_driver)
+                .default(defaults::csi_driver)
+                .closed(gated::csi_driver),
         )
     },
     || Row::new::<storage::CSINode>(Simple::new(printers::csi_node)),
@@ -183,7 +186,11 @@ fn cron_job() -> Row {
         ]
     }
     Row::new::<batch::CronJob>(
-        SpecStatus::new(parts!(batch::CronJob)).generation().default(default).cells(cells),
+        SpecStatus::new(parts!(batch::CronJob))
+            .generation()
+            .default(default)
+            .closed(gated::cron_job)
+            .cells(cells),
     )
     .short(&["cj"])
     .categories(&["all"])
@@ -206,13 +213,7 @@ fn lease() -> Row {
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
         vec![lease.name().into(), holder.unwrap_or_default().into(), age(lease)]
     }
-    // Upstream's gate `CoordinatedLeaderElection` is closed.
-    fn closed(lease: &mut coordination::Lease) {
-        if let Some(spec) = &mut lease.spec {
-            (spec.strategy, spec.preferred_holder) = (None, None);
-        }
-    }
-    Row::new::<coordination::Lease>(Simple::new(cells).closed(closed))
+    Row::new::<coordination::Lease>(Simple::new(cells).closed(gated::lease))
 }
 
 fn endpoint_slice() -> Row {

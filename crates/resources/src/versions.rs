@@ -2,16 +2,15 @@
 //! kinds of which no version is served by default. Upstream: `--runtime-config`.
 //!
 //! In: [`api::versions`], which knows versions and their fields, and rows. Out: [`rows`], all of them,
-//! of which the table takes those that are on; and [`known`], what may be named without being served.
-//!
-//! Deviation: upstream's gates of these kinds (ClusterTrustBundle, PodCertificateRequest,
-//! GenericWorkload, StorageVersionMigrator) have no flag here: who asks for the version has the kind.
+//! of which the table takes those that are on; [`is_open`], for kinds that stay away while their
+//! feature gate is closed; and [`known`], what may be named without being served.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::versions::{self, Version};
-use apiserver::resource::Conversion;
+use apiserver::resource::{Conversion, Resource};
+use base::features::{self, Feature};
 use machinery::object::Codec;
 use machinery::{Object, StatusError};
 
@@ -43,6 +42,25 @@ const EMPTY: &[&str] = &[
     "scheduling.k8s.io/v1beta1",
     "storage.k8s.io/v1alpha1",
 ];
+
+/// Kinds that are served only while a gate is open, and what upstream calls them when it is not.
+const GATED: &[(&str, &str, Feature)] = &[
+    ("certificates.k8s.io", "ClusterTrustBundle", Feature::ClusterTrustBundle),
+    ("certificates.k8s.io", "PodCertificateRequest", Feature::PodCertificateRequest),
+    ("scheduling.k8s.io", "PodGroup", Feature::GenericWorkload),
+    ("scheduling.k8s.io", "Workload", Feature::GenericWorkload),
+    ("storagemigration.k8s.io", "StorageVersionMigration", Feature::StorageVersionMigrator),
+];
+
+/// Is the gate of the kind open, if it has one? Says so if it is not.
+pub fn is_open(row: &Resource) -> bool {
+    let gate = GATED.iter().find(|(group, kind, _)| row.group == *group && row.kind == *kind);
+    let Some((_, kind, gate)) = gate.filter(|(_, _, gate)| !features::enabled(*gate)) else {
+        return true;
+    };
+    tracing::warn!("{kind} storage is disabled because the {gate} feature gate is disabled");
+    false
+}
 
 /// All rows that are off by default.
 pub(crate) fn rows() -> impl Iterator<Item = Row> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub use api::taints::tolerates;
 use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 
 use crate::pod::PodInfo;
@@ -102,24 +103,6 @@ fn has_affinity(pod: &PodInfo) -> bool {
     !(pod.affinity.is_empty()
         && pod.preferred_affinity.is_empty()
         && pod.preferred_anti_affinity.is_empty())
-}
-
-/// Upstream: `Toleration.ToleratesTaint`.
-pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let effect = text(&toleration.effect);
-    if !effect.is_empty() && effect != taint.effect {
-        return false;
-    }
-    let key = text(&toleration.key);
-    if !key.is_empty() && key != taint.key {
-        return false;
-    }
-    match toleration.operator.as_deref().unwrap_or_default() {
-        "" | "Equal" => text(&toleration.value) == text(&taint.value),
-        "Exists" => true,
-        _ => false,
-    }
 }
 
 pub fn tolerates_all<'a>(

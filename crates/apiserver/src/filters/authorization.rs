@@ -7,6 +7,7 @@ use machinery::StatusError;
 use crate::audit::Trail;
 use crate::authz::{Attributes, Authorizer, Decision};
 use crate::request::{RequestInfo, UserInfo};
+use crate::resource::Behaviour;
 use crate::shared::Shared;
 
 pub async fn authorize(
@@ -25,13 +26,34 @@ pub async fn authorize(
     let reason = match decide(&shared.authorizers, &attributes).await {
         Decision::Allow { reason } => {
             note("allow", &reason);
-            return Ok(());
+            return also(shared, info, attributes).await;
         }
         Decision::Deny { reason } | Decision::NoOpinion { reason } => reason,
     };
     note("forbid", &reason);
     tracing::debug!(user = user.name, verb = info.verb, path = info.path, reason, "forbidden");
     Err(forbidden(&attributes, &reason))
+}
+
+/// A stream may demand another verb than the method stands for: a WebSocket comes as GET, which must
+/// not let readers act inside of pods. Upstream: `ensureAuthorizedForVerb`.
+async fn also(
+    shared: &Shared,
+    info: &RequestInfo,
+    mut attributes: Attributes,
+) -> Result<(), StatusError> {
+    let table = shared.registry.resources();
+    let row = table.get(&info.group, &info.version, &info.resource);
+    let behaviour = row.and_then(|row| Some(&row.subresource(&info.subresource)?.behaviour));
+    let Some(Behaviour::Connect(handler)) = behaviour else { return Ok(()) };
+    let Some(verb) = handler.demands().filter(|verb| *verb != info.verb) else { return Ok(()) };
+    attributes.request.verb = verb.into();
+    match decide(&shared.authorizers, &attributes).await {
+        Decision::Allow { .. } => Ok(()),
+        Decision::Deny { reason } | Decision::NoOpinion { reason } => {
+            Err(StatusError::forbidden(&info.group, &info.resource, &info.name, reason))
+        }
+    }
 }
 
 /// The union of authorizers. Upstream: `union.New`.

@@ -18,6 +18,7 @@ mod timeout;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::features::{self, Feature};
 use http::header::{CACHE_CONTROL, HeaderValue};
 use http::request::Parts;
 use http::{Request, Response};
@@ -39,7 +40,8 @@ pub(crate) async fn handle(shared: Arc<Shared>, mut request: Request<Body>) -> R
     }
     // What is asked for decides limits, metrics, authorization and dispatch.
     let info = Arc::new(info::parse(&request));
-    let is_compressible = gzip::is_accepted(&request);
+    let is_compressible =
+        gzip::is_accepted(&request) && features::enabled(Feature::APIResponseCompression);
     // Counts and measures everything below, refusals and panics included.
     let observed = observe::Observed::start(&shared, &info, &request);
     // A bug in a handler costs one request, not the process.

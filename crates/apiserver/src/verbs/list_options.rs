@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use base::features::{self, Feature};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use machinery::StatusError;
@@ -112,6 +113,12 @@ fn check(options: &ListOptions, purpose: For) -> Result<(), StatusError> {
             }
         }
         For::Watch => {
+            if options.send_initial_events.is_some() && !features::enabled(Feature::WatchList) {
+                errors.forbidden(
+                    &Path::new("sendInitialEvents"),
+                    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+                );
+            }
             if options.send_initial_events.is_some() && version_match != Some("NotOlderThan") {
                 errors.forbidden(
                     &path,

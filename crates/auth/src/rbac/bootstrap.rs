@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use apiserver::registry::Intent;
 use apiserver::request::{Key, RequestContext};
 use apiserver::{Registry, StatusError};
+use base::features::{self, Feature};
 use futures::StreamExt;
 use k8s_openapi::api::rbac::v1::{
     AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef,
@@ -44,7 +45,8 @@ pub fn policy() -> Policy {
     let mut policy = Policy::default();
     // Whether rules belong to the last Role, not to the last ClusterRole.
     let mut in_role = false;
-    for line in TABLE.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+    let lines = TABLE.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    for line in lines.filter_map(open_line) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             [..] if line.starts_with(' ') => {
@@ -83,6 +85,13 @@ pub fn policy() -> Policy {
         }
     }
     policy
+}
+
+/// The line without its gate, if that is open.
+fn open_line(line: &str) -> Option<&str> {
+    let Some((line, gate)) = line.rsplit_once(" gate=") else { return Some(line) };
+    let gate = Feature::parse(gate).expect("the table names gates");
+    features::enabled(gate).then_some(line)
 }
 
 /// The rules of one of the table's ClusterRoles.
@@ -338,6 +347,23 @@ mod tests {
         "decapod:aggregated-metrics-reader",
         "decapod:kube-scheduler-gangs",
     ];
+
+    #[test]
+    fn gates_open_lines() {
+        for (is_on, expected) in [(false, 0), (true, 1)] {
+            let gates = features::Gates::DEFAULT.with(Feature::ClusterTrustBundle, is_on);
+            let policy = features::scoped(gates, policy);
+            let roles = policy.cluster_roles.iter().map(Object::name);
+            let bindings = policy.cluster_role_bindings.iter().map(Object::name);
+            let names: Vec<&str> = roles.chain(bindings).collect();
+            let name = "system:cluster-trust-bundle-discovery";
+            assert_eq!(names.iter().filter(|one| **one == name).count(), expected * 2);
+            let node = policy.cluster_roles.iter().find(|role| role.name() == "system:node");
+            let rules = node.and_then(|role| role.rules.as_deref()).expect("rules").iter();
+            let mut bundles = rules.flat_map(|rule| rule.resources.iter().flatten());
+            assert_eq!(bundles.any(|one| one == "clustertrustbundles"), is_on);
+        }
+    }
 
     /// What upstream's own empty cluster holds, where the specification's folder is at hand.
     fn golden() -> Option<Value> {

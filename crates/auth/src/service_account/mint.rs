@@ -5,6 +5,7 @@ use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{CreateHandler, Created};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
+use base::features::{self, Feature};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::authentication::v1::{
     BoundObjectReference, TokenRequest, TokenRequestStatus,
@@ -47,6 +48,7 @@ impl TokenRequests {
         let account =
             account.ok_or_else(|| StatusError::not_found("", "serviceaccounts", &key.name))?;
         check_names(key, &request.metadata)?;
+        check_account(key, &request.metadata, &account.metadata)?;
         let spec = request.spec.get_or_insert_default();
         let seconds = spec.expiration_seconds.unwrap_or(DEFAULT_SECONDS);
         check_seconds(seconds)?;
@@ -126,6 +128,22 @@ impl CreateHandler for TokenRequests {
         let answer = self.mint(registry, key, request).await?;
         Ok(Created::Object(Box::new(answer)))
     }
+}
+
+/// A request that was made for another account of the name.
+fn check_account(key: &Key, request: &ObjectMeta, account: &ObjectMeta) -> Result<(), StatusError> {
+    let wanted = request.uid.as_deref().unwrap_or_default();
+    let uid = account.uid.as_deref().unwrap_or_default();
+    if wanted.is_empty()
+        || wanted == uid
+        || !features::enabled(Feature::TokenRequestServiceAccountUIDValidation)
+    {
+        return Ok(());
+    }
+    let why = format!(
+        "the UID in the token request ({wanted}) does not match the UID of the service account ({uid})"
+    );
+    Err(StatusError::conflict("authentication.k8s.io", "TokenRequest", &key.name, why))
 }
 
 fn reference(meta: &ObjectMeta) -> Reference {
@@ -239,5 +257,35 @@ fn check_uid(
             Err(StatusError::conflict("", resource, name, why))
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_for_the_account_that_is() {
+        let check = |is_on: bool, wanted: &str, expected: Result<(), &str>| {
+            let with = |uid: &str| ObjectMeta { uid: Some(uid.into()), ..ObjectMeta::default() };
+            let gate = Feature::TokenRequestServiceAccountUIDValidation;
+            let gates = features::Gates::DEFAULT.with(gate, is_on);
+            let key = Key::new("n", "a");
+            let said = features::scoped(gates, || check_account(&key, &with(wanted), &with("u")));
+            assert_eq!(
+                said.map_err(|error| error.message.clone()),
+                expected.map_err(str::to_owned)
+            );
+        };
+        check(true, "", Ok(()));
+        check(true, "u", Ok(()));
+        check(false, "other", Ok(()));
+        check(
+            true,
+            "other",
+            Err(
+                "Operation cannot be fulfilled on TokenRequest.authentication.k8s.io \"a\": the UID in the token request (other) does not match the UID of the service account (u)",
+            ),
+        );
     }
 }

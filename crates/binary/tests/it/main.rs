@@ -3,6 +3,7 @@
 
 mod audit;
 mod devices;
+mod gates;
 mod hostile;
 mod keeping;
 mod standalone;

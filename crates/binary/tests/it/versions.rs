@@ -187,7 +187,7 @@ fn anchor() -> String {
 }
 
 /// A request for a certificate, as JSON has bytes.
-fn request() -> String {
+pub fn request() -> String {
     let profile = pki::Profile::client("it", &[]);
     let (pem, _) = pki::new_request(&profile).expect("keys can be made");
     pem.lines().filter(|line| !line.starts_with("-----")).collect()
@@ -334,7 +334,8 @@ impl Case {
 
 #[test]
 fn every_version_that_is_off_by_default_works_when_it_is_on() -> Result<()> {
-    let server = Server::start(&["--runtime-config", "api/all=true"])?;
+    let gates = "ClusterTrustBundle=true,PodCertificateRequest=true,GenericWorkload=true,StorageVersionMigrator=true,CoordinatedLeaderElection=true";
+    let server = Server::start(&["--runtime-config", "api/all=true", "--feature-gates", gates])?;
     let mut world = World::of(&server)?;
     for case in CASES {
         case.run(&mut world)?;

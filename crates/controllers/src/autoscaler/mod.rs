@@ -196,10 +196,11 @@ impl Controller {
             return Ok(());
         }
         let written = write_scale(&self.context.client, autoscaler, &found, desired).await;
-        self.note(draft, written, (current, desired), &reason, metrics).inspect(|()| {
-            history.scaled(autoscaler.spec.behavior.as_ref(), current, desired, now);
-            self.remember(key, |memory| memory.history = history);
-        })
+        self.note(draft, written, (current, desired), &reason, metrics)?;
+        plan::note_zero(autoscaler, current, desired, draft);
+        history.scaled(autoscaler.spec.behavior.as_ref(), current, desired, now);
+        self.remember(key, |memory| memory.history = history);
+        Ok(())
     }
 
     /// What the metrics say, or an error that is in the draft already.

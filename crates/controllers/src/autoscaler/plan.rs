@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use base::features::{self, Feature};
 use client::EventType;
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::{
@@ -52,8 +53,10 @@ pub enum Look {
 pub fn look(autoscaler: &HorizontalPodAutoscaler, current: i32) -> Look {
     let spec = &autoscaler.spec;
     let least = spec.min_replicas.unwrap_or(1);
-    if current == 0 {
+    if current == 0 && !may_leave_zero(autoscaler) {
         Look::Disabled
+    } else if current == 0 {
+        Look::Metrics
     } else if current > spec.max_replicas {
         Look::Bound(spec.max_replicas, "Current number of replicas above Spec.MaxReplicas")
     } else if current < least {
@@ -61,6 +64,46 @@ pub fn look(autoscaler: &HorizontalPodAutoscaler, current: i32) -> Look {
     } else {
         Look::Metrics
     }
+}
+
+/// Only what an autoscaler itself scaled to zero, it scales up again.
+fn may_leave_zero(autoscaler: &HorizontalPodAutoscaler) -> bool {
+    let status = autoscaler.status.as_ref();
+    let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
+    features::enabled(Feature::HPAScaleToZero)
+        && conditions.any(|one| one.type_ == SCALED_TO_ZERO && one.status == "True")
+        && (autoscaler.spec.min_replicas != Some(0) || has_outside_metrics(autoscaler))
+}
+
+/// Metrics that there are without pods.
+fn has_outside_metrics(autoscaler: &HorizontalPodAutoscaler) -> bool {
+    let mut metrics = autoscaler.spec.metrics.iter().flatten();
+    metrics.any(|metric| matches!(metric.type_.as_str(), "Object" | "External"))
+}
+
+const SCALED_TO_ZERO: &str = "ScaledToZero";
+
+/// After a rescale: was it this autoscaler that left nothing?
+pub fn note_zero(
+    autoscaler: &HorizontalPodAutoscaler,
+    current: i32,
+    desired: i32,
+    draft: &mut Draft,
+) {
+    if !features::enabled(Feature::HPAScaleToZero) {
+        let conditions = draft.status.conditions.iter_mut();
+        conditions.for_each(|all| all.retain(|one| one.type_ != SCALED_TO_ZERO));
+        return;
+    }
+    let is_zero = current > 0
+        && desired == 0
+        && autoscaler.spec.min_replicas == Some(0)
+        && has_outside_metrics(autoscaler);
+    let (reason, message) = match is_zero {
+        true => ("ScaledToZero", "the HPA controller scaled the workload to zero"),
+        false => ("NotScaledToZero", "the HPA controller did not scale the workload to zero"),
+    };
+    draft.condition(SCALED_TO_ZERO, is_zero, reason, message);
 }
 
 /// A status in the making, and what people are told.

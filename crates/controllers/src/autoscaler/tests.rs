@@ -172,3 +172,29 @@ fn conditions_keep_their_time_while_they_hold() {
     assert_eq!(find(&draft).last_transition_time.unwrap().0, later);
     assert_eq!(find(&draft).reason.as_deref(), Some("FailedGetScale"));
 }
+
+#[test]
+fn what_was_scaled_to_zero_comes_back() {
+    use base::features::{self, Feature, Gates};
+    let outside = json!([{"type": "External", "external":
+        {"metric": {"name": "m"}, "target": {"type": "Value", "value": "1"}}}]);
+    let inside = json!([{"type": "Resource", "resource":
+        {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}}]);
+    let check = |is_on: bool, metrics: &Value, least: i32, marked: bool, expected: Look| {
+        let gates = Gates::DEFAULT.with(Feature::HPAScaleToZero, is_on);
+        let mut one = autoscaler(metrics.clone());
+        one.spec.min_replicas = Some(0);
+        let mut draft = Draft::of(&one, NOW.parse().unwrap());
+        features::scoped(gates, || {
+            note_zero(&one, 3, if marked { 0 } else { 1 }, &mut draft);
+            one.spec.min_replicas = Some(least);
+            one.status = Some(draft.status);
+            assert_eq!(look(&one, 0), expected, "{is_on} {least} {marked}");
+        });
+    };
+    check(true, &outside, 0, true, Look::Metrics);
+    check(true, &outside, 2, true, Look::Metrics);
+    check(true, &outside, 0, false, Look::Disabled);
+    check(true, &inside, 0, true, Look::Disabled);
+    check(false, &outside, 0, true, Look::Disabled);
+}

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::taints::tolerates;
 use client::ObjectKey;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
@@ -18,7 +19,6 @@ use crate::deployment::scaled;
 use crate::owner;
 use crate::pod::{self, Availability};
 use crate::replicaset::{pod_from, some_if_positive};
-use crate::taint_eviction::tolerates;
 
 const GENERATION_LABEL: &str = "pod-template-generation";
 const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";

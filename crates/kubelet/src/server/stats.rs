@@ -56,6 +56,7 @@ pub fn metrics(pods: &PodSet) -> Response<Body> {
     for (state, count) in states {
         let _ = writeln!(out, "kubelet_running_containers{{container_state=\"{state}\"}} {count}");
     }
+    base::features::encode_metrics(&mut out);
     client::encode_queues(&mut out);
     client::encode_requests(&mut out);
     prometheus(out)

@@ -2,6 +2,7 @@
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
+use base::features::{self, Feature};
 use k8s_openapi::api::apps::v1::{
     ControllerRevision, DaemonSet, DaemonSetStatus, Deployment, DeploymentStatus,
     DeploymentStrategy, ReplicaSet, ReplicaSetStatus, RollingUpdateDaemonSet,
@@ -14,6 +15,7 @@ use serde_json::Value;
 use crate::Row;
 use crate::core::podspec;
 use crate::defaults::fill;
+use crate::gated;
 use crate::parts::{Parts, Simple, parts};
 use crate::print::{age, containers, labels, selector};
 
@@ -26,8 +28,8 @@ struct Workload<T: 'static> {
     parts: Parts<T>,
     default: fn(&mut T),
     cells: fn(&T) -> Vec<Value>,
-    /// Takes out fields behind closed gates: after ownership is noted, as upstream does.
-    closed: fn(&mut T),
+    /// Takes out fields behind closed gates, see [`gated`].
+    closed: fn(&mut T, Option<&T>),
     /// Upstream keeps the labels on status updates of Deployments, not of the others.
     status_keeps_labels: bool,
 }
@@ -42,12 +44,12 @@ impl<T: Object + k8s_openapi::Resource> Strategy for Workload<T> {
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         self.parts.prepare_create(object);
         (self.default)(object.expect_mut());
-        (self.closed)(object.expect_mut());
+        (self.closed)(object.expect_mut(), None);
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         self.parts.prepare_update(ctx, object, old);
-        (self.closed)(object.expect_mut());
+        (self.closed)(object.expect_mut(), Some(old.expect()));
         if ctx.subresource == "status" && self.status_keeps_labels {
             object.meta_mut().labels = old.meta().labels.clone();
         }
@@ -149,7 +151,7 @@ pub(super) fn deployment() -> Row {
         parts: parts!(Deployment),
         default: default_deployment,
         cells,
-        closed: |_| {},
+        closed: gated::deployment,
         status_keeps_labels: true,
     };
     Row::new::<Deployment>(strategy).short(&["deploy"]).categories(&["all"]).status().sub(
@@ -197,7 +199,7 @@ pub(super) fn replica_set() -> Row {
         parts: parts!(ReplicaSet),
         default: default_replica_set,
         cells,
-        closed: |_| {},
+        closed: gated::replica_set,
         status_keeps_labels: false,
     };
     Row::new::<ReplicaSet>(strategy).short(&["rs"]).categories(&["all"]).status().sub(
@@ -254,7 +256,7 @@ pub(super) fn daemon_set() -> Row {
         parts: parts!(DaemonSet),
         default: default_daemon_set,
         cells,
-        closed: |_| {},
+        closed: gated::daemon_set,
         status_keeps_labels: false,
     };
     Row::new::<DaemonSet>(strategy).short(&["ds"]).categories(&["all"]).status()
@@ -274,6 +276,9 @@ fn default_stateful_set(set: &mut StatefulSet) {
         && strategy.type_.as_deref() == Some("RollingUpdate")
     {
         rolling.partition.get_or_insert(0);
+        if features::enabled(Feature::MaxUnavailableStatefulSet) {
+            rolling.max_unavailable.get_or_insert(IntOrString::Int(1));
+        }
     }
     let policy = spec.persistent_volume_claim_retention_policy.get_or_insert_default();
     fill(&mut policy.when_deleted, "Retain");
@@ -290,14 +295,6 @@ fn default_stateful_set(set: &mut StatefulSet) {
         &mut status.updated_replicas,
     ]);
     status.available_replicas.get_or_insert(0);
-}
-
-/// Upstream's gate `MaxUnavailableStatefulSet` is closed.
-fn without_max_unavailable(set: &mut StatefulSet) {
-    let strategy = set.spec.as_mut().and_then(|spec| spec.update_strategy.as_mut());
-    if let Some(rolling) = strategy.and_then(|strategy| strategy.rolling_update.as_mut()) {
-        rolling.max_unavailable = None;
-    }
 }
 
 pub(super) fn stateful_set() -> Row {
@@ -317,7 +314,7 @@ pub(super) fn stateful_set() -> Row {
         parts: parts!(StatefulSet),
         default: default_stateful_set,
         cells,
-        closed: without_max_unavailable,
+        closed: gated::stateful_set,
         status_keeps_labels: false,
     };
     Row::new::<StatefulSet>(strategy).short(&["sts"]).categories(&["all"]).status().sub(

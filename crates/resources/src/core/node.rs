@@ -9,6 +9,7 @@ use machinery::Object;
 use serde_json::Value;
 
 use crate::Row;
+use crate::gated;
 use crate::kubelets::Kubelets;
 use crate::parts::{Parts, parts};
 use crate::print::{age, or_none};
@@ -49,8 +50,13 @@ impl Strategy for NodeStrategy {
         }
     }
 
+    fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
+        gated::node(object.expect_mut(), None);
+    }
+
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         PARTS.prepare_update(ctx, object, old);
+        gated::node(object.expect_mut(), Some(old.expect()));
     }
 
     fn selectable_names(&self) -> &'static [&'static str] {

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{pod_actions, pod_print, podspec};
 use crate::Row;
+use crate::gated;
 use crate::kubelets::{self, Kubelets};
 use crate::proxy;
 
@@ -73,6 +74,7 @@ impl Strategy for PodStrategy {
             status.conditions = Some(vec![condition]);
         }
         pod.status = Some(status);
+        gated::pod(pod, None);
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
@@ -100,6 +102,7 @@ impl Strategy for PodStrategy {
             "binding" => {}
             _ => pod.status = old.status.clone(),
         }
+        gated::pod(pod, Some(old));
     }
 
     fn has_generation(&self) -> bool {

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::podspec;
 use crate::Row;
 use crate::defaults::fill;
+use crate::gated;
 use crate::parts::{Simple, SpecStatus, parts};
 use crate::print::{age, containers, labels, or_none};
 
@@ -88,7 +89,10 @@ pub(super) fn pod_template() -> Row {
         podspec::default_template(template.template.get_or_insert_default());
     }
     Row::new::<PodTemplate>(
-        Simple::new(cells).default(default).generation(|new, old| new.template != old.template),
+        Simple::new(cells)
+            .default(default)
+            .closed(gated::pod_template)
+            .generation(|new, old| new.template != old.template),
     )
 }
 
@@ -129,6 +133,7 @@ pub(super) fn replication_controller() -> Row {
         SpecStatus::new(parts!(ReplicationController))
             .generation()
             .default(default)
+            .closed(gated::replication_controller)
             .cells(cells)
             .selectable(&["status.replicas"], |rc| {
                 let count = rc.status.as_ref().map_or(0, |status| status.replicas);
@@ -254,7 +259,10 @@ pub(super) fn persistent_volume_claim() -> Row {
         fill(&mut status.phase, "Pending");
     }
     Row::new::<PersistentVolumeClaim>(
-        SpecStatus::new(parts!(PersistentVolumeClaim)).default(default).cells(cells),
+        SpecStatus::new(parts!(PersistentVolumeClaim))
+            .default(default)
+            .closed(gated::claim)
+            .cells(cells),
     )
     .short(&["pvc"])
     .status()

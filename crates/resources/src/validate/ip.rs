@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use base::features::{self, Feature};
 use ipnet::IpNet;
 use machinery::field::Path;
 
@@ -36,6 +37,9 @@ fn is_mapped(ip: &IpAddr) -> bool {
 /// An address in a field that is older than today's rules.
 pub(super) fn legacy(at: &At<'_>) {
     let Some(ip) = sloppy(at.str()) else { return at.invalid_text(NO_IP) };
+    if !features::enabled(Feature::StrictIPCIDRValidation) {
+        return;
+    }
     if at.str().parse::<IpAddr>().is_err() {
         at.invalid("must not have leading 0s");
     }
@@ -85,6 +89,9 @@ pub(super) fn canonical_cidr(at: &At<'_>) {
 fn judge_cidr(at: &At<'_>, wants_canonical: bool) {
     let text = at.str();
     let Some(net) = sloppy_cidr(text) else { return at.invalid_text(NO_CIDR) };
+    if !wants_canonical && !features::enabled(Feature::StrictIPCIDRValidation) {
+        return;
+    }
     let has_zeros = text.parse::<IpNet>().is_err() || text.contains("/0") && !text.ends_with("/0");
     if has_zeros {
         at.invalid("must not have leading 0s in IP or prefix length");

@@ -155,7 +155,7 @@ static RULES: &[Rules] = &[
     kind("", "Secret", core::secret).update(core::secret_update),
     kind("", "Service", service::create)
         .update(service::update)
-        .named(names::dns1123_label)
+        .named(service::name)
         .create_on_update(),
     kind(ADMISSION, "MutatingAdmissionPolicy", admission::mutating_policy)
         .metadata(MetadataRules::Plain)
@@ -192,6 +192,7 @@ static RULES: &[Rules] = &[
         .parts(COUNTS)
         .named(names::dns1123_label),
     kind("autoscaling", "HorizontalPodAutoscaler", policy::autoscaler)
+        .update(policy::autoscaler_update)
         .parts(&[("status", policy::autoscaler_status)]),
     kind("batch", "CronJob", batch::cron_job).update(batch::cron_job_update),
     kind("batch", "Job", batch::job).update(batch::job_update),

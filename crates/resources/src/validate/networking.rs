@@ -195,7 +195,7 @@ fn ingress_backend(at: &At<'_>) {
         (false, false) => at.invalid_as("", "resource or service backend is required"),
         (true, false) => typed_reference(&at.get("resource")),
         (false, true) => {
-            at.get("service.name").need_name(names::dns1123_label);
+            at.get("service.name").need_name(super::service::name);
             let (name, number) = (at.get("service.port.name"), at.get("service.port.number"));
             match (name.is_empty(), number.int() == 0) {
                 (false, false) => at.invalid_as("", "cannot set both port name & port number"),

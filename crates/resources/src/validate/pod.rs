@@ -1,6 +1,7 @@
 //! Pod specs, in pods and in templates.
 //! Upstream: `ValidatePodSpec`, `ValidatePodTemplateSpec`, `ValidatePodCreate`.
 
+use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::PodSpec;
 use machinery::names;
 use machinery::quantity::Amount;
@@ -68,7 +69,7 @@ fn annotations(at: &At<'_>, spec: &At<'_>) {
     }
     seccomp_annotations(at);
     let cost = at.key("controller.kubernetes.io/pod-deletion-cost");
-    if cost.is_set() {
+    if cost.is_set() && features::enabled(Feature::PodDeletionCost) {
         let text = cost.str();
         let is_canonical = !text.starts_with('+')
             && (text == "0" || !text.trim_start_matches('-').starts_with('0'));
@@ -784,12 +785,31 @@ pub(super) fn tolerations(list: &At<'_>) {
                 operator.invalid_as(value.str(), "value must be empty when `operator` is 'Exists'")
             }
             "Exists" => {}
+            "Lt" | "Gt" if features::enabled(Feature::TaintTolerationComparisonOperators) => {
+                compared_value(&value);
+            }
             "Lt" | "Gt" => operator.unsupported(&["Equal", "Exists", "Lt", "Gt"]),
             _ => operator.unsupported(&["Equal", "Exists"]),
         }
         if !effect.is_empty() {
             taint_effect(&effect);
         }
+    }
+}
+
+/// What a taint's number is compared with.
+fn compared_value(at: &At<'_>) {
+    let text = at.str();
+    if text.is_empty() {
+        at.invalid_text("must be non-empty");
+    } else if !api::taints::is_decimal(text) {
+        at.invalid("must be a valid decimal integer in canonical form");
+    }
+    if text.parse::<i64>().is_err() {
+        let is_number = !text.is_empty()
+            && text.trim_start_matches(['-', '+']).bytes().all(|b| b.is_ascii_digit());
+        let why = if is_number { "value out of range" } else { "invalid syntax" };
+        at.invalid_text(&format!("strconv.ParseInt: parsing {text:?}: {why}"));
     }
 }
 

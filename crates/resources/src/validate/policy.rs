@@ -1,6 +1,7 @@
 //! Access, budgets, autoscaling, priorities: small kinds of many groups.
 //! Upstream: `pkg/apis/{rbac,policy,autoscaling,scheduling,node,coordination}/validation`.
 
+use base::features::{self, Feature};
 use machinery::names;
 
 use super::at::At;
@@ -169,9 +170,21 @@ pub(super) fn disruption_budget_status(at: &At<'_>, _old: &At<'_>) {
 }
 
 pub(super) fn autoscaler(at: &At<'_>) {
+    autoscaler_from(at, i64::from(!features::enabled(Feature::HPAScaleToZero)));
+}
+
+/// What might scale to zero may go on to.
+pub(super) fn autoscaler_update(at: &At<'_>, old: &At<'_>) {
+    match old.get("spec.minReplicas").number() {
+        Some(0) => autoscaler_from(at, 0),
+        _ => autoscaler(at),
+    }
+}
+
+fn autoscaler_from(at: &At<'_>, lowest: i64) {
     let spec = at.get("spec");
     let (least, most) = (spec.get("minReplicas"), spec.get("maxReplicas"));
-    least.at_least(1);
+    least.at_least(lowest);
     // Upstream reports what is required behind the rest of a field.
     if least.is_set() && most.int() < least.int() {
         most.invalid_as(most.int(), "must be greater than or equal to `minReplicas`");
@@ -181,8 +194,15 @@ pub(super) fn autoscaler(at: &At<'_>) {
         _ => most.at_least(1),
     }
     object_reference(&spec.get("scaleTargetRef"), false);
-    for metric in spec.get("metrics").items() {
+    let metrics = spec.get("metrics");
+    for metric in metrics.items() {
         metric_spec(&metric);
+    }
+    let is_outside = |metric: At<'_>| matches!(metric.get("type").str(), "Object" | "External");
+    if least.number() == Some(0) && !metrics.items().any(is_outside) {
+        metrics.forbidden(
+            "must specify at least one Object or External metric to support scaling to zero replicas",
+        );
     }
     let behavior = spec.get("behavior");
     for side in ["scaleUp", "scaleDown"] {

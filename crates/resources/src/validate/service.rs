@@ -1,5 +1,6 @@
 //! Services. Upstream: `validateService`, `ValidateServiceUpdate`.
 
+use base::features::{self, Feature};
 use machinery::names;
 
 use super::at::At;
@@ -16,6 +17,14 @@ fn is_headless(spec: &At<'_>) -> bool {
 
 fn needs_health_check(spec: &At<'_>) -> bool {
     spec.get("type").is("LoadBalancer") && spec.get("externalTrafficPolicy").is("Local")
+}
+
+/// Services may begin with a digit since the gate opened.
+pub(super) fn name(text: &str) -> Vec<String> {
+    match features::enabled(Feature::RelaxedServiceNameValidation) {
+        true => names::dns1123_label(text),
+        false => names::dns1035_label(text),
+    }
 }
 
 pub(super) fn create(at: &At<'_>) {

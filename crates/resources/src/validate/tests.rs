@@ -143,3 +143,58 @@ fn containers_fit_into_the_pod_as_a_whole() {
     let both = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "4"}});
     check(both, one, &["spec.resources.containers[0][cpu].limits"]);
 }
+
+#[test]
+fn gates_change_the_rules() {
+    use base::features::{self, Feature as F};
+    let check = |gate: F, kind: &str, object: &Value, closed: &[&str], open: &[&str]| {
+        for (is_on, expected) in [(false, closed), (true, open)] {
+            let gates = features::Gates::DEFAULT.with(gate, is_on);
+            let errors = features::scoped(gates, || judge(object, rule(kind).create));
+            assert_eq!(fields(&errors), expected, "{gate} {is_on}: {}", errors.summary());
+        }
+    };
+    let metric = |kind: &str, field: &str, source: Value| json!([{"type": kind, field: source}]);
+    let scaled = |metrics: Value| {
+        let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+        json!({"metadata": {"name": "a"}, "spec": {"minReplicas": 0, "maxReplicas": 2,
+            "scaleTargetRef": target, "metrics": metrics}})
+    };
+    let target = json!({"type": "AverageValue", "averageValue": "1"});
+    let outside =
+        metric("External", "external", json!({"metric": {"name": "m"}, "target": target}));
+    let inside = metric("Pods", "pods", json!({"metric": {"name": "m"}, "target": target}));
+    let least = "spec.minReplicas";
+    check(F::HPAScaleToZero, "HorizontalPodAutoscaler", &scaled(outside), &[least], &[]);
+    check(
+        F::HPAScaleToZero,
+        "HorizontalPodAutoscaler",
+        &scaled(inside),
+        &[least, "spec.metrics"],
+        &["spec.metrics"],
+    );
+    let tolerating = |value: &str| {
+        let mut pod = pod("/none", json!(0));
+        pod["spec"]["tolerations"] = json!([{"key": "k", "operator": "Gt", "value": value}]);
+        pod
+    };
+    let operator = "spec.tolerations[0].operator";
+    let value = "spec.tolerations[0].value";
+    let gate = F::TaintTolerationComparisonOperators;
+    check(gate, "Pod", &tolerating("5"), &[operator], &[]);
+    check(gate, "Pod", &tolerating("05"), &[operator], &[value]);
+    check(gate, "Pod", &tolerating("x"), &[operator], &[value, value]);
+    let mut priced = pod("/none", json!(0));
+    let cost = "controller.kubernetes.io/pod-deletion-cost";
+    priced["metadata"]["annotations"] = json!({cost: "much"});
+    check(F::PodDeletionCost, "Pod", &priced, &[], &[&format!("metadata.annotations[{cost}]")]);
+    let block = json!({"metadata": {"name": "n"}, "spec": {"podSelector": {},
+        "policyTypes": ["Ingress"], "ingress": [{"from": [{"ipBlock": {"cidr": "010.0.0.0/8"}}]}]}});
+    let cidr = "spec.ingress[0].from[0].ipBlock.cidr";
+    check(F::StrictIPCIDRValidation, "NetworkPolicy", &block, &[], &[cidr]);
+    for (is_on, count) in [(false, 1), (true, 0)] {
+        let gates = features::Gates::DEFAULT.with(F::RelaxedServiceNameValidation, is_on);
+        let wrong = features::scoped(gates, || (rule("Service").name)("1st"));
+        assert_eq!(wrong.len(), count, "{wrong:?}");
+    }
+}

@@ -1,8 +1,7 @@
 //! Bundles of trust anchors, and pods' requests for certificates.
 //! Upstream: `pkg/apis/certificates/validation`.
-//!
-//! Deviation: whether who answers a request may `sign` for its signer is not asked: the right to
-//! update `podcertificaterequests/status` is all that it takes.
+//! Whether who answers a request may `sign` for its signer is asked by the plugin
+//! `PodCertificateSigning`.
 
 use aws_lc_rs::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
 use base64::Engine as _;

@@ -1,0 +1,161 @@
+//! Upstream's configuration files of components that run alone, as flags.
+//!
+//! In: the command line. Out: the same with what `--config FILE` says in front, in the words of flags;
+//! what the command line says wins, and of feature gates each one by itself. A field without a flag is
+//! named on stderr and has no effect. The scheduler reads its file itself.
+
+use anyhow::{Context, bail};
+use serde_json::{Map, Value};
+
+use crate::flags::push_setting;
+
+/// A component's file: who reads it, what it is, and which fields are which flags.
+struct File {
+    command: &'static str,
+    api_version: &'static str,
+    kind: &'static str,
+    fields: &'static [(&'static str, &'static str)],
+}
+
+const FILES: &[File] = &[
+    File {
+        command: "kubelet",
+        api_version: "kubelet.config.k8s.io/v1beta1",
+        kind: "KubeletConfiguration",
+        fields: &[
+            ("address", "address"),
+            ("authentication.x509.clientCAFile", "client-ca-file"),
+            ("cgroupDriver", "cgroup-driver"),
+            ("clusterDNS", "cluster-dns"),
+            ("clusterDomain", "cluster-domain"),
+            ("containerRuntimeEndpoint", "container-runtime-endpoint"),
+            ("featureGates", FEATURE_GATES),
+            ("imageGCHighThresholdPercent", "image-gc-high-threshold"),
+            ("imageGCLowThresholdPercent", "image-gc-low-threshold"),
+            ("imageServiceEndpoint", "image-service-endpoint"),
+            ("maxPods", "max-pods"),
+            ("port", "port"),
+            ("runtimeRequestTimeout", "runtime-request-timeout"),
+            ("shutdownGracePeriod", "shutdown-grace-period"),
+            ("shutdownGracePeriodCriticalPods", "shutdown-grace-period-critical-pods"),
+            ("staticPodPath", "pod-manifest-path"),
+            ("tlsCertFile", "tls-cert-file"),
+            ("tlsPrivateKeyFile", "tls-private-key-file"),
+        ],
+    },
+    File {
+        command: "kube-proxy",
+        api_version: "kubeproxy.config.k8s.io/v1alpha1",
+        kind: "KubeProxyConfiguration",
+        fields: &[
+            ("clientConnection.kubeconfig", "kubeconfig"),
+            ("clusterCIDR", "cluster-cidr"),
+            ("featureGates", FEATURE_GATES),
+            ("healthzBindAddress", "healthz-bind-address"),
+            ("hostnameOverride", "hostname-override"),
+            ("metricsBindAddress", "metrics-bind-address"),
+            ("mode", "proxy-mode"),
+            ("nftables.masqueradeAll", "masquerade-all"),
+        ],
+    },
+];
+
+pub const FEATURE_GATES: &str = "feature-gates";
+
+/// What `--config FILE` of that command says, as flags; `None` for commands whose file is another.
+pub fn flags(command: &str, path: &str) -> anyhow::Result<Option<Vec<String>>> {
+    let Some(file) = FILES.iter().find(|file| file.command == command) else { return Ok(None) };
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    let (flags, unknown) = file.flags(&text).with_context(|| path.to_owned())?;
+    if !unknown.is_empty() {
+        eprintln!("decapod: {path}: fields without effect: {}", unknown.join(", "));
+    }
+    Ok(Some(flags))
+}
+
+impl File {
+    /// The flags, and the fields that none of them is for.
+    fn flags(&self, text: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+        let mut fields: Map<String, Value> = serde_saphyr::from_str(text)?;
+        let mut said = |key: &str| match fields.remove(key) {
+            Some(Value::String(text)) => text,
+            _ => String::new(),
+        };
+        let (api_version, kind) = (said("apiVersion"), said("kind"));
+        if (api_version.as_str(), kind.as_str()) != (self.api_version, self.kind) {
+            bail!(
+                "no kind {kind:?} of version {api_version:?} is known here: expected {} of {}",
+                self.kind,
+                self.api_version
+            );
+        }
+        let (mut flags, mut unknown) = (vec![], vec![]);
+        self.take(String::new(), fields, &mut flags, &mut unknown)?;
+        Ok((flags, unknown))
+    }
+
+    fn take(
+        &self,
+        below: String,
+        fields: Map<String, Value>,
+        flags: &mut Vec<String>,
+        unknown: &mut Vec<String>,
+    ) -> anyhow::Result<()> {
+        for (key, value) in fields {
+            let path = format!("{below}{key}");
+            let flag = self.fields.iter().find(|(field, _)| *field == path);
+            match (flag, value) {
+                // Upstream's empty text and empty list say nothing.
+                (_, Value::Null) => {}
+                (Some(_), Value::String(text)) if text.is_empty() => {}
+                (Some((_, flag)), value) => {
+                    push_setting(flags, flag, value).with_context(|| path.clone())?;
+                }
+                (None, Value::Object(inner)) => {
+                    self.take(format!("{path}."), inner, flags, unknown)?;
+                }
+                (None, _) => unknown.push(path),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_become_flags() {
+        let check = |at: usize, text: &str, expected: &[&str], unknown: &[&str]| {
+            let (mut flags, left) = FILES[at].flags(text).expect("a file");
+            flags.sort();
+            assert_eq!(
+                (flags.as_slice(), left.as_slice()),
+                (
+                    &expected.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>()[..],
+                    &unknown.iter().map(|field| (*field).to_owned()).collect::<Vec<_>>()[..],
+                )
+            );
+        };
+        check(
+            0,
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 30\nclusterDNS: [10.0.0.10]\nstaticPodPath: ''\nauthentication: {x509: {clientCAFile: /ca}, anonymous: {enabled: false}}\nfeatureGates: {ContainerStopSignals: true, EnvFiles: false}\n",
+            &[
+                "--client-ca-file=/ca",
+                "--cluster-dns=10.0.0.10",
+                "--feature-gates=ContainerStopSignals=true",
+                "--feature-gates=EnvFiles=false",
+                "--max-pods=30",
+            ],
+            &["authentication.anonymous.enabled"],
+        );
+        check(
+            1,
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclientConnection: {kubeconfig: /k}\nnftables: {masqueradeAll: true}\n",
+            &["--kubeconfig=/k", "--masquerade-all", "--proxy-mode=nftables"],
+            &[],
+        );
+        assert!(FILES[0].flags("apiVersion: v1\nkind: Pod\n").is_err());
+    }
+}
