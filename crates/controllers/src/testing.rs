@@ -19,7 +19,6 @@ pub struct Asked {
     pub method: Method,
     pub uri: http::Uri,
     pub accept: String,
-    pub body: Value,
 }
 
 impl Asked {
@@ -55,13 +54,12 @@ where
     B::Error: std::fmt::Debug,
 {
     let (parts, body) = request.into_parts();
-    let body = body.collect().await.expect("a body").to_bytes();
+    body.collect().await.expect("a body");
     let accept = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let asked = Asked {
         method: parts.method,
         uri: parts.uri,
         accept: accept.unwrap_or_default().to_owned(),
-        body: serde_json::from_slice(&body).unwrap_or_default(),
     };
     if asked.query("watch").is_some() {
         let nothing = stream::pending::<Result<Frame<Bytes>, Infallible>>();

@@ -306,6 +306,7 @@ mod tests {
         let sources = Sources {
             config_maps: [("cm".to_string(), Arc::new(map))].into(),
             secrets: [("sec".to_string(), Arc::new(secret))].into(),
+            ..Sources::default()
         };
         let services = [("SVC_HOST".to_string(), "10.0.0.1".to_string())].into();
         let around = Surroundings {

@@ -137,7 +137,10 @@ mod tests {
         assert_eq!(rotated_files(&log).expect("a listing").len(), 1);
         // An earlier kubelet was killed in between.
         fs::remove_file(&log).expect("removed");
-        let open = || Ok(fs::write(&log, "").expect("written"));
+        let open = || {
+            fs::write(&log, "").expect("written");
+            Ok(())
+        };
         rotate(&log, open).await.expect("opened");
         assert!(log.exists());
     }

@@ -255,7 +255,7 @@ gates! {
     UnknownVersionInteroperabilityProxy: Beta On Absent;
     UnlockWhileProcessingFIFO: Beta On Absent;
     UserNamespacesHostNetworkSupport: Alpha Off Absent;
-    UserNamespacesSupport: Stable LockedOn Absent;
+    UserNamespacesSupport: Stable LockedOn BuiltIn;
     VolumeAttributesClass: Stable LockedOn BuiltIn;
     VolumeLimitScaling: Alpha Off Fields;
     WatchCacheInitializationPostStartHook: Beta On Absent;
