@@ -11,7 +11,7 @@ use bytes::Bytes;
 use cri::{
     Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue,
     LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, Mount,
-    MountPropagation, Signal, SupplementalGroupsPolicy,
+    MountPropagation, Signal, SupplementalGroupsPolicy, UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
 
@@ -86,6 +86,8 @@ pub struct Prepared<'a> {
     pub memory: i64,
     /// The id of the container whose processes an ephemeral one wants to see.
     pub target: Option<String>,
+    /// The pod's own, or the node's.
+    pub users: &'a UserNamespace,
 }
 
 pub fn container_config(
@@ -237,7 +239,7 @@ fn security(
             add_ambient_capabilities: vec![],
         }),
         privileged,
-        namespace_options: Some(namespaces(pod, target)),
+        namespace_options: Some(namespaces(pod, target, prepared.users)),
         run_as_user: own.run_as_user.or(of_pod.and_then(|c| c.run_as_user)).map(Into::into),
         run_as_group: own.run_as_group.or(of_pod.and_then(|c| c.run_as_group)).map(Into::into),
         readonly_rootfs: own.read_only_root_filesystem == Some(true),
@@ -302,6 +304,11 @@ fn all_mounts(
         own.push(file(termination_path, &host));
     }
     out.extend(own);
+    // Upstream: applyPlatformSpecificContainerConfig.
+    for mount in &mut out {
+        mount.uid_mappings.clone_from(&prepared.users.uids);
+        mount.gid_mappings.clone_from(&prepared.users.gids);
+    }
     Ok(out)
 }
 

@@ -20,6 +20,7 @@ use crate::objects::Objects;
 use crate::observed::Role;
 use crate::probe_counts::Counts;
 use crate::resources::ResourceList;
+use crate::users::Users;
 
 pub struct Context {
     pub config: Config,
@@ -31,6 +32,7 @@ pub struct Context {
     pub images: Images,
     pub objects: Objects,
     pub csi: Arc<Csi>,
+    pub users: Arc<Users>,
     pub cgroups: Cgroups,
     pub resolver: Resolver,
     pub machine: Machine,

@@ -62,9 +62,11 @@ mod static_pods;
 mod status;
 mod status_writer;
 mod stop;
+mod users;
 mod volumes;
 mod worker;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -85,6 +87,8 @@ pub enum Error {
     Directory { path: String, source: std::io::Error },
     #[error("cannot listen on {address}: {source}")]
     Listen { address: String, source: std::io::Error },
+    #[error(transparent)]
+    Users(#[from] users::UsersError),
 }
 
 const SHUTDOWN: Duration = Duration::from_secs(5);
@@ -149,6 +153,7 @@ async fn start(
         events: EventRecorder::new(client.clone(), tasks, "kubelet", host),
         images: images::Images::new(runtime.clone(), config.parallel_pulls),
         objects: objects::Objects::new(client.clone()),
+        users: Arc::new(users::Users::new(&config.root_dir, config.max_pods, Path::new("/etc"))?),
         csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
         cgroups: new_cgroups(&config),
         resolver: hosts::Resolver::parse(

@@ -6,7 +6,7 @@
 use cri::{
     DNSConfig, LinuxContainerResources, LinuxPodSandboxConfig, LinuxSandboxSecurityContext,
     NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PortMapping, ProfileType,
-    Protocol, SecurityProfile,
+    Protocol, SecurityProfile, UserNamespace,
 };
 use k8s_openapi::api::core::v1::{AppArmorProfile, Pod, SeccompProfile};
 
@@ -21,6 +21,7 @@ pub fn sandbox_config(
     config: &Config,
     resolver: &Resolver,
     cgroup_parent: &str,
+    users: &UserNamespace,
 ) -> PodSandboxConfig {
     let default_spec = Default::default();
     let spec = pod.spec.as_ref().unwrap_or(&default_spec);
@@ -53,7 +54,7 @@ pub fn sandbox_config(
         port_mappings: if on_host { vec![] } else { port_mappings(pod) },
         labels,
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
-        linux: Some(linux(pod, cgroup_parent)),
+        linux: Some(linux(pod, cgroup_parent, users)),
     }
 }
 
@@ -74,7 +75,7 @@ fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
         .collect()
 }
 
-fn linux(pod: &Pod, cgroup_parent: &str) -> LinuxPodSandboxConfig {
+fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace) -> LinuxPodSandboxConfig {
     let context = pod.spec.as_ref().and_then(|s| s.security_context.as_ref());
     let privileged = pod.spec.iter().flat_map(|s| &s.containers).any(|container| {
         container.security_context.as_ref().and_then(|c| c.privileged) == Some(true)
@@ -85,7 +86,7 @@ fn linux(pod: &Pod, cgroup_parent: &str) -> LinuxPodSandboxConfig {
     LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.into(),
         security_context: Some(LinuxSandboxSecurityContext {
-            namespace_options: Some(namespaces(pod, None)),
+            namespace_options: Some(namespaces(pod, None, users)),
             run_as_user: context.and_then(|c| c.run_as_user).map(Into::into),
             run_as_group: context.and_then(|c| c.run_as_group).map(Into::into),
             supplemental_groups: groups,
@@ -125,7 +126,7 @@ pub fn pod_resources(pod: &Pod) -> LinuxContainerResources {
 }
 
 /// The namespaces of the pod's containers; `target` is the container that an ephemeral one joins.
-pub fn namespaces(pod: &Pod, target: Option<&str>) -> NamespaceOption {
+pub fn namespaces(pod: &Pod, target: Option<&str>, users: &UserNamespace) -> NamespaceOption {
     let spec = pod.spec.as_ref();
     let node_or = |on_host: Option<bool>, otherwise: NamespaceMode| match on_host {
         Some(true) => NamespaceMode::Node as i32,
@@ -138,7 +139,7 @@ pub fn namespaces(pod: &Pod, target: Option<&str>) -> NamespaceOption {
         pid: node_or(spec.and_then(|s| s.host_pid), pid),
         ipc: node_or(spec.and_then(|s| s.host_ipc), NamespaceMode::Pod),
         target_id: String::new(),
-        userns_options: None,
+        userns_options: Some(users.clone()),
     };
     if let Some(target) = target
         && options.pid == NamespaceMode::Container as i32

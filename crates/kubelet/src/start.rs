@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{ErrorExt, EventType};
-use cri::PodSandboxConfig;
+use cri::{PodSandboxConfig, UserNamespace};
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret, VolumeProjection};
 use machinery::selector::Selector;
 
@@ -25,6 +25,7 @@ use crate::observed::{Observed, Role, State, ephemeral_as_container};
 use crate::plan::Plan;
 use crate::resize::amounts;
 use crate::sandbox::sandbox_config;
+use crate::users;
 use crate::volumes::payload::Tokens;
 use crate::volumes::{self, Gathered, Ready};
 use crate::worker::Worker;
@@ -49,6 +50,7 @@ struct Place {
     config: PodSandboxConfig,
     addresses: Addresses,
     volumes: BTreeMap<String, Ready>,
+    users: UserNamespace,
 }
 
 type Refs = (BTreeSet<(String, String)>, BTreeSet<(String, String)>);
@@ -83,7 +85,7 @@ impl Worker {
         let volumes = self.prepare_volumes().await?;
         let place = match plan.create_sandbox {
             true => self.create_sandbox(plan.attempt, observed, volumes).await?,
-            false => self.existing_place(observed, volumes).ok_or(())?,
+            false => self.existing_place(observed, volumes).await?,
         };
         progress |= plan.create_sandbox;
         let spec = self.pod.clone();
@@ -127,21 +129,64 @@ impl Worker {
         Addresses { pod: self.pod_ips(observed), host: self.context.host_ips() }
     }
 
-    fn sandbox_config(&self, attempt: u32) -> PodSandboxConfig {
+    fn sandbox_config(&self, attempt: u32, users: &UserNamespace) -> PodSandboxConfig {
         let context = &self.context;
         let parent = context.cgroups.pod_path(&self.pod);
-        sandbox_config(&self.pod, attempt, &context.config, &context.resolver, &parent)
+        sandbox_config(&self.pod, attempt, &context.config, &context.resolver, &parent, users)
     }
 
-    fn existing_place(
+    async fn existing_place(
         &self,
         observed: &Observed,
         volumes: BTreeMap<String, Ready>,
-    ) -> Option<Place> {
-        let sandbox = observed.ready_sandbox()?;
+    ) -> Result<Place, ()> {
+        let sandbox = observed.ready_sandbox().ok_or(())?;
         let addresses = self.addresses(observed);
-        let config = self.sandbox_config(sandbox.attempt);
-        Some(Place { id: sandbox.id.clone(), config, addresses, volumes })
+        let users = self.users().await.map_err(|error| {
+            tracing::warn!(pod = names::full(&self.pod), error, "the pod's users are not known");
+        })?;
+        let config = self.sandbox_config(sandbox.attempt, &users);
+        Ok(Place { id: sandbox.id.clone(), config, addresses, volumes, users })
+    }
+
+    fn has_own_users(&self) -> bool {
+        self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false)
+    }
+
+    /// Those that the pod's processes are. Upstream: GetOrCreateUserNamespaceMappings.
+    async fn users(&self) -> Result<UserNamespace, String> {
+        if !self.has_own_users() {
+            return Ok(users::of_node());
+        }
+        let (known, uid) = (self.context.users.clone(), self.uid.clone());
+        let found = tokio::task::spawn_blocking(move || known.of_pod(&uid)).await;
+        found.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    }
+
+    /// Whether the runtime can do what `hostUsers: false` asks for. Running the pod without would
+    /// give it more rights than it asked for. Upstream: HandlerSupportsUserNamespaces.
+    async fn check_users(&self, handler: &str) -> Result<(), String> {
+        if !self.has_own_users() {
+            return Ok(());
+        }
+        let refused = match handler {
+            "" => {
+                "can't set `spec.hostUsers: false`, runtime does not support user namespaces".into()
+            }
+            named => format!(
+                "can't set `spec.hostUsers: false`, RuntimeClass handler {named:?} does not support \
+                 user namespaces"
+            ),
+        };
+        let status = self.context.runtime.status(false).await;
+        let all = status.map_err(|error| format!("{refused}: {error}"))?.runtime_handlers;
+        match all.iter().find(|known| known.name == handler) {
+            Some(known) if known.features.as_ref().is_some_and(|f| f.user_namespaces) => Ok(()),
+            None if !all.is_empty() => {
+                Err(format!("{refused}: the handler {handler:?} is not known"))
+            }
+            _ => Err(refused),
+        }
     }
 
     async fn create_sandbox(
@@ -151,25 +196,20 @@ impl Worker {
         volumes: BTreeMap<String, Ready>,
     ) -> Result<Place, ()> {
         let context = self.context.clone();
-        if self.pod.spec.as_ref().and_then(|s| s.host_users) == Some(false) {
-            // Ignoring that would run the pod with more rights than it asked for.
-            // Deviation: no user namespaces yet, whatever the runtime can do.
-            let why = "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
-            let text = format!("Failed to create pod sandbox: {why}");
-            context.tell(&self.pod, EventType::Warning, "FailedCreatePodSandBox", text);
-            return Err(());
-        }
         self.wait_for_network().await?;
         if attempt > 0 && !observed.sandboxes.is_empty() {
             let text = "Pod sandbox changed, it will be killed and re-created.";
             context.tell(&self.pod, EventType::Normal, "SandboxChanged", text);
         }
         context.cgroups.create_pod(&self.pod);
-        let handler = self.runtime_handler().await.map_err(|error| {
+        let refused = |error: String| {
             let text = format!("Failed to create pod sandbox: {error}");
             context.tell(&self.pod, EventType::Warning, "FailedCreatePodSandBox", text);
-        })?;
-        let config = self.sandbox_config(attempt);
+        };
+        let handler = self.runtime_handler().await.map_err(refused)?;
+        self.check_users(&handler).await.map_err(refused)?;
+        let users = self.users().await.map_err(refused)?;
+        let config = self.sandbox_config(attempt, &users);
         let logs = config.log_directory.clone();
         let created = async {
             std::fs::create_dir_all(&logs)?;
@@ -190,7 +230,7 @@ impl Worker {
         self.write_hosts(&addresses).map_err(|error| {
             tracing::warn!(pod = names::full(&self.pod), %error, "no hosts file");
         })?;
-        Ok(Place { id, config, addresses, volumes })
+        Ok(Place { id, config, addresses, volumes, users })
     }
 
     /// What the pod's RuntimeClass stands for in the runtime; nothing for its default.
@@ -414,6 +454,7 @@ impl Worker {
             image: &image,
             memory: context.machine.memory,
             target,
+            users: &place.users,
         };
         let config = container_config(&pod, role, container, &prepared)
             .map_err(|error| config_error(error.to_string()))?;

@@ -9,7 +9,7 @@
 //!        sandboxes/<id>/                config.pb state.json resolv.conf hostname shm/
 //!        containers/<id>/               config.pb state.json started exit.json config.json upper/ …
 //!        ipam/<address>                 the sandbox that holds it
-//! <run>/sandboxes/<id20>/               net uts ipc (pinned), pause.pid
+//! <run>/sandboxes/<id20>/               net uts ipc user (pinned), pause.pid
 //!       containers/<id20>/              shim.json shim.sock started.json oci/ shim.log
 //! ```
 //!

@@ -20,6 +20,7 @@ mod cgroups;
 mod destroy;
 mod files;
 mod host_ports;
+mod idmap;
 pub mod images;
 mod ipam;
 pub mod layout;
@@ -28,6 +29,7 @@ mod network;
 mod oci;
 mod sandbox;
 pub mod shim;
+mod users;
 
 pub use backend::embedded::{Config, Embedded};
 pub use backend::fake::Fake;

@@ -1,15 +1,18 @@
 //! A pod's shared surroundings, without a process: namespaces pinned to files, `resolv.conf`, the
 //! host name, shared memory. Only a shared process namespace needs a process, since it lives as
-//! long as its init.
+//! long as its init. Users of its own, and the namespaces that belong to them, are made by a process
+//! that ends then ([`crate::shim::Order`]); all others by a thread.
 //!
 //! ```text
 //! <run>/sandboxes/<id>/net uts ipc    bind mounts of the namespaces
+//!                      user           with users of its own
 //!                      pause.pid      init of the shared process namespace
 //! <data>/sandboxes/<id>/shm           tmpfs, mounted at /dev/shm in the containers
 //! ```
 //!
 //! With the host's network a sandbox has the host's name, too (no `uts`), as upstream.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,12 +24,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::files;
 use crate::layout::Layout;
+use crate::users::Mappings;
 
 const SHM_OPTIONS: &str = "mode=1777,size=65536k";
 
-/// Upstream: containerd's defaults: any user may bind low ports and ping, inside the pod.
-const NETWORK_SYSCTLS: &[(&str, &str)] =
-    &[("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
+/// Of those that may ping, where all groups of the node are the pod's.
+const LAST_GROUP: u32 = i32::MAX as u32;
 
 /// What is written down beside the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +50,7 @@ pub(crate) struct Modes {
     pub host_ipc: bool,
     pub host_pid: bool,
     pub shared_pid: bool,
+    pub own_users: bool,
 }
 
 impl Modes {
@@ -57,6 +61,61 @@ impl Modes {
             host_ipc: options.ipc() == NamespaceMode::Node,
             host_pid: options.pid() == NamespaceMode::Node,
             shared_pid: options.pid() == NamespaceMode::Pod,
+            own_users: options.userns_options.is_some_and(|o| o.mode() == NamespaceMode::Pod),
+        }
+    }
+}
+
+/// What is set inside of a pod's namespaces.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    host_network: bool,
+    host_ipc: bool,
+    hostname: String,
+    sysctls: BTreeMap<String, String>,
+    last_group: u32,
+}
+
+impl Settings {
+    pub(crate) fn of(config: &PodSandboxConfig, mappings: Option<Mappings>) -> Self {
+        let modes = Modes::of(config);
+        Self {
+            host_network: modes.host_network,
+            host_ipc: modes.host_ipc,
+            hostname: hostname(config),
+            sysctls: config.linux.as_ref().map(|linux| linux.sysctls.clone()).unwrap_or_default(),
+            last_group: mappings.map_or(LAST_GROUP, |own| own.gids.length - 1),
+        }
+    }
+
+    /// To be called in the pod's namespaces, by a root of theirs.
+    pub(crate) fn apply(&self) -> io::Result<()> {
+        if !self.host_network {
+            nix::unistd::sethostname(&self.hostname)?;
+            // Upstream: containerd's defaults: any user may bind low ports and ping, inside the
+            // pod. Older kernels do without.
+            let groups = format!("0 {}", self.last_group);
+            let _ = fs::write(sysctl_file("net.ipv4.ip_unprivileged_port_start"), "0");
+            let _ = fs::write(sysctl_file("net.ipv4.ping_group_range"), groups);
+        }
+        for (name, value) in &self.sysctls {
+            self.check_sysctl(name)?;
+            fs::write(sysctl_file(name), value)
+                .map_err(|error| io::Error::new(error.kind(), format!("sysctl {name}: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Only switches that belong to a namespace of the pod's: all others are the host's.
+    fn check_sysctl(&self, name: &str) -> io::Result<()> {
+        let plain = name.replace('/', ".");
+        let network = plain.starts_with("net.");
+        let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
+            || plain == "kernel.sem";
+        if (network && !self.host_network) || (ipc && !self.host_ipc) {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("sysctl {name:?} is not in a namespace of the pod")))
         }
     }
 }
@@ -73,16 +132,6 @@ pub(crate) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
             pid: NamespaceMode::Container as i32,
             ..Default::default()
         })
-}
-
-pub(crate) fn refuse_user_namespaces(options: Option<&NamespaceOption>) -> cri::Result<()> {
-    let users = options.and_then(|options| options.userns_options.as_ref());
-    match users.map(cri::UserNamespace::mode) {
-        Some(NamespaceMode::Pod) => {
-            Err(cri::Error::Unimplemented("user namespaces are not supported".into()))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The paths of one sandbox.
@@ -106,6 +155,10 @@ impl Places {
 
     pub(crate) fn ipc(&self) -> PathBuf {
         self.run.join("ipc")
+    }
+
+    pub(crate) fn user(&self) -> PathBuf {
+        self.run.join("user")
     }
 
     pub(crate) fn pause_pid(&self) -> PathBuf {
@@ -134,7 +187,8 @@ impl Places {
     pub(crate) fn usable(&self, modes: Modes) -> bool {
         let network = modes.host_network || net::netns::is_pinned(&self.net());
         let pid = !modes.shared_pid || self.pause().is_some();
-        network && pid
+        let users = !modes.own_users || net::netns::is_pinned(&self.user());
+        network && pid && users
     }
 }
 
@@ -146,7 +200,8 @@ pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Makes files and namespaces; blocks. The network namespace is empty after this.
+/// Makes files and, but for a pod with users of its own, namespaces; blocks. The network namespace is
+/// empty after this.
 pub(crate) fn set_up(places: &Places, config: &PodSandboxConfig) -> io::Result<()> {
     let modes = Modes::of(config);
     fs::create_dir_all(&places.run)?;
@@ -158,23 +213,21 @@ pub(crate) fn set_up(places: &Places, config: &PodSandboxConfig) -> io::Result<(
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         mount(Some("shm"), &places.shm(), Some("tmpfs"), flags, Some(SHM_OPTIONS))?;
     }
+    if modes.own_users {
+        return Ok(());
+    }
     if !modes.host_network {
         net::netns::create(&places.net()).map_err(io::Error::other)?;
     }
-    let sysctls = config.linux.as_ref().map(|linux| linux.sysctls.clone()).unwrap_or_default();
+    let settings = Settings::of(config, None);
     std::thread::scope(|scope| {
-        let work = scope.spawn(|| pin(places, modes, &name, &sysctls));
+        let work = scope.spawn(|| make_and_pin(places, modes, &settings));
         work.join().unwrap_or_else(|_| Err(io::Error::other("a thread died")))
     })
 }
 
 /// On a thread of its own, which ends with its namespaces pinned.
-fn pin(
-    places: &Places,
-    modes: Modes,
-    hostname: &str,
-    sysctls: &std::collections::BTreeMap<String, String>,
-) -> io::Result<()> {
+fn make_and_pin(places: &Places, modes: Modes, settings: &Settings) -> io::Result<()> {
     let mut wanted = CloneFlags::empty();
     if !modes.host_network {
         wanted |= CloneFlags::CLONE_NEWUTS;
@@ -184,43 +237,32 @@ fn pin(
         wanted |= CloneFlags::CLONE_NEWIPC;
     }
     unshare(wanted)?;
+    let own = Path::new("/proc/thread-self/ns");
     if !modes.host_network {
-        nix::unistd::sethostname(hostname)?;
-        pin_one("uts", &places.uts())?;
-        for (name, value) in NETWORK_SYSCTLS {
-            // Older kernels do without.
-            let _ = fs::write(sysctl_file(name), value);
-        }
+        pin(&own.join("uts"), &places.uts())?;
     }
     if !modes.host_ipc {
-        pin_one("ipc", &places.ipc())?;
+        pin(&own.join("ipc"), &places.ipc())?;
     }
-    for (name, value) in sysctls {
-        check_sysctl(name, modes)?;
-        fs::write(sysctl_file(name), value)
-            .map_err(|error| io::Error::new(error.kind(), format!("sysctl {name}: {error}")))?;
-    }
-    Ok(())
+    settings.apply()
 }
 
-fn pin_one(kind: &str, path: &Path) -> io::Result<()> {
+/// Pins the namespaces that another process made for a pod with users of its own.
+pub(crate) fn pin_all(places: &Places, pid: u32) -> io::Result<()> {
+    let theirs = PathBuf::from(format!("/proc/{pid}/ns"));
+    let all = [
+        ("user", places.user()),
+        ("net", places.net()),
+        ("uts", places.uts()),
+        ("ipc", places.ipc()),
+    ];
+    all.into_iter().try_for_each(|(kind, path)| pin(&theirs.join(kind), &path))
+}
+
+fn pin(namespace: &Path, path: &Path) -> io::Result<()> {
     fs::write(path, "")?;
-    let own = PathBuf::from(format!("/proc/thread-self/ns/{kind}"));
-    mount(Some(&own), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    mount(Some(namespace), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     Ok(())
-}
-
-/// Only switches that belong to a namespace of the pod's: all others are the host's.
-fn check_sysctl(name: &str, modes: Modes) -> io::Result<()> {
-    let plain = name.replace('/', ".");
-    let network = plain.starts_with("net.");
-    let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
-        || plain == "kernel.sem";
-    if (network && !modes.host_network) || (ipc && !modes.host_ipc) {
-        Ok(())
-    } else {
-        Err(io::Error::other(format!("sysctl {name:?} is not in a namespace of the pod")))
-    }
 }
 
 fn sysctl_file(name: &str) -> PathBuf {
@@ -255,6 +297,7 @@ pub(crate) fn tear_down(places: &Places) -> io::Result<()> {
     files::unmount(&places.shm())?;
     files::unmount(&places.uts())?;
     files::unmount(&places.ipc())?;
+    files::unmount(&places.user())?;
     net::netns::remove(&places.net()).map_err(io::Error::other)?;
     files::remove_tree(&places.run)
 }
@@ -278,18 +321,17 @@ mod tests {
 
     #[test]
     fn the_hosts_switches_are_out_of_reach() {
-        let own =
-            Modes { host_network: false, host_ipc: false, host_pid: false, shared_pid: false };
-        let check = |name: &str, modes, fine| {
-            assert_eq!(check_sysctl(name, modes).is_ok(), fine, "{name}");
+        let own = Settings::default();
+        let check = |name: &str, settings: &Settings, fine| {
+            assert_eq!(settings.check_sysctl(name).is_ok(), fine, "{name}");
         };
-        check("net.core.somaxconn", own, true);
-        check("net/core/somaxconn", own, true);
-        check("kernel.shm_rmid_forced", own, true);
-        check("kernel.msgmax", own, true);
-        check("vm.swappiness", own, false);
-        check("kernel.panic", own, false);
-        check("net.core.somaxconn", Modes { host_network: true, ..own }, false);
-        check("kernel.shmmax", Modes { host_ipc: true, ..own }, false);
+        check("net.core.somaxconn", &own, true);
+        check("net/core/somaxconn", &own, true);
+        check("kernel.shm_rmid_forced", &own, true);
+        check("kernel.msgmax", &own, true);
+        check("vm.swappiness", &own, false);
+        check("kernel.panic", &own, false);
+        check("net.core.somaxconn", &Settings { host_network: true, ..own.clone() }, false);
+        check("kernel.shmmax", &Settings { host_ipc: true, ..own.clone() }, false);
     }
 }

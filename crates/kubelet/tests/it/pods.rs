@@ -513,3 +513,54 @@ async fn a_user_namespace_that_cannot_be_had_is_not_ignored() {
     assert_eq!(bench.count("run_pod_sandbox"), 0);
     bench.stop().await;
 }
+
+#[tokio::test]
+async fn a_pod_with_users_of_its_own_keeps_them() {
+    let mut bench = Bench::new();
+    bench.runtime.set_user_namespaces(true);
+    let mut spec = one("Always");
+    bench.api.put_pod("shared", spec.clone());
+    spec["hostUsers"] = json!(false);
+    bench.api.put_pod("a", spec.clone());
+    bench.until_ready("a").await;
+    bench.api.put_pod("b", spec.clone());
+    bench.until_ready("b").await;
+    bench.until_ready("shared").await;
+    let users = |bench: &Bench, pod: &str| {
+        let id = container_id(&bench.api.pod(pod));
+        let config = bench.runtime.container_config(&id).expect("a config");
+        let security = config.linux.expect("there").security_context.expect("there");
+        let users = security.namespace_options.expect("there").userns_options.expect("there");
+        // Whatever is mounted has the same users.
+        assert!(config.mounts.iter().all(|mount| mount.uid_mappings == users.uids));
+        assert!(config.mounts.iter().all(|mount| mount.gid_mappings == users.gids));
+        users
+    };
+    assert_eq!(users(&bench, "shared").mode(), cri::NamespaceMode::Node);
+    assert_eq!(users(&bench, "shared").uids, []);
+    let of_a = users(&bench, "a");
+    assert_eq!(of_a.mode(), cri::NamespaceMode::Pod);
+    assert_eq!((of_a.uids[0].host_id, of_a.uids[0].length), (65536, 65536));
+    assert_eq!(users(&bench, "b").uids[0].host_id, 131_072);
+    // A kubelet that is replaced knows them, and what the pod leaves is free again.
+    bench.stop().await;
+    bench.start();
+    bench.until_ready("b").await;
+    let restarted = container_id(&bench.api.pod("b"));
+    bench.runtime.exit(&restarted, 1);
+    bench
+        .api
+        .until("b anew", |api| {
+            let id = container_id(&api.pod("b"));
+            id != restarted && !id.is_empty()
+        })
+        .await;
+    bench.until_ready("b").await;
+    assert_eq!(users(&bench, "b").uids[0].host_id, 131_072);
+    bench.api.mark_deleted("a", 0);
+    bench.api.until("a gone", |api| api.get("/api/v1/namespaces/ns/pods/a").is_none()).await;
+    bench.api.put_pod("c", spec);
+    bench.until_ready("c").await;
+    assert_eq!(users(&bench, "c").uids[0].host_id, 65536);
+    bench.stop().await;
+}

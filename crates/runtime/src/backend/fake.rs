@@ -29,6 +29,7 @@ struct Inner {
 struct World {
     next: u64,
     network_ready: bool,
+    user_namespaces: bool,
     sandboxes: BTreeMap<String, (PodSandboxStatus, PodSandboxConfig)>,
     containers: BTreeMap<String, FakeContainer>,
     images: BTreeSet<String>,
@@ -92,6 +93,11 @@ impl Fake {
 
     pub fn set_network_ready(&self, ready: bool) {
         self.world().network_ready = ready;
+    }
+
+    /// Whether it says that pods may have users of their own.
+    pub fn set_user_namespaces(&self, supported: bool) {
+        self.world().user_namespaces = supported;
     }
 
     /// `call argument` of everything that changed something, oldest first.
@@ -183,9 +189,20 @@ impl RuntimeService for Fake {
             status,
             ..Default::default()
         };
-        let network = self.world().network_ready;
+        let (network, user_namespaces) = {
+            let world = self.world();
+            (world.network_ready, world.user_namespaces)
+        };
+        let features = RuntimeHandlerFeatures { user_namespaces, ..Default::default() };
         let conditions = vec![condition(RUNTIME_READY, true), condition(NETWORK_READY, network)];
-        Ok(StatusResponse { status: Some(RuntimeStatus { conditions }), ..Default::default() })
+        Ok(StatusResponse {
+            status: Some(RuntimeStatus { conditions }),
+            runtime_handlers: vec![RuntimeHandler {
+                name: String::new(),
+                features: Some(features),
+            }],
+            ..Default::default()
+        })
     }
 
     async fn runtime_config(&self) -> Result<LinuxRuntimeConfiguration> {

@@ -6,6 +6,7 @@
 mod capabilities;
 mod mounts;
 pub(crate) mod seccomp;
+pub(crate) mod stage;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::images::config::ImageConfig;
 use crate::images::user::User;
+use crate::users::Mappings;
 
 pub(crate) const DEFAULT_PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -31,6 +33,14 @@ pub(crate) struct PodFacts {
     pub hostname: String,
     pub shm: PathBuf,
     pub cgroup_parent: String,
+    pub users: Option<Users>,
+}
+
+/// Users of the pod's own.
+pub(crate) struct Users {
+    pub mappings: Mappings,
+    /// Where their namespace is pinned.
+    pub namespace: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +75,7 @@ pub(crate) fn build(request: &Request<'_>) -> Result<Value> {
         seccomp::section(security.seccomp.as_ref(), security.privileged, &capabilities.bounding)?;
     let mounts = mounts::all(request, &security)?;
     let propagation = mounts::root_propagation(request.config);
-    Ok(json!({
+    let mut spec = json!({
         "ociVersion": "1.2.0",
         "process": process(request, &linux, &security, &capabilities)?,
         "root": {"path": request.rootfs, "readonly": security.readonly_rootfs},
@@ -80,7 +90,27 @@ pub(crate) fn build(request: &Request<'_>) -> Result<Value> {
             "rootfsPropagation": propagation,
             "seccomp": seccomp,
         },
-    }))
+    });
+    if let Some(users) = &request.pod.users {
+        spec["linux"]["uidMappings"] = users.mappings.uids.section();
+        spec["linux"]["gidMappings"] = users.mappings.gids.section();
+    }
+    Ok(spec)
+}
+
+/// Host and container paths of the devices that the configuration names.
+pub(crate) fn device_paths(config: &ContainerConfig) -> Vec<(PathBuf, PathBuf)> {
+    let privileged = config
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref())
+        .is_some_and(|security| security.privileged);
+    let own = config
+        .devices
+        .iter()
+        .map(|device| (device.host_path.clone().into(), device.container_path.clone().into()));
+    let all = if privileged { mounts::host_devices() } else { vec![] };
+    own.chain(all.into_iter().map(|path| (path.clone(), path))).collect()
 }
 
 fn process(
@@ -165,7 +195,10 @@ fn environment(request: &Request<'_>) -> Vec<String> {
 
 fn namespaces(pod: &PodFacts, cgroups_v2: bool) -> Value {
     let mut all = vec![json!({"type": "mount"})];
-    for (kind, path) in [("network", &pod.net), ("uts", &pod.uts), ("ipc", &pod.ipc)] {
+    let user = pod.users.as_ref().map(|users| users.namespace.clone());
+    for (kind, path) in
+        [("user", &user), ("network", &pod.net), ("uts", &pod.uts), ("ipc", &pod.ipc)]
+    {
         if let Some(path) = path {
             all.push(json!({"type": kind, "path": path}));
         }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use cri::{ContainerConfig, Error, LinuxContainerSecurityContext, MountPropagation, Result};
 use serde_json::{Value, json};
 
-use super::Request;
+use super::{Request, Users};
+use crate::users::Mappings;
 
 /// The kernel's file systems, then the sandbox's files, then what the kubelet says, outer before
 /// inner. What the kubelet mounts at a place replaces ours there.
@@ -20,8 +21,9 @@ pub(super) fn all(
     let pod = request.pod;
     let bind = |source: &Path, target: &str, read_only: bool| {
         let access = if read_only { "ro" } else { "rw" };
-        json!({"destination": target, "type": "bind", "source": source,
-               "options": ["rbind", "rprivate", access]})
+        let mount = json!({"destination": target, "type": "bind", "source": source,
+               "options": ["rbind", "rprivate", access]});
+        mapped(mount, pod.users.as_ref())
     };
     out.push(bind(&pod.shm, "/dev/shm", false));
     if pod.uts.is_some() {
@@ -33,7 +35,12 @@ pub(super) fn all(
         let here = mount["destination"].as_str().unwrap_or_default();
         !wanted.iter().any(|m| clean(&m.container_path) == here)
     });
-    let mut theirs = wanted.into_iter().map(kubelet_mount).collect::<Result<Vec<_>>>()?;
+    let mappings = pod.users.as_ref().map(|users| users.mappings);
+    let theirs = wanted.into_iter().map(|mount| {
+        let is_mapped = Mappings::of_mount(mount, mappings)?;
+        Ok(mapped(kubelet_mount(mount)?, pod.users.as_ref().filter(|_| is_mapped)))
+    });
+    let mut theirs = theirs.collect::<Result<Vec<_>>>()?;
     out.append(&mut theirs);
     // Stable: equal depths keep their order.
     out.sort_by_key(|m| {
@@ -63,6 +70,15 @@ fn kernel_mounts(privileged: bool) -> Vec<Value> {
             &["nosuid", "noexec", "nodev", "relatime", access],
         ),
     ]
+}
+
+/// The files of the mount are to belong to these users.
+fn mapped(mut mount: Value, users: Option<&Users>) -> Value {
+    if let Some(users) = users {
+        mount["uidMappings"] = users.mappings.uids.section();
+        mount["gidMappings"] = users.mappings.gids.section();
+    }
+    mount
 }
 
 fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {

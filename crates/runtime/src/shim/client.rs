@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 
+use super::namespaces::Order;
 use super::protocol::{self, Answer, Call, ExecProcess, ExitRecord, Request, VERSION};
 use super::{Report, SHIM_NAME, StartedRecord};
 
@@ -199,19 +200,48 @@ pub(crate) async fn spawn_shim(
     }
 }
 
-/// Makes a process namespace; its init's number is in the file then.
-pub(crate) async fn spawn_pause(executable: &Path, pid_file: &Path) -> io::Result<()> {
-    let output = Command::new(executable)
+/// Makes namespaces by a process of their own. `users` is called with its number when its user
+/// namespace awaits its maps, `made` when all is there to be pinned, with the init's number, if any.
+pub(crate) async fn make_namespaces(
+    executable: &Path,
+    order: &Order,
+    users: impl Fn(u32) -> io::Result<()>,
+    made: impl Fn(u32, i32) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut child = Command::new(executable)
         .arg0(SHIM_NAME)
-        .arg("pause")
-        .arg(pid_file)
+        .arg("namespaces")
+        .arg(serde_json::to_string(order)?)
         .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        .status()
-        .await?;
-    if output.success() { Ok(()) } else { Err(io::Error::other("no process namespace")) }
+        .kill_on_drop(true)
+        .spawn()?;
+    let ended = || io::Error::other("the process that makes namespaces died");
+    let pid = child.id().ok_or_else(ended)?;
+    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(ended());
+    };
+    let mut lines = BufReader::new(output).lines();
+    let talk = async {
+        while let Some(line) = lines.next_line().await? {
+            match line.split_once(' ').unwrap_or((&line, "")) {
+                ("users", _) => users(pid)?,
+                ("made", init) => made(pid, init.parse().unwrap_or(0))?,
+                ("error", text) => return Err(io::Error::other(text.to_owned())),
+                _ => return Err(ended()),
+            }
+            input.write_all(b"\n").await?;
+            if line.starts_with("made") {
+                return Ok(());
+            }
+        }
+        Err(ended())
+    };
+    tokio::time::timeout(START_TIMEOUT, talk).await??;
+    // It ends now: leave no zombie to a caller that starts many.
+    child.wait().await.map(|_| ())
 }
 
 fn connect(socket: &Path) -> Result<UnixStream, Error> {

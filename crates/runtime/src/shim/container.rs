@@ -15,7 +15,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use libcontainer::container::builder::ContainerBuilder;
-use libcontainer::oci_spec::runtime::{Process, Spec};
+use libcontainer::oci_spec::runtime::{LinuxNamespaceType, Process, Spec};
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{
     Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError,
@@ -24,7 +24,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::event_loop::Shim;
 use super::log::Log;
-use super::{ShimConfig, StartedRecord, now_nanos, stdio};
+use super::{ShimConfig, StartedRecord, now_nanos, stage, stdio};
 use crate::files;
 
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
@@ -42,6 +42,12 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     files::remove_tree(&state)?;
     fs::create_dir_all(&state)?;
     let (mut stdio, given) = stdio::open(&config)?;
+    let spec = Spec::load(config.bundle.join("config.json")).map_err(start_error)?;
+    if let Some(user) = outside(&spec) {
+        [&given.stdin, &given.stdout, &given.stderr].into_iter().flatten().for_each(|stream| {
+            stdio::give(stream, user);
+        });
+    }
 
     let own_oom_score = fs::read_to_string(OOM_FILE);
     let mut builder = ContainerBuilder::new("c".to_owned(), SyscallType::default())
@@ -52,12 +58,16 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     builder.stdin = given.stdin;
     builder.stdout = given.stdout;
     builder.stderr = given.stderr;
+    let stage = config.stage.as_ref().map(stage::enter).transpose();
+    let stage = stage.map_err(|error| start_error(error))?;
     let built = builder.as_init(&config.bundle).with_systemd(false).with_detach(true).build();
+    let left = stage.map(stage::Entered::leave).transpose();
     if let Ok(score) = own_oom_score {
         // Lowering it may be refused; then the shim is as killable as its container.
         let _ = fs::write(OOM_FILE, score.trim());
     }
     let mut container = built.map_err(start_error)?;
+    left?;
     if let Some(console) = given.console {
         stdio.terminal = Some(console.receive()?);
     }
@@ -72,6 +82,22 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     files::write_json(&config.started_file(), &started)?;
     let shim = Shim::new(config, started.clone(), log, listener, stdio)?;
     Ok((shim, started))
+}
+
+/// The node's id of the user that the container runs as.
+pub(super) fn outside(spec: &Spec) -> Option<u32> {
+    let uid = spec.process().as_ref()?.user().uid();
+    let Some(ranges) = spec.linux().as_ref()?.uid_mappings() else { return Some(uid) };
+    ranges.iter().find_map(|range| {
+        let at = uid.checked_sub(range.container_id()).filter(|at| *at < range.size())?;
+        range.host_id().checked_add(at)
+    })
+}
+
+/// Whether it has users of its own.
+pub(super) fn has_own_users(spec: &Spec) -> bool {
+    let namespaces = spec.linux().as_ref().and_then(|linux| linux.namespaces().as_ref());
+    namespaces.into_iter().flatten().any(|one| one.typ() == LinuxNamespaceType::User)
 }
 
 /// The whole chain: libcontainer's outer errors say little.

@@ -26,9 +26,10 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::{ForkResult, Gid, Uid};
 
 use super::ShimConfig;
-use super::container::execute;
+use super::container::{execute, has_own_users, outside};
+use super::namespaces::become_root;
 use super::protocol::ExecProcess;
-use super::stdio::{receive_descriptor, set_nonblocking};
+use super::stdio::{give, receive_descriptor, set_nonblocking};
 use crate::cgroups::Hierarchies;
 
 pub(super) struct Spawned {
@@ -103,16 +104,25 @@ fn join(
         // May be refused, as for the container itself.
         let _ = std::fs::write("/proc/self/oom_score_adj", score.to_string());
     }
-    setns(
-        &pidfd,
-        CloneFlags::CLONE_NEWNS
-            | CloneFlags::CLONE_NEWUTS
-            | CloneFlags::CLONE_NEWIPC
-            | CloneFlags::CLONE_NEWNET
-            | CloneFlags::CLONE_NEWPID
-            | CloneFlags::CLONE_NEWCGROUP,
-    )?;
+    if let Some(user) = outside(&spec) {
+        streams.iter().for_each(|stream| give(stream, user));
+    }
+    let mut joined = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWPID
+        | CloneFlags::CLONE_NEWCGROUP;
+    let has_own_users = has_own_users(&spec);
+    if has_own_users {
+        joined |= CloneFlags::CLONE_NEWUSER;
+    }
+    setns(&pidfd, joined)?;
     drop(pidfd);
+    if has_own_users {
+        // Of theirs: the node's root is nobody here.
+        become_root()?;
+    }
     // A sibling, so that the shim is its parent. It is born in the process namespace.
     // SAFETY: as a fork; one thread.
     let pid =

@@ -18,8 +18,10 @@ mod container;
 mod event_loop;
 mod exec;
 mod log;
+mod namespaces;
 mod pause;
 mod protocol;
+pub(crate) mod stage;
 mod stdio;
 
 use std::ffi::OsString;
@@ -32,8 +34,9 @@ use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use client::{
-    Client, Error as ClientError, Executed, Started, Wait, spawn_pause, spawn_shim,
+    Client, Error as ClientError, Executed, Started, Wait, make_namespaces, spawn_shim,
 };
+pub(crate) use namespaces::Order;
 pub(crate) use pause::alive as pause_alive;
 pub(crate) use protocol::{ExecProcess, ExitRecord};
 
@@ -60,6 +63,9 @@ pub(crate) struct ShimConfig {
     pub cgroup: String,
     /// The shim's own; shared by all shims.
     pub shim_cgroup: String,
+    /// For a container with users of its own.
+    #[serde(default)]
+    pub stage: Option<stage::Stage>,
 }
 
 impl ShimConfig {
@@ -102,7 +108,7 @@ pub fn shim_main() -> ! {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let code = match (args.first().and_then(|a| a.to_str()), args.get(1)) {
         (Some("container"), Some(config)) => run_container(Path::new(config)),
-        (Some("pause"), Some(pid_file)) => pause::run(Path::new(pid_file)),
+        (Some("namespaces"), Some(order)) => namespaces::run(&order.to_string_lossy()),
         _ => {
             eprintln!("{SHIM_NAME} is started by the runtime, not by hand");
             1

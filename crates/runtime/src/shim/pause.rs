@@ -1,12 +1,11 @@
 //! The init of a process namespace that a pod's containers share.
 //!
-//! The first process makes the namespace, forks its init, writes down the init's number and ends.
-//! The init lets go of everything (root directory, capabilities, user) and reaps for ever: a
-//! container may look at it as process 1, so nothing of the host may be reachable through it.
+//! The process that makes a sandbox's namespaces ([`super::namespaces`]) forks it. It lets go of
+//! everything (root directory, capabilities, user) and reaps for ever: a container may look at it as
+//! process 1, so nothing of the host may be reachable through it.
 
 use std::fs;
 use std::io;
-use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -17,18 +16,8 @@ use nix::unistd::{ForkResult, Gid, Uid};
 /// Upstream: the user of the pause image.
 const NOBODY: u32 = 65535;
 
-pub(super) fn run(pid_file: &Path) -> i32 {
-    match start(pid_file) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("pause: {error}");
-            1
-        }
-    }
-}
-
-fn start(pid_file: &Path) -> io::Result<()> {
-    let _ = nix::unistd::setsid();
+/// Makes the namespace and its init; returns the init's number outside.
+pub(super) fn start() -> io::Result<i32> {
     unshare(CloneFlags::CLONE_NEWPID)?;
     let (ready_reader, ready_writer) = nix::unistd::pipe()?;
     // SAFETY: a shim has one thread.
@@ -50,7 +39,7 @@ fn start(pid_file: &Path) -> io::Result<()> {
             if nix::unistd::read(&ready_reader, &mut byte)? != 1 {
                 return Err(io::Error::other("the init of the process namespace failed"));
             }
-            crate::files::write_atomic(pid_file, child.to_string().as_bytes())
+            Ok(child.as_raw())
         }
     }
 }

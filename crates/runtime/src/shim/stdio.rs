@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::stat::{SFlag, fstat};
+use nix::unistd::Uid;
 
 use super::ShimConfig;
 
@@ -89,6 +91,17 @@ pub(super) fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
         }
     }
     Err(io::Error::other("no terminal came"))
+}
+
+/// A pipe is its user's: programs open `/dev/stdout` anew. Upstream: runc's fixStdioPermissions.
+pub(super) fn give(stream: &OwnedFd, user: u32) {
+    let is_pipe = fstat(stream).is_ok_and(|about| {
+        SFlag::from_bits_truncate(about.st_mode & libc::S_IFMT) == SFlag::S_IFIFO
+    });
+    if is_pipe {
+        // Best effort: what is open works all the same.
+        let _ = nix::unistd::fchown(stream, Some(Uid::from_raw(user)), None);
+    }
 }
 
 pub(super) fn set_nonblocking(fd: &impl AsFd) -> io::Result<()> {

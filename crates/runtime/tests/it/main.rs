@@ -7,5 +7,6 @@ mod remote;
 mod restart;
 mod security;
 mod streams;
+mod users;
 mod volumes;
 mod world;

@@ -21,6 +21,7 @@ mod service;
 mod start;
 mod statics;
 mod stores;
+mod users;
 mod workloads;
 
 use anyhow::Result;
@@ -73,6 +74,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("workloads: kubectl top, and an autoscaler under load", workloads::autoscaling),
     chapter("volumes: a storage driver that somebody else wrote", csi::driver),
     chapter("volumes: a device of the node reaches containers", block::raw),
+    chapter("users: pods whose root is nobody to the node", users::of_their_own),
     chapter("helm: a chart comes, changes, goes back, goes", helm::chart),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
     chapter("leaders: one of two works, the other takes over", leaders::one_of_each_works),

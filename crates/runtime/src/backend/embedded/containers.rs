@@ -16,13 +16,16 @@ use crate::images::overlay;
 use crate::images::store::{ImageRecord, ImageStore};
 use crate::images::user::{self, Databases};
 use crate::layout::new_id;
-use crate::oci::{self, PidNamespace, PodFacts};
+use crate::oci::{self, PidNamespace, PodFacts, Users};
 use crate::shim::{Client, ExitRecord, ShimConfig, Started, Wait, spawn_shim};
+use crate::users::Mappings;
 
 /// How long a killed container may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// An empty file beside `state.json`.
 pub(super) const STARTED: &str = "started";
+/// What a container with users of its own is put together from; beside `config.json`.
+const STAGE: &str = "stage.json";
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
@@ -130,6 +133,8 @@ impl Embedded {
         sandbox_config: &PodSandboxConfig,
     ) -> Result<ContainerEntry> {
         refuse_unsupported(&config)?;
+        let pod = self.pod_facts(sandbox, &config)?;
+        let owners = pod.users.as_ref().map(owners);
         let wanted = config.image.clone().unwrap_or_default();
         let image = self.lease(id.to_owned(), wanted.image).await?;
         let directory = self.0.layout.container(id);
@@ -138,17 +143,17 @@ impl Embedded {
         set_private(&directory)?;
         let (store, layers, place) =
             (self.0.images.clone(), image.layers.clone(), directory.clone());
+        let root_owners = owners.clone();
         let databases = blocking(move || {
-            overlay::mount_root(&store, &layers, &place)?;
+            overlay::mount_root(&store, &layers, &place, root_owners.as_ref())?;
             Ok::<_, crate::images::Error>(Databases::read(&place.join("rootfs")))
         })
         .await??;
         let security = config.linux.as_ref().and_then(|l| l.security_context.clone());
         let user = user::resolve(&security.unwrap_or_default(), &image.config.user, &databases)?;
-        let pod = self.pod_facts(sandbox, &config)?;
-        let mounted = self.image_volumes(id, &config, &directory).await?;
+        let mounted = self.image_volumes(id, &config, &directory, owners).await?;
         let rootfs = directory.join("rootfs");
-        let spec = oci::build(&oci::Request {
+        let mut spec = oci::build(&oci::Request {
             id,
             config: &mounted,
             image: &image.config,
@@ -158,6 +163,11 @@ impl Embedded {
             cgroups_v2: self.0.hierarchies.is_v2(),
             lowest_oom_score: self.0.lowest_oom_score,
         })?;
+        if let Some(users) = &pod.users {
+            let devices = oci::device_paths(&config);
+            let stage = oci::stage::plan(&mut spec, &users.namespace, &devices);
+            files::write_json(&directory.join(STAGE), &stage)?;
+        }
         files::write_json(&directory.join("config.json"), &spec)?;
         let record = ContainerRecord {
             sandbox: sandbox.id.clone(),
@@ -190,6 +200,7 @@ impl Embedded {
         id: &str,
         config: &ContainerConfig,
         directory: &Path,
+        owners: Option<overlay::Owners>,
     ) -> Result<ContainerConfig> {
         let mut config = config.clone();
         let volumes = config.mounts.iter_mut().filter(|mount| mount.image.is_some());
@@ -198,13 +209,17 @@ impl Embedded {
             let lease = ImageStore::volume_lease(id, index);
             let image = self.lease(lease, wanted.image).await?;
             let (store, place) = (self.0.images.clone(), directory.to_owned());
-            let below = mount.image_sub_path.clone();
+            let (below, owners) = (mount.image_sub_path.clone(), owners.clone());
             let source = blocking(move || {
-                let root = overlay::mount_volume(&store, &image.layers, &place, index)?;
+                let owners = owners.as_ref();
+                let root = overlay::mount_volume(&store, &image.layers, &place, index, owners)?;
                 files::below(&root, &below).map_err(Error::from)
             });
             mount.host_path = source.await??.display().to_string();
             mount.readonly = true;
+            // Its layers are mapped; the overlay itself cannot be.
+            mount.uid_mappings.clear();
+            mount.gid_mappings.clear();
         }
         Ok(config)
     }
@@ -212,6 +227,10 @@ impl Embedded {
     fn pod_facts(&self, sandbox: &SandboxEntry, config: &ContainerConfig) -> Result<PodFacts> {
         let places = self.places(&sandbox.id);
         let modes = sandbox.modes();
+        let mappings = sandbox.mappings()?;
+        let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let options = security.and_then(|security| security.namespace_options.as_ref());
+        Mappings::agree(mappings, options)?;
         if !places.usable(modes) {
             return Err(Error::FailedPrecondition(format!(
                 "sandbox {:?} is not ready",
@@ -246,6 +265,7 @@ impl Embedded {
             hostname: crate::sandbox::hostname(&sandbox.config),
             shm: if modes.host_ipc { "/dev/shm".into() } else { places.shm() },
             cgroup_parent: sandbox.cgroup_parent(),
+            users: mappings.map(|mappings| Users { mappings, namespace: places.user() }),
         })
     }
 
@@ -293,6 +313,7 @@ impl Embedded {
             stdin_once: config.stdin_once,
             cgroup: entry.record.cgroup.clone(),
             shim_cgroup: format!("{}/shims", self.0.config.cgroup_root.trim_end_matches('/')),
+            stage: files::read_json(&layout.container(&entry.id).join(STAGE))?,
             run: run.clone(),
         };
         let path = run.join("shim.json");
@@ -569,12 +590,18 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     if apparmor.is_some_and(|profile| profile.profile_type() == ProfileType::Localhost) {
         return Err(Error::InvalidArgument("apparmor is not supported".into()));
     }
-    let options = security.and_then(|security| security.namespace_options.as_ref());
-    crate::sandbox::refuse_user_namespaces(options)?;
     if !config.cdi_devices.is_empty() {
         return Err(Error::Unimplemented("CDI devices are not supported".into()));
     }
     Ok(())
+}
+
+fn owners(users: &Users) -> overlay::Owners {
+    overlay::Owners {
+        namespace: users.namespace.clone(),
+        uid: users.mappings.uids.host,
+        gid: users.mappings.gids.host,
+    }
 }
 
 /// Upstream: containerd's reasons.

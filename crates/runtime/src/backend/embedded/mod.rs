@@ -284,8 +284,10 @@ impl RuntimeService for Embedded {
                 "the node has no pod network yet: it is given with the node's podCIDR",
             ),
         };
-        let features =
-            RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        let features = RuntimeHandlerFeatures {
+            recursive_read_only_mounts: true,
+            user_namespaces: crate::users::supported(),
+        };
         Ok(StatusResponse {
             status: Some(RuntimeStatus {
                 conditions: vec![condition(RUNTIME_READY, true, "", ""), network],

@@ -9,7 +9,9 @@ use super::{Embedded, blocking, now_nanos, selects};
 use crate::files;
 use crate::host_ports;
 use crate::layout::new_id;
-use crate::sandbox::{self, Modes, SandboxState};
+use crate::sandbox::{self, Modes, SandboxState, Settings};
+use crate::shim::Order;
+use crate::users::Mappings;
 
 pub(super) struct SandboxEntry {
     pub id: String,
@@ -31,6 +33,11 @@ impl SandboxEntry {
 
     pub fn modes(&self) -> Modes {
         Modes::of(&self.config)
+    }
+
+    /// Users of its own.
+    pub fn mappings(&self) -> Result<Option<Mappings>> {
+        Mappings::of(&sandbox::namespace_options(&self.config))
     }
 
     fn update(&self, change: impl FnOnce(&mut SandboxState)) -> SandboxState {
@@ -55,7 +62,7 @@ impl Embedded {
                 "failed to get sandbox runtime: no runtime for {handler:?} is configured"
             )));
         }
-        sandbox::refuse_user_namespaces(Some(&sandbox::namespace_options(&config)))?;
+        Mappings::of(&sandbox::namespace_options(&config))?;
         if config.metadata.is_none() {
             return Err(Error::InvalidArgument("sandbox config must include metadata".into()));
         }
@@ -94,11 +101,8 @@ impl Embedded {
         self.save_sandbox(entry, |_| {})?;
         let config = entry.config.clone();
         blocking(move || sandbox::set_up(&places, &config)).await??;
+        self.make_namespaces(entry).await?;
         let places = self.places(&entry.id);
-        if modes.shared_pid {
-            let executable = &self.0.config.executable;
-            crate::shim::spawn_pause(executable, &places.pause_pid()).await?;
-        }
         if !modes.host_network {
             let network = self.0.network.borrow().clone();
             if network.cidrs.is_empty() {
@@ -110,6 +114,33 @@ impl Embedded {
             self.save_sandbox(entry, |state| state.addresses = addresses)?;
         }
         self.save_sandbox(entry, |state| state.ready = true)
+    }
+
+    /// Those that a process must make.
+    async fn make_namespaces(&self, entry: &SandboxEntry) -> Result<()> {
+        let (places, mappings) = (self.places(&entry.id), entry.mappings()?);
+        let order = Order {
+            own: mappings.map(|_| Settings::of(&entry.config, mappings)),
+            processes: entry.modes().shared_pid,
+        };
+        if order.own.is_none() && !order.processes {
+            return Ok(());
+        }
+        let users = |pid: u32| {
+            let Some(own) = mappings else { return Ok(()) };
+            // Groups first: no rights are lost by either.
+            std::fs::write(format!("/proc/{pid}/gid_map"), own.gids.line())?;
+            std::fs::write(format!("/proc/{pid}/uid_map"), own.uids.line())
+        };
+        let made = |pid: u32, init: i32| {
+            if init > 0 {
+                files::write_atomic(&places.pause_pid(), init.to_string().as_bytes())?;
+            }
+            mappings.map_or(Ok(()), |_| sandbox::pin_all(&places, pid))
+        };
+        let executable = &self.0.config.executable;
+        let done = crate::shim::make_namespaces(executable, &order, users, made).await;
+        done.map_err(|error| Error::Internal(format!("make the sandbox's namespaces: {error}")))
     }
 
     async fn unmake_sandbox(&self, entry: &Arc<SandboxEntry>) -> Result<()> {
