@@ -156,9 +156,7 @@ async fn start(
         users: Arc::new(users::Users::new(&config.root_dir, config.max_pods, Path::new("/etc"))?),
         csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
         cgroups: new_cgroups(&config),
-        resolver: hosts::Resolver::parse(
-            &std::fs::read_to_string(&config.resolv_conf).unwrap_or_default(),
-        ),
+        resolver: new_resolver(&config),
         node: Mutex::new(Arc::new(first)),
         runtime_name,
         machine,
@@ -188,6 +186,10 @@ async fn start(
         server.listen_health(listener);
     }
     Ok(())
+}
+
+fn new_resolver(config: &Config) -> hosts::Resolver {
+    hosts::Resolver::parse(&std::fs::read_to_string(&config.resolv_conf).unwrap_or_default())
 }
 
 fn new_cgroups(config: &Config) -> cgroups::Cgroups {

@@ -128,7 +128,7 @@ impl Users {
         let bytes = match fs::read(self.file(uid)) {
             Ok(bytes) if bytes.is_empty() => return Ok(None),
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_absent(&error) => return Ok(None),
             Err(error) => return Err(error.to_string()),
         };
         parse(&bytes).map(Some)
@@ -146,6 +146,10 @@ impl Users {
         // A range must not be forgotten while files have its ids.
         path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
     }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Upstream: parseUserNsFileAndRecord.
@@ -284,6 +288,7 @@ mod tests {
         assert_eq!(file, format!(r#"{{"uidMappings":{range},"gidMappings":{range}}}"#));
         // The next kubelet knows them.
         let next = users(root.path());
+        fs::write(next.pods.join("stray"), "").expect("written");
         assert_eq!(first(&next, "b"), Ok(131_072));
         assert_eq!(first(&next, "c"), Ok(196_608));
         fs::remove_dir_all(next.pods.join("a")).expect("removed");
