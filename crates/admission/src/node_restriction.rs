@@ -340,8 +340,8 @@ fn named_like(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
 }
 
 fn slice(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
-    // Others the node authorizer judges, which does not know what is in a new slice, or in each of
-    // a collection.
+    // Others the node authorizer judges by the slice that is there (a slice keeps its node). It does
+    // not know what is in a new one, or in each of a collection.
     let (verb, tree) = match attributes.operation {
         Operation::Create => ("create", attributes.object.as_deref().map(|one| one.to_value())),
         Operation::Delete => ("delete", attributes.old.map(Object::to_value)),

@@ -1,11 +1,14 @@
 //! What a kubelet may see: what the pods on its node need, and no more.
 //!
 //! ```text
-//! node ◄── pod ◄── secret, config map, service account, claim ◄── volume
+//! node ◄─┬─ pod ◄── secret, config map, service account, claim ◄── volume
+//!        ├─ volume attachment
+//!        └─ resource slice
 //! ```
 //!
-//! In: pods and persistent volumes, mirrored from the watch cache. Out: decisions for users named
-//! `system:node:NAME` in group `system:nodes`. Upstream: `plugin/pkg/auth/authorizer/node`.
+//! In: pods, persistent volumes, volume attachments and resource slices, mirrored from the watch
+//! cache. Out: decisions for users named `system:node:NAME` in group `system:nodes`. Upstream:
+//! `plugin/pkg/auth/authorizer/node`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, RwLock};
@@ -16,6 +19,9 @@ use apiserver::request::{RequestInfo, UserInfo};
 use async_trait::async_trait;
 use base::task::Tasks;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod, PodSpec};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
 use crate::mirror::{Change, mirror};
@@ -62,6 +68,15 @@ pub struct Graph {
     volumes: HashMap<String, Volume>,
     /// Volumes that need a secret.
     volume_secrets: HashMap<Object, HashSet<String>>,
+    /// Objects without a namespace that name their node themselves.
+    placed: HashMap<Placed, HashMap<String, String>>,
+}
+
+/// Kinds of [`Graph::placed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placed {
+    VolumeAttachment,
+    ResourceSlice,
 }
 
 impl Graph {
@@ -146,6 +161,20 @@ impl Graph {
 
     fn is_volume_used(&self, node: &str, volume: &str) -> bool {
         self.volumes.get(volume).is_some_and(|volume| self.is_used(node, &volume.claim))
+    }
+
+    /// `node` is empty for what is on none.
+    pub fn put_placed(&mut self, kind: Placed, name: &str, node: &str) {
+        let nodes = self.placed.entry(kind).or_default();
+        match node {
+            "" => nodes.remove(name),
+            node => nodes.insert(name.to_owned(), node.to_owned()),
+        };
+    }
+
+    fn is_placed_on(&self, node: &str, kind: Placed, name: &str) -> bool {
+        let nodes = self.placed.get(&kind);
+        nodes.and_then(|nodes| nodes.get(name)).is_some_and(|placed| placed == node)
     }
 
     fn is_pod_on(&self, node: &str, namespace: &str, name: &str) -> bool {
@@ -247,7 +276,7 @@ pub struct NodeAuthorizer {
 }
 
 impl NodeAuthorizer {
-    /// Reads pods and volumes, and follows them from then on with tasks of `tasks`.
+    /// Reads what the graph is made of, and follows it from then on with tasks of `tasks`.
     pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
         let authorizer = Self::new();
         let graph = authorizer.graph.clone();
@@ -276,8 +305,49 @@ impl NodeAuthorizer {
                 Change::Remove(key) => graph.remove_volume(&key.name),
             }
         });
-        futures::join!(pods, volumes);
+        let attachments = authorizer.follow_placed::<VolumeAttachment>(
+            registry,
+            tasks,
+            Placed::VolumeAttachment,
+            |attachment| &attachment.spec.node_name,
+        );
+        let slices = authorizer.follow_placed::<ResourceSlice>(
+            registry,
+            tasks,
+            Placed::ResourceSlice,
+            |slice| slice.spec.node_name.as_deref().unwrap_or_default(),
+        );
+        futures::join!(pods, volumes, attachments, slices);
         authorizer
+    }
+
+    /// Follows a kind whose objects name their node.
+    async fn follow_placed<T>(
+        &self,
+        registry: &Registry,
+        tasks: &Tasks,
+        kind: Placed,
+        node: fn(&T) -> &str,
+    ) where
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + Send + Sync + 'static,
+    {
+        let graph = self.graph.clone();
+        let put = move |graph: &mut Graph, object: &T| {
+            let name = object.metadata().name.as_deref().unwrap_or_default();
+            graph.put_placed(kind, name, node(object));
+        };
+        let apply = move |change: Change<T>| {
+            let mut graph = graph.write().expect("no panic under the lock");
+            match change {
+                Change::Reset(all) => {
+                    graph.placed.remove(&kind);
+                    all.iter().for_each(|object| put(&mut graph, object));
+                }
+                Change::Put(object) => put(&mut graph, &object),
+                Change::Remove(key) => graph.put_placed(kind, &key.name, ""),
+            }
+        };
+        mirror::<T>(registry, tasks, apply).await;
     }
 
     fn new() -> Self {
@@ -330,13 +400,10 @@ impl NodeAuthorizer {
             ("", "nodes") if sub.is_empty() => self.decide_nodes(node, request),
             ("coordination.k8s.io", "leases") => own_lease(node, request),
             ("storage.k8s.io", "csinodes") => own_csi_node(node, request),
-            ("resource.k8s.io", "resourceslices") => {
-                let why = "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection";
-                let verbs = ["get", "watch", "list", "create", "update", "patch", "delete"];
-                check(sub.is_empty(), "cannot authorize ResourceSlice subresources")?;
-                let verb = request.verb.as_str();
-                check(verbs.contains(&verb) || verb == "deletecollection", why)
+            ("storage.k8s.io", "volumeattachments") => {
+                gettable(request).and(self.placed(node, request, Placed::VolumeAttachment))
             }
+            ("resource.k8s.io", "resourceslices") => self.decide_slices(node, request),
             _ => self.decide_statically(request),
         }
     }
@@ -353,15 +420,27 @@ impl NodeAuthorizer {
                 let is_on = graph.is_pod_on(node, &request.namespace, &request.name);
                 check(is_on, &unrelated(node))
             }
-            "list" | "watch" => {
-                let selector = Selector::parse_fields(&request.field_selector).ok();
-                let wanted = selector.as_ref().and_then(|one| one.exact("spec.nodeName"));
-                check(
-                    wanted == Some(node),
-                    "can only list/watch pods with spec.nodeName field selector",
-                )
-            }
+            "list" | "watch" => check(
+                selects_node(request, node),
+                "can only list/watch pods with spec.nodeName field selector",
+            ),
             _ => self.decide_statically(request),
+        }
+    }
+
+    /// Whose slice a new one is, and which of a collection are deleted, is for admission to see.
+    fn decide_slices(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
+        check(request.subresource.is_empty(), "cannot authorize ResourceSlice subresources")?;
+        match request.verb.as_str() {
+            "create" => Ok(()),
+            "get" | "update" | "patch" | "delete" => {
+                self.placed(node, request, Placed::ResourceSlice)
+            }
+            "list" | "watch" | "deletecollection" => check(
+                selects_node(request, node),
+                "can only list/watch/deletecollection resourceslices with nodeName field selector",
+            ),
+            _ => Err("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection".into()),
         }
     }
 
@@ -378,6 +457,12 @@ impl NodeAuthorizer {
         }
     }
 
+    /// Whether the object says that it is of the node.
+    fn placed(&self, node: &str, request: &RequestInfo, kind: Placed) -> Result<(), String> {
+        let graph = self.graph.read().expect("no panic under the lock");
+        check(graph.is_placed_on(node, kind, &request.name), &unrelated(node))
+    }
+
     /// Whether a pod on the node refers to the object.
     fn related(&self, node: &str, request: &RequestInfo, kind: Kind) -> Result<(), String> {
         let (namespace, name) = (request.namespace.clone(), request.name.clone());
@@ -389,6 +474,12 @@ impl NodeAuthorizer {
 
 fn check(allowed: bool, why: &str) -> Result<(), String> {
     if allowed { Ok(()) } else { Err(why.to_owned()) }
+}
+
+/// Is it asked for the objects of the node only?
+fn selects_node(request: &RequestInfo, node: &str) -> bool {
+    let selector = Selector::parse_fields(&request.field_selector).ok();
+    selector.as_ref().and_then(|one| one.exact("spec.nodeName")) == Some(node)
 }
 
 /// The verbs by which a node keeps the one object that is its own.
@@ -505,6 +596,10 @@ mod tests {
             },
         });
         graph.put_volume(&serde_json::from_value(volume).expect("a volume"));
+        for kind in [Placed::VolumeAttachment, Placed::ResourceSlice] {
+            graph.put_placed(kind, "mine", "n1");
+            graph.put_placed(kind, "other", "n2");
+        }
         drop(graph);
         authorizer
     }
@@ -569,6 +664,26 @@ mod tests {
         check("update", "coordination.k8s.io/leases//kube-node-lease/n1", true).await;
         check("update", "coordination.k8s.io/leases//kube-node-lease/n2", false).await;
         check("get", "coordination.k8s.io/leases//kube-system/n1", false).await;
+        for verb in ["get", "update", "patch", "delete"] {
+            check(verb, "resource.k8s.io/resourceslices///mine", true).await;
+            check(verb, "resource.k8s.io/resourceslices///other", false).await;
+            check(verb, "resource.k8s.io/resourceslices///unknown", false).await;
+            check(verb, "resource.k8s.io/resourceslices/x//mine", false).await;
+        }
+        check("create", "resource.k8s.io/resourceslices///", true).await;
+        for verb in ["list", "watch", "deletecollection"] {
+            let selected = |by: &str| format!("resource.k8s.io/resourceslices///{by}");
+            check(verb, &selected(""), false).await;
+            check(verb, &selected("?spec.nodeName=n1"), true).await;
+            check(verb, &selected("?spec.nodeName=n2"), false).await;
+            check(verb, &selected("?spec.nodeName!=n1"), false).await;
+            check(verb, &selected("?spec.driver=n1"), false).await;
+        }
+        check("get", "storage.k8s.io/volumeattachments///mine", true).await;
+        check("get", "storage.k8s.io/volumeattachments///other", false).await;
+        check("get", "storage.k8s.io/volumeattachments/status//mine", false).await;
+        check("list", "storage.k8s.io/volumeattachments///", false).await;
+        check("update", "storage.k8s.io/volumeattachments///mine", false).await;
         check("list", "/services///", true).await;
         check("delete", "apps/deployments//web/a", false).await;
     }

@@ -17,6 +17,8 @@ use decapod_auth as auth;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::{ClusterResourceScope, Metadata};
 use machinery::ObjectMeta;
 use machinery::object::Typed;
@@ -74,6 +76,8 @@ impl World {
             row::<Pod>(),
             row::<Node>(),
             row::<PersistentVolume>(),
+            row::<ResourceSlice>(),
+            row::<VolumeAttachment>(),
             row::<Secret>(),
             row::<ServiceAccount>(),
         ]);

@@ -19,6 +19,10 @@ const ALLOWED: &[&str] = &[
     "get pods web mine",
     "delete pods web mine",
     "update coordination.k8s.io:leases kube-node-lease n1",
+    "get storage.k8s.io:volumeattachments - mine-attachment",
+    "create resource.k8s.io:resourceslices - -",
+    "get resource.k8s.io:resourceslices - mine-slice",
+    "patch resource.k8s.io:resourceslices - mine-slice",
     "create authorization.k8s.io:subjectaccessreviews - -",
 ];
 
@@ -39,6 +43,15 @@ const DENIED: &[&str] = &[
     "get persistentvolumeclaims web other-claim",
     "update persistentvolumeclaims web mine-claim",
     "get persistentvolumes - other-volume",
+    "get storage.k8s.io:volumeattachments - other-attachment",
+    "list storage.k8s.io:volumeattachments - -",
+    "update storage.k8s.io:volumeattachments - mine-attachment",
+    "get resource.k8s.io:resourceslices - other-slice",
+    "update resource.k8s.io:resourceslices - other-slice",
+    "patch resource.k8s.io:resourceslices - other-slice",
+    "delete resource.k8s.io:resourceslices - other-slice",
+    "list resource.k8s.io:resourceslices - -",
+    "deletecollection resource.k8s.io:resourceslices - -",
     "create serviceaccounts/token web other-bot",
     "create serviceaccounts/token kube-system admin",
     "create pods/exec web mine",
@@ -83,6 +96,14 @@ async fn cluster(world: &World) -> Authorizers {
     let volume = |claim: &str| json!({"spec": {"claimRef": {"namespace": "web", "name": claim}}});
     world.create::<PersistentVolume>("", "mine-volume", volume("mine-claim")).await;
     world.create::<PersistentVolume>("", "other-volume", volume("other-claim")).await;
+    for (node, name) in [("n1", "mine"), ("n2", "other")] {
+        let slice = json!({"spec": {"driver": "d", "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}});
+        world.create::<ResourceSlice>("", &format!("{name}-slice"), slice).await;
+        let attachment = json!({"spec": {"attacher": "d", "nodeName": node,
+            "source": {"persistentVolumeName": format!("{name}-volume")}}});
+        world.create::<VolumeAttachment>("", &format!("{name}-attachment"), attachment).await;
+    }
     let node = auth::node::NodeAuthorizer::start(&world.registry, &world.tasks).await;
     let rbac = auth::Rbac::start(&world.registry, &world.tasks).await;
     Authorizers(vec![Arc::new(Masters), Arc::new(node), Arc::new(rbac)])
