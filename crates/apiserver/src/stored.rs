@@ -3,7 +3,8 @@
 //!
 //! Stored values carry no resourceVersion: it is the store's mod revision, and is spliced in right
 //! behind `"metadata":{`. For `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},…}` at
-//! revision 7, [`Stored::json`] copies the prefix, `"resourceVersion":"7",` and the rest.
+//! revision 7, [`Stored::json`] copies the prefix, `"resourceVersion":"7",` and the rest. What others
+//! wrote may have its members in another order, other objects named `metadata` in front, and spaces.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,8 +29,10 @@ pub struct Stored {
     /// JSON in the row's version, without resourceVersion.
     value: Bytes,
     revision: Revision,
-    /// Just behind `"metadata":{`.
+    /// Just behind the brace of the object's own `metadata`.
     splice: usize,
+    /// Nothing but apiVersion and kind stands in front of it.
+    is_usual: bool,
     /// Kept in a version that is no longer the stored one: any write, even of nothing, mends it.
     is_stale: bool,
     /// Why it could not be converted to the row's version.
@@ -45,8 +48,22 @@ impl Stored {
             Ok(None) => (value, None),
             Err(error) => (value, Some(error)),
         };
-        let splice = splice_offset(&value);
-        Self { row, value, revision, splice, is_stale, failure }
+        Self::shown(row, value, revision, is_stale, failure)
+    }
+
+    /// `value` is in the row's version, unless there is a failure.
+    fn shown(
+        row: Arc<Resource>,
+        value: Bytes,
+        revision: Revision,
+        is_stale: bool,
+        mut failure: Option<StatusError>,
+    ) -> Self {
+        let (splice, is_usual) = find_metadata(&value).unwrap_or_else(|| {
+            failure.get_or_insert_with(|| StatusError::internal("a stored object has no metadata"));
+            (value.len(), false)
+        });
+        Self { row, value, revision, splice, is_usual, is_stale, failure }
     }
 
     /// The objects of a list, converted together; the first that cannot be is the error.
@@ -56,27 +73,24 @@ impl Stored {
     ) -> Result<Vec<Self>, StatusError> {
         if row.conversion.is_none() {
             let new = |(value, revision): &(Bytes, Revision)| {
-                Self::new(row.clone(), value.clone(), *revision)
+                let stored = Self::new(row.clone(), value.clone(), *revision);
+                stored.check().map(|()| stored)
             };
-            return Ok(values.iter().map(new).collect());
+            return values.iter().map(new).collect();
         }
         let mut all = Vec::with_capacity(values.len());
         for chunk in values.chunks(AT_ONCE) {
             let kept: Vec<&[u8]> = chunk.iter().map(|(value, _)| &value[..]).collect();
             let shown = convert(row, &kept)?.unwrap_or_default();
-            all.extend(shown.into_iter().zip(chunk).map(|(shown, (kept, revision))| Self {
-                row: row.clone(),
-                splice: splice_offset(&shown),
-                value: shown.into(),
-                revision: *revision,
-                is_stale: row.conversion.as_ref().is_some_and(|one| one.is_stale(kept)),
-                failure: None,
+            all.extend(shown.into_iter().zip(chunk).map(|(shown, (kept, revision))| {
+                let is_stale = row.conversion.as_ref().is_some_and(|one| one.is_stale(kept));
+                Self::shown(row.clone(), shown.into(), *revision, is_stale, None)
             }));
         }
         Ok(all)
     }
 
-    /// Is it in the row's version? A webhook may not have answered.
+    /// Is it an object in the row's version? A webhook may not have answered.
     pub fn check(&self) -> Result<(), StatusError> {
         self.failure.clone().map_or(Ok(()), Err)
     }
@@ -107,14 +121,15 @@ impl Stored {
 
     fn write_behind_splice(&self, out: &mut Vec<u8>) {
         let rest = &self.value[self.splice..];
-        // What a dry run would create has no revision.
-        if self.revision == Revision(0) {
+        // What a dry run would create has no revision, and what is no object no place for it.
+        let Some(next) = rest.trim_ascii_start().first().filter(|_| self.revision != Revision(0))
+        else {
             return out.extend_from_slice(rest);
-        }
+        };
         out.extend_from_slice(br#""resourceVersion":""#);
         out.extend_from_slice(self.revision.to_string().as_bytes());
         out.push(b'"');
-        if rest.first() != Some(&b'}') {
+        if *next != b'}' {
             out.push(b',');
         }
         out.extend_from_slice(rest);
@@ -123,7 +138,7 @@ impl Stored {
     /// Appends the object as lists have it: built-in kinds without kind and version, as Go's typed
     /// lists, custom ones whole.
     pub fn write_item_to(&self, out: &mut Vec<u8>) {
-        if self.row.custom {
+        if self.row.custom || !self.is_usual {
             return self.write_to(out);
         }
         out.push(b'{');
@@ -203,7 +218,135 @@ fn convert(row: &Resource, values: &[&[u8]]) -> Result<Option<Vec<Vec<u8>>>, Sta
     Ok(Some(served.iter().map(|object| row.codec.settle(object.encode())).collect()))
 }
 
-fn splice_offset(value: &[u8]) -> usize {
-    let at = value.windows(METADATA.len()).position(|window| window == METADATA);
-    at.map(|at| at + METADATA.len()).expect("every encoded object has metadata")
+/// Where the members of an object's own `metadata` begin, and whether only its type stands in front.
+fn find_metadata(value: &[u8]) -> Option<(usize, bool)> {
+    let mut at = behind(value, 0, b'{')?;
+    let mut is_usual = true;
+    loop {
+        let start = token(value, at);
+        let end = string_end(value, start)?;
+        at = token(value, behind(value, end, b':')?);
+        match &value[start..end] {
+            br#""metadata""# => return Some((behind(value, at, b'{')?, is_usual)),
+            name => is_usual &= matches!(name, br#""apiVersion""# | br#""kind""#),
+        }
+        at = behind(value, value_end(value, at)?, b',')?;
+    }
+}
+
+/// The next byte that is no space.
+fn token(json: &[u8], at: usize) -> usize {
+    let rest = json.get(at..).unwrap_or_default();
+    at + (rest.len() - rest.trim_ascii_start().len())
+}
+
+/// Just behind the next token, if it is this one.
+fn behind(json: &[u8], at: usize, wanted: u8) -> Option<usize> {
+    let at = token(json, at);
+    (*json.get(at)? == wanted).then_some(at + 1)
+}
+
+/// Just behind the string that begins here.
+fn string_end(json: &[u8], start: usize) -> Option<usize> {
+    let mut at = behind(json, start, b'"')?;
+    loop {
+        match json.get(at)? {
+            b'"' => return Some(at + 1),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+/// Just behind the value that begins here.
+fn value_end(json: &[u8], start: usize) -> Option<usize> {
+    let (mut at, mut depth) = (start, 0_usize);
+    loop {
+        match json.get(at)? {
+            b'"' => at = string_end(json, at)?,
+            b'{' | b'[' => (at, depth) = (at + 1, depth + 1),
+            // The end of what it stands in: a number or a word is over.
+            b'}' | b']' | b',' if depth == 0 => return Some(at),
+            b'}' | b']' => (at, depth) = (at + 1, depth - 1),
+            _ => at += 1,
+        }
+        if depth == 0 && matches!(json[at - 1], b'"' | b'}' | b']') {
+            return Some(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn stored(value: &str, revision: u64) -> Stored {
+        let row = Arc::new(crate::testing::row::<ConfigMap>("configmaps", &[], true));
+        Stored::new(row, Bytes::copy_from_slice(value.as_bytes()), Revision(revision))
+    }
+
+    #[test]
+    fn the_revision_goes_into_the_own_metadata() {
+        let check = |value: &str, expected: &str, item: &str| {
+            let stored = stored(value, 7);
+            let text = |bytes: Bytes| String::from_utf8(bytes.into()).expect("text");
+            assert_eq!(text(stored.json()), expected);
+            assert_eq!(text(stored.list_item()), item, "{value}");
+            let metadata = &serde_json::from_slice::<serde_json::Value>(&stored.json())
+                .expect("JSON")["metadata"];
+            assert_eq!(metadata["resourceVersion"], "7", "{value}");
+            assert!(stored.check().is_ok());
+        };
+        check(
+            r#"{"apiVersion":"v1","kind":"X","metadata":{"name":"a"},"data":{"k":"v"}}"#,
+            r#"{"apiVersion":"v1","kind":"X","metadata":{"resourceVersion":"7","name":"a"},"data":{"k":"v"}}"#,
+            r#"{"metadata":{"resourceVersion":"7","name":"a"},"data":{"k":"v"}}"#,
+        );
+        check(
+            r#"{"apiVersion":"v1","kind":"X","metadata":{}}"#,
+            r#"{"apiVersion":"v1","kind":"X","metadata":{"resourceVersion":"7"}}"#,
+            r#"{"metadata":{"resourceVersion":"7"}}"#,
+        );
+        // Keys in order, as upstream keeps custom objects: others of this name come first.
+        let whole = r#"{"apiVersion":"v1","data":{"metadata":{"x":"}\"{"},"l":[{"metadata":{}},1]},"kind":"X","metadata":{"resourceVersion":"7","name":"a"}}"#;
+        let value = whole.replace(r#""resourceVersion":"7","#, "");
+        check(&value, whole, whole);
+        let whole = r#"{"a":1.5,"b":null,"c":"metadata","d":[],"metadata":{"resourceVersion":"7","name":"a"}}"#;
+        check(&whole.replace(r#""resourceVersion":"7","#, ""), whole, whole);
+        // By hand, or by a backup's tool.
+        check(
+            "{\n  \"kind\" : \"X\",\n  \"metadata\": {\n    \"name\": \"a\"\n  }\n}\n",
+            "{\n  \"kind\" : \"X\",\n  \"metadata\": {\"resourceVersion\":\"7\",\n    \"name\": \"a\"\n  }\n}\n",
+            "{\"metadata\":{\"resourceVersion\":\"7\",\n    \"name\": \"a\"\n  }\n}\n",
+        );
+        check(
+            r#"{"kind":"X","metadata": { }}"#,
+            r#"{"kind":"X","metadata": {"resourceVersion":"7" }}"#,
+            r#"{"metadata":{"resourceVersion":"7" }}"#,
+        );
+    }
+
+    #[test]
+    fn what_has_no_metadata_is_an_error_and_no_panic() {
+        let broken = [
+            "",
+            "x",
+            "{}",
+            "[]",
+            r#"{"metadata":[]}"#,
+            r#"{"metadata""#,
+            r#"{"metadata":"#,
+            r#"{"a":{"metadata":{}}}"#,
+            r#"{"a":"\"#,
+            r#"{"a":{{"#,
+            r#"{"a":}}"#,
+        ];
+        for value in broken {
+            let stored = stored(value, 7);
+            assert!(stored.check().is_err() && stored.object().is_err(), "{value}");
+            assert_eq!(stored.json(), value.as_bytes());
+        }
+    }
 }
