@@ -7,7 +7,8 @@
 //! - a watcher sees every event of its scope above its start revision, in revision order, once;
 //! - events are shared, a watcher is a cursor: a slow one costs nobody anything. One that falls off
 //!   the ring goes on with the store's history, and ends with `Expired` where that is compacted;
-//! - the state at `revision` is complete: every store event up to it has been applied.
+//! - the state at `revision` is complete: every store event up to it has been applied;
+//! - whatever ends the store's watch, the cache lists and watches again until the store is closed.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,6 +26,7 @@ use store::{
     EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, WatchItem, WatchRequest,
 };
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::request::Key;
 use crate::resource::Resource;
@@ -34,8 +36,14 @@ use crate::stored::Stored;
 const RING_EVENTS: usize = 1024;
 /// And no more of their bytes than this.
 const RING_BYTES: usize = 4 << 20;
-/// How long a read waits for the cache to reach a revision. Upstream: 3 s.
+/// How long a read waits for the cache to have its first list, and then to reach a revision.
+/// Upstream: 3 s for the second. Its caches are filled before anybody asks, so that it waits for the
+/// first not at all; ours are made by the first question.
 const FRESHNESS_LIMIT: Duration = Duration::from_secs(3);
+/// A watch of the store that lasted this long was in order: what ends it is a new trouble.
+const LASTING: Duration = Duration::from_secs(10);
+/// How long clients stay away from a cache that is not there, at most. Upstream: 30 s, too.
+const LONGEST_RETRY_SECONDS: f64 = 30.0;
 
 /// One object at one revision: its stored bytes and what selectors look at.
 pub struct Entry {
@@ -164,6 +172,8 @@ pub struct Cacher {
     progress: Mutex<Option<mpsc::Sender<()>>>,
     /// The latest write of this process, which readers of [`Cacher::settled`] want to see.
     written: AtomicU64,
+    /// Since when there is nothing to read, until there is.
+    begun: Instant,
     /// True once the rows that it serves are gone or replaced: the feed and all watches end.
     retired: watch::Sender<bool>,
 }
@@ -193,6 +203,7 @@ impl Cacher {
             reached: watch::Sender::new(Revision(0)),
             progress: Mutex::default(),
             written: AtomicU64::new(0),
+            begun: Instant::now(),
             retired: watch::Sender::new(false),
         })
     }
@@ -217,26 +228,37 @@ impl Cacher {
             base::backoff::Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         let mut retired = self.retired.subscribe();
         loop {
+            let begun = Instant::now();
             let followed = tokio::select! {
                 followed = self.follow() => followed,
                 _ = retired.wait_for(|is_retired| *is_retired) => return,
             };
             match followed {
-                Ok(()) => backoff.reset(),
-                Err(store::Error::Unavailable(why)) if &*why == "closed" => return,
+                Ok(()) => {}
+                Err(store::Error::Closed) => return,
                 Err(error) => {
                     tracing::warn!(prefix = self.prefix, %error, "watch cache lost the store")
                 }
+            }
+            if begun.elapsed() > LASTING {
+                backoff.reset();
             }
             tokio::time::sleep(backoff.step()).await;
         }
     }
 
-    /// Lists once, then applies events until the watch ends.
+    /// Lists once, then applies events until the watch ends: the store says why in its own log, and
+    /// when it is listed again whether it is closed.
     async fn follow(&self) -> store::Result<()> {
         let range = KeyRange::prefix(self.prefix.clone());
         let listed = self.store.range(RangeRequest::new(range.clone())).await?;
         let start = Some(Revision(listed.revision.0 + 1));
+        if self.is_filled() {
+            tracing::warn!(
+                prefix = self.prefix,
+                "the store ended a cache's watch; it is read anew"
+            );
+        }
         self.replace(listed.kvs, listed.revision);
         let mut running = self.store.watch(WatchRequest { range, start }).await?;
         *self.progress.lock().expect("short locks") = Some(running.progress.clone());
@@ -244,10 +266,10 @@ impl Cacher {
             match item {
                 WatchItem::Events(revision, events) => self.apply(revision, &events),
                 WatchItem::Progress(revision) => self.advance(revision),
-                WatchItem::Compacted(_) => return Ok(()),
+                WatchItem::Compacted(_) => break,
             }
         }
-        Err(store::Error::Unavailable("closed".into()))
+        Ok(())
     }
 
     fn replace(&self, kvs: Vec<KeyValue>, revision: Revision) {
@@ -323,15 +345,31 @@ impl Cacher {
         (state.entries.len(), state.bytes)
     }
 
-    /// Waits until the cache has its first list.
-    pub async fn ready(&self) {
+    fn is_filled(&self) -> bool {
+        self.reached.borrow().0 > 0
+    }
+
+    /// Waits until the cache has its first list, however long: for the server's own parts, which can
+    /// do nothing without.
+    pub async fn filled(&self) {
         let mut reached = self.reached.subscribe();
         let _ = reached.wait_for(|revision| revision.0 > 0).await;
     }
 
+    /// Waits for the first list as long as a client may be kept: a watch has no other time limit, and
+    /// holds its seat. Upstream: `ResilientWatchCacheInitialization`.
+    pub async fn ready(&self) -> Result<(), StatusError> {
+        if self.is_filled() || tokio::time::timeout(FRESHNESS_LIMIT, self.filled()).await.is_ok() {
+            return Ok(());
+        }
+        let seconds = (0.06 * self.begun.elapsed().as_secs_f64()).exp();
+        let seconds = seconds.clamp(1.0, LONGEST_RETRY_SECONDS) as u32;
+        Err(StatusError::too_many_requests("storage is (re)initializing", seconds))
+    }
+
     /// Waits until the cache has reached `revision`; an error as upstream's when it does not come.
     pub async fn wait_for(&self, revision: Revision) -> Result<(), StatusError> {
-        self.ready().await;
+        self.ready().await?;
         if self.revision() >= revision {
             return Ok(());
         }
@@ -350,6 +388,7 @@ impl Cacher {
 
     /// Waits until the cache has what this process wrote; the revision of the latest change.
     pub(crate) async fn settled(&self) -> Result<Revision, StatusError> {
+        self.filled().await;
         self.wait_for(Revision(self.written.load(Ordering::Acquire))).await?;
         Ok(self.state.read().expect("no panic under the lock").changed)
     }
@@ -543,5 +582,133 @@ pub fn parse_key(prefix: &str, namespaced: bool, key: &[u8]) -> Option<Key> {
         }
         None if !namespaced => Some(Key::new("", rest)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    use base::task::Tasks;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use store::{Compare, Error, LeaseId, Op, Sim, Transform, Transformed, Txn};
+
+    use super::*;
+    use crate::Registry;
+    use crate::admission::Chain;
+    use crate::registry::ListOptions;
+    use crate::resource::ResourceTable;
+
+    const PREFIX: &str = "/registry/configmaps/";
+    const NO_LEASE: LeaseId = 0;
+
+    /// Values as they are; some cannot be read, or not yet.
+    #[derive(Default)]
+    struct Faulty {
+        failures_left: AtomicUsize,
+        hangs: AtomicBool,
+    }
+
+    #[async_trait::async_trait]
+    impl Transform for Faulty {
+        fn seal(&self, _: &[u8], value: Bytes) -> store::Result<Bytes> {
+            Ok(value)
+        }
+
+        fn open(&self, _: &[u8], value: Bytes) -> store::Result<Bytes> {
+            let less = |left: usize| left.checked_sub(1);
+            match self.failures_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+                Ok(_) => Err(Error::Unavailable("it cannot be read".into())),
+                Err(_) => Ok(value),
+            }
+        }
+
+        fn must_fetch(&self, _: &[u8], _: &[u8]) -> bool {
+            self.hangs.load(Ordering::Relaxed)
+        }
+
+        async fn fetch(&self, _: &[u8], _: &[u8]) -> store::Result<()> {
+            std::future::pending().await
+        }
+    }
+
+    fn faulty() -> (Arc<Faulty>, Arc<dyn Store>) {
+        let faulty = Arc::<Faulty>::default();
+        let store = Transformed::over(Sim::open(), faulty.clone());
+        (faulty, store)
+    }
+
+    async fn put(store: &dyn Store, name: &str) -> Revision {
+        let key = Bytes::from(format!("{PREFIX}ns/{name}"));
+        let value = format!(
+            r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"namespace":"ns","name":"{name}"}}}}"#
+        );
+        let txn = Txn {
+            compare: vec![Compare::ModRevision(key.clone(), Revision(0))],
+            success: vec![Op::Put { key, value: value.into(), lease: NO_LEASE }],
+            failure: vec![],
+        };
+        let answer = store.txn(txn).await.expect("it is written");
+        assert!(answer.succeeded, "{name}");
+        answer.revision
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cache_outlives_the_watches_of_its_store() {
+        let (faulty, store) = faulty();
+        let row = Arc::new(crate::testing::row::<ConfigMap>("configmaps", &[], true));
+        let cacher = Cacher::new(row, store.clone());
+        let life = async {
+            cacher.filled().await;
+            for name in ["a", "b", "c"] {
+                let mut cursor = cacher.cursor(cacher.revision());
+                // The store cannot read it for its watch, and ends that.
+                faulty.failures_left.store(1, Ordering::Relaxed);
+                let revision = put(&*store, name).await;
+                cacher.wait_for(revision).await.expect("the cache goes on");
+                assert!(cacher.get(&Key::new("ns", name)).is_some());
+                assert_eq!(faulty.failures_left.load(Ordering::Relaxed), 0);
+                let mut seen = vec![];
+                while seen.is_empty() {
+                    seen = cursor.next().await.expect("nothing is missed");
+                }
+                let names = seen.iter().map(|event| event.entry.as_ref().map(|e| &*e.key.name));
+                assert_eq!(names.collect::<Vec<_>>(), [Some(name)]);
+            }
+            store.close().await;
+        };
+        // That the feed ends, too, says that it knows a closed store.
+        let both = async { tokio::join!(cacher.clone().feed(), life) };
+        tokio::time::timeout(Duration::from_secs(600), both).await.expect("it ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_ever_for_a_cache_that_cannot_be_filled() {
+        let (faulty, store) = faulty();
+        put(&*store, "a").await;
+        faulty.hangs.store(true, Ordering::Relaxed);
+        let row = crate::testing::row::<ConfigMap>("configmaps", &[], true);
+        let tasks = Tasks::new("test");
+        let registry =
+            Registry::new(store, ResourceTable::new([row]), Chain::default(), tasks.clone());
+        let row = registry.row_of::<ConfigMap>();
+        let check = async |version: Option<&str>, retry_after: u32| {
+            let resource_version = version.map(ToOwned::to_owned);
+            let options = ListOptions { resource_version, ..ListOptions::default() };
+            let watched = registry.watch(&row, "", &options).await.err();
+            let listed = registry.list(&row, "", &options).await.err();
+            for refused in [watched, listed] {
+                let refused = refused.expect("there is nothing to be seen");
+                assert_eq!((refused.reason, refused.code), (Reason::TooManyRequests, 429));
+                assert_eq!(refused.message, "storage is (re)initializing");
+                assert_eq!(refused.retry_after_seconds, Some(retry_after), "{version:?}");
+            }
+        };
+        check(None, 1).await;
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        check(Some("0"), 30).await;
+        check(Some("2"), 30).await;
+        faulty.hangs.store(false, Ordering::Relaxed);
+        tasks.shutdown(Duration::from_secs(5)).await;
     }
 }

@@ -30,7 +30,7 @@ use store::{Event, KeyRange, Revision, WatchItem};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tonic::Status;
 
-use crate::rpc::Rpc;
+use crate::rpc::{self, Rpc};
 use crate::watch::{ASK_AGAIN, Link, Opened, RECONNECT_CEILING, RECONNECT_FIRST, Said, open};
 
 /// What a joining reader finds at most; who lacks more asks etcd.
@@ -122,9 +122,8 @@ impl Hub {
     /// Waits until there is a stream: what is written later passes here.
     pub async fn begun(&self) -> Result<(), Status> {
         let mut begun = self.inner.begun.subscribe();
-        let closed = || Status::unavailable("the connection is closed");
         let known = begun.wait_for(|begun| !matches!(begun, Begun::NotYet)).await;
-        match &*known.map_err(|_| closed())? {
+        match &*known.map_err(|_| rpc::closed())? {
             Begun::Failed(status) => Err(status.clone()),
             Begun::Yes | Begun::NotYet => Ok(()),
         }

@@ -121,8 +121,7 @@ impl Etcd {
         Q: prost::Message + Clone + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
-        let closed = || Status::unavailable("the connection is closed");
-        self.tasks.stop_signal().or(self.rpc.call(path, request)).await.ok_or_else(closed)?
+        self.tasks.stop_signal().or(self.rpc.call(path, request)).await.ok_or_else(rpc::closed)?
     }
 
     /// The error of a call that named a revision, with what etcd does not say: the floor or the
@@ -194,17 +193,15 @@ impl Store for Etcd {
     async fn watch(&self, request: WatchRequest) -> Result<Watch> {
         let (sender, items) = mpsc::channel(WATCH_QUEUE);
         let (progress, asked) = mpsc::channel(1);
-        let closed = || Error::Unavailable("etcd: the connection is closed".into());
         let starting = self.reader(request, sender, asked);
-        let reader = self.tasks.stop_signal().or(starting).await.ok_or_else(closed)?;
+        let reader = self.tasks.stop_signal().or(starting).await.ok_or(Error::Closed)?;
         self.tasks.spawn("etcd watch", reader.map_err(|status| unavailable(&status))?.run());
         Ok(Watch { items, progress })
     }
 
     async fn revision(&self) -> Result<Revision> {
-        let closed = || Error::Unavailable("etcd: the connection is closed".into());
         let asked = self.tasks.stop_signal().or(self.rpc.present()).await;
-        asked.ok_or_else(closed)?.map_err(|status| unavailable(&status))
+        asked.ok_or(Error::Closed)?.map_err(|status| unavailable(&status))
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
@@ -276,8 +273,7 @@ impl Store for Etcd {
             let answer: Option<Answer<messages::LeaseKeepAliveResponse>> = answers.next().await;
             answer.unwrap_or_else(|| Err(Status::unavailable("the keep-alive stream ended")))
         };
-        let closed = || Error::Unavailable("etcd: the connection is closed".into());
-        let answer = self.tasks.stop_signal().or(ask).await.ok_or_else(closed)?;
+        let answer = self.tasks.stop_signal().or(ask).await.ok_or(Error::Closed)?;
         let answer = answer.map_err(|status| lease_error(&status, lease))?;
         if answer.ttl <= 0 { Err(Error::LeaseNotFound(lease)) } else { Ok(answer.ttl) }
     }
@@ -316,13 +312,12 @@ impl Store for Etcd {
     async fn snapshot(&self) -> Result<store::Snapshot> {
         let path = "/etcdserverpb.Maintenance/Snapshot";
         let opening = self.slow.download(path, messages::Empty {});
-        let closed = || Error::Unavailable("etcd: the connection is closed".into());
         let mut answers: tonic::Streaming<messages::SnapshotResponse> = self
             .tasks
             .stop_signal()
             .or(opening)
             .await
-            .ok_or_else(closed)?
+            .ok_or(Error::Closed)?
             .map_err(|s| unavailable(&s))?;
         let (sender, chunks) = mpsc::channel(4);
         self.tasks.spawn("etcd snapshot", async move {

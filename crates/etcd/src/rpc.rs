@@ -193,8 +193,19 @@ fn tls(options: &Options) -> ClientTlsConfig {
     tls
 }
 
+/// The answer to who asks when this side has hung up for good.
+pub(crate) fn closed() -> Status {
+    let mut status = Status::unavailable("the connection is closed");
+    status.set_source(Arc::new(Error::Closed));
+    status
+}
+
 /// What the store's callers can act on; anything else leaves a write's fate unknown.
 pub(crate) fn unavailable(status: &Status) -> Error {
+    let own = std::error::Error::source(status).and_then(|cause| cause.downcast_ref::<Error>());
+    if let Some(own) = own {
+        return own.clone();
+    }
     let what = match status.code() {
         Code::Unknown | Code::Unavailable => String::new(),
         code => format!("{code:?}: "),

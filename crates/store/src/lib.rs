@@ -354,6 +354,9 @@ pub enum Error {
     /// Disk full, I/O error, lost connection: the write was refused or its fate is unknown.
     #[error("the store is unavailable: {0}")]
     Unavailable(Arc<str>),
+    /// Somebody closed it, and nobody will open it again. What became of a write under way is unknown.
+    #[error("the store is closed")]
+    Closed,
     /// The files are damaged, or of a version that this program cannot read.
     #[error("{0}")]
     Unusable(Arc<str>),
@@ -401,6 +404,6 @@ pub trait Store: Send + Sync + 'static {
     /// The store's revision at a time, in milliseconds since 1970; `Compacted` if that is no longer
     /// kept.
     async fn revision_at(&self, millis: u64) -> Result<Revision>;
-    /// Commits what is queued and closes; later calls fail with `Unavailable`.
+    /// Commits what is queued and closes; later calls fail with `Closed`.
     async fn close(&self);
 }

@@ -241,7 +241,7 @@ impl Registry {
         T: k8s_openapi::Resource,
     {
         let cacher = self.cacher(&self.row_of::<T>());
-        cacher.ready().await;
+        cacher.filled().await;
         let (entries, revision, _) = cacher.list(&Scope::default(), 0);
         (entries.iter().map(|entry| cacher.stored(entry)).collect(), cacher.cursor(revision))
     }
@@ -369,6 +369,9 @@ pub(crate) fn store_error(error: store::Error) -> StatusError {
         ),
         store::Error::Unavailable(why) => {
             StatusError::new(Reason::ServiceUnavailable, format!("the state store refuses: {why}"))
+        }
+        store::Error::Closed => {
+            StatusError::new(Reason::ServiceUnavailable, "the state store is closed")
         }
         other => StatusError::internal(other),
     }

@@ -120,7 +120,7 @@ impl Registry {
         }
         let cacher = self.cacher(row);
         match wanted {
-            Some(Revision(0)) => cacher.ready().await,
+            Some(Revision(0)) => cacher.ready().await?,
             Some(revision) => cacher.wait_for(revision).await?,
             None => cacher.wait_for(self.revision().await?).await?,
         }
@@ -236,7 +236,7 @@ impl Registry {
         let scope = self.scope(row, namespace, options)?;
         let wanted = parse_version(options.resource_version.as_deref())?;
         let cacher = self.cacher(row);
-        cacher.ready().await;
+        cacher.ready().await?;
         let mut pending = VecDeque::new();
         let start = match (wanted, options.send_initial_events) {
             (Some(revision), None | Some(false)) if revision.0 > 0 => revision,

@@ -390,6 +390,7 @@ fn status(error: Error) -> Status {
         Error::TooLarge { .. } => {
             (Code::InvalidArgument, "etcdserver: request is too large".to_owned())
         }
+        Error::Closed => (Code::Unavailable, "etcdserver: server stopped".into()),
         Error::Unavailable(why) => (Code::Unavailable, format!("etcdserver: {why}")),
         Error::Unsupported(why) => (Code::Unimplemented, format!("etcdserver: {why}")),
         Error::Unusable(why) => (Code::Internal, format!("etcdserver: {why}")),

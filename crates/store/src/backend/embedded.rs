@@ -251,7 +251,7 @@ fn join(thread: JoinHandle<()>) {
 }
 
 fn closed() -> Error {
-    Error::unavailable("the store is closed")
+    Error::Closed
 }
 
 #[async_trait]

@@ -93,7 +93,7 @@ impl Inner {
 
     fn open_model(&self) -> Result<MutexGuard<'_, Model>> {
         let model = self.model();
-        if model.closed { Err(Error::unavailable("the store is closed")) } else { Ok(model) }
+        if model.closed { Err(Error::Closed) } else { Ok(model) }
     }
 }
 

@@ -207,7 +207,7 @@ async fn call(store: &dyn Store, key: &str, act: Act) -> Saw {
             assert!(!matches!(answer.results[..], [OpResult::Got { .. }]));
             Saw::Done
         }
-        Err(Error::Unavailable(_)) => Saw::Unknown,
+        Err(Error::Unavailable(_) | Error::Closed) => Saw::Unknown,
         Err(error) => panic!("{error}"),
     }
 }
