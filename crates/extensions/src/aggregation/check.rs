@@ -80,6 +80,13 @@ pub(super) async fn check(
     Some(Outcome { remote, backend })
 }
 
+/// By which settings its server is reached, if any server is.
+pub(super) fn trust_of(service: &APIService) -> Option<Trust> {
+    let spec = service.spec.as_ref()?;
+    let place = spec.service.as_ref()?;
+    Some(trust(spec, place.namespace.as_deref()?, place.name.as_deref()?))
+}
+
 fn trust(spec: &APIServiceSpec, namespace: &str, name: &str) -> Trust {
     Trust {
         server_name: format!("{name}.{namespace}.svc"),

@@ -16,7 +16,7 @@
 mod check;
 mod local;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ const RECHECK: Duration = Duration::from_secs(30);
 /// How soon one that does not answer is asked again.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The front proxy's certificate, by which other servers know this one.
+/// The front proxy's certificate, by which other servers know this one; empty for none.
 #[derive(Clone, Default)]
 pub struct Identity {
     pub cert_pem: String,
@@ -60,7 +60,8 @@ struct Inner {
     remotes: ArcSwap<Vec<Remote>>,
     /// How to reach the servers, by group and version. Replaced with `remotes`.
     backends: ArcSwap<HashMap<(String, String), Backend>>,
-    /// Clients by their settings: connections outlive checks. Never held across an await.
+    /// Clients by their settings, of which some APIService names each: connections outlive checks.
+    /// Never held across an await.
     clients: Mutex<HashMap<Trust, HttpClient>>,
 }
 
@@ -166,6 +167,10 @@ impl Aggregation {
             remotes.push(outcome.remote);
         }
         let is_settled = remotes.iter().all(|remote| remote.is_available);
+        let named: HashSet<Trust> = all.iter().filter_map(check::trust_of).collect();
+        let mut clients = self.0.clients.lock().expect("no panic under the lock");
+        clients.retain(|trust, _| named.contains(trust));
+        drop(clients);
         self.0.backends.store(Arc::new(backends));
         if *before != remotes {
             self.0.remotes.store(Arc::new(remotes));
@@ -188,10 +193,11 @@ impl Aggregation {
     fn options(&self, trust: &Trust) -> ClientOptions {
         let authorities = String::from_utf8(trust.authorities.clone());
         let identity = self.0.identity.load();
+        let shown = |pem: &String| Some(pem.clone()).filter(|pem| !pem.is_empty());
         ClientOptions {
             ca_pem: authorities.ok().filter(|pem| !pem.is_empty()),
-            cert_pem: Some(identity.cert_pem.clone()),
-            key_pem: Some(identity.key_pem.clone()),
+            cert_pem: shown(&identity.cert_pem),
+            key_pem: shown(&identity.key_pem),
             server_name: Some(trust.server_name.clone()),
             insecure: trust.is_lax,
             user_agent: Some("kube-aggregator".into()),
@@ -307,7 +313,90 @@ fn escaped(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use apiserver::admission::Chain;
+    use apiserver::registry::{DeleteOptions, Intent};
+    use apiserver::request::Key;
+    use apiserver::resource::{ALL_VERBS, Resource, ResourceTable, Strategy};
+    use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
+        APIServiceSpec, ServiceReference,
+    };
+
     use super::*;
+
+    struct Plain;
+
+    impl Strategy for Plain {
+        fn name_errors(&self, _: &str) -> Vec<String> {
+            vec![]
+        }
+    }
+
+    fn row<T: k8s_openapi::Resource>(namespaced: bool) -> Resource {
+        let codec = api::kinds::codec(T::API_VERSION, T::KIND).expect("a known kind");
+        Resource {
+            group: T::GROUP.into(),
+            version: T::VERSION.into(),
+            kind: T::KIND.into(),
+            plural: T::URL_PATH_SEGMENT.into(),
+            singular: T::KIND.to_lowercase(),
+            short_names: vec![],
+            categories: vec![],
+            namespaced,
+            verbs: ALL_VERBS.to_vec(),
+            storage: Some(T::URL_PATH_SEGMENT.into()),
+            codec,
+            conversion: None,
+            strategy: Arc::new(Plain),
+            subresources: vec![],
+            custom: false,
+            definition: String::new(),
+            schema: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_goes_with_the_last_that_names_its_settings() {
+        let rows = [row::<APIService>(false), row::<Service>(true), row::<EndpointSlice>(true)];
+        let tasks = Tasks::new("test");
+        let table = ResourceTable::new(rows);
+        let registry = Registry::new(store::Sim::open(), table, Chain::default(), tasks.clone());
+        let aggregation = Aggregation::new(Identity::default());
+        let ctx = registry.own_context::<APIService>();
+        let key = Key::new("", "v1.example.com");
+        let mut known = None;
+        for (name, is_lax) in [("a", true), ("a", true), ("b", true), ("b", false), ("c", true)] {
+            let reference = ServiceReference {
+                namespace: Some("ns".into()),
+                name: Some(name.into()),
+                port: None,
+            };
+            let mut service = APIService::default();
+            service.metadata.name = Some(key.name.clone());
+            service.spec = Some(APIServiceSpec {
+                group: Some("example.com".into()),
+                version: Some("v1".into()),
+                service: Some(reference),
+                insecure_skip_tls_verify: Some(is_lax),
+                ..APIServiceSpec::default()
+            });
+            let object: Box<dyn machinery::Object> = Box::new(service);
+            let intent = match known.replace(name) {
+                None => Intent::Create { object },
+                Some(_) => Intent::Update { object },
+            };
+            registry.write(&ctx, &key, intent).await.expect("it is written");
+            aggregation.refresh(&registry).await.expect("all are checked");
+            let clients = aggregation.0.clients.lock().expect("no panic");
+            let settings = clients.keys().map(|trust| (&*trust.server_name, trust.is_lax));
+            let expected = format!("{name}.ns.svc");
+            assert_eq!(settings.collect::<Vec<_>>(), [(&*expected, is_lax)]);
+        }
+        let options = DeleteOptions::default();
+        registry.write(&ctx, &key, Intent::Delete { options }).await.expect("it is deleted");
+        aggregation.refresh(&registry).await.expect("there is nothing to check");
+        assert!(aggregation.0.clients.lock().expect("no panic").is_empty());
+        tasks.shutdown(Duration::from_secs(5)).await;
+    }
 
     #[test]
     fn users_travel_in_headers() {
