@@ -14,7 +14,9 @@ pub enum Component {
     Scheduler,
     Proxy,
     Dns,
-    /// The API server's client to kubelets.
+    /// The API server's client to kubelets. Who a kubelet is says a Node, which the node itself
+    /// writes: what this identity may do at the API, a stolen node could do by naming the API server's
+    /// own address. RBAC allows it kubelets' resources only. Upstream: so does kubeadm.
     KubeletClient,
     /// The API server's client to aggregated API servers (signed by the front-proxy authority).
     FrontProxyClient,
@@ -35,12 +37,7 @@ const IDENTITIES: &[(Component, &str, &str, &[&str])] = &[
     (Component::Scheduler, "scheduler", "system:kube-scheduler", &[]),
     (Component::Proxy, "kube-proxy", "system:kube-proxy", &[]),
     (Component::Dns, "kube-dns", "system:kube-dns", &[]),
-    (
-        Component::KubeletClient,
-        "apiserver-kubelet-client",
-        "kube-apiserver-kubelet-client",
-        &["system:masters"],
-    ),
+    (Component::KubeletClient, "apiserver-kubelet-client", "kube-apiserver-kubelet-client", &[]),
     (Component::FrontProxyClient, "front-proxy-client", "front-proxy-client", &[]),
 ];
 
@@ -92,6 +89,7 @@ mod tests {
         };
         check(Component::Scheduler, "system:kube-scheduler", &[]);
         check(Component::Admin, "kubernetes-admin", &["system:masters"]);
+        check(Component::KubeletClient, "kube-apiserver-kubelet-client", &[]);
         assert_eq!(Identity::node("a").profile().common_name, "system:node:a");
     }
 }

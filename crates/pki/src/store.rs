@@ -271,6 +271,20 @@ mod tests {
     }
 
     #[test]
+    fn a_component_that_has_lost_a_group_gets_another_certificate() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let pki = Pki::open_or_create(root.path()).expect("creates");
+        let component = Component::KubeletClient;
+        let of_before = Profile::client(component.identity().user, &["system:masters"]);
+        let before = pki.ensure(component.file_name(), &of_before).expect("issues");
+        let after = pki.component(component).expect("issues another");
+        assert_ne!(before.cert_pem, after.cert_pem);
+        let certificate = parsed::certificates(after.cert_pem.as_bytes()).expect("PEM");
+        assert!(certificate[0].organizations.is_empty());
+        assert_eq!(pki.component(component).expect("loads").cert_pem, after.cert_pem);
+    }
+
+    #[test]
     fn a_leaf_that_a_power_loss_tore_is_issued_anew() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let pki = Pki::open_or_create(root.path()).expect("creates");

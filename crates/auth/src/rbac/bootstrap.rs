@@ -326,6 +326,7 @@ mod tests {
     /// Objects of ours beside upstream's.
     const OURS: &[&str] = &[
         "system:coredns",
+        "decapod:apiserver-kubelet-client",
         "decapod:kubelet-bootstrap",
         "decapod:node-autoapprove-bootstrap",
         "decapod:node-autoapprove-certificate-rotation",

@@ -170,6 +170,14 @@ async fn the_bootstrap_policy_lets_components_work() {
     check(&scheduler, "list", "secrets", false).await;
     check(&dns, "watch", "discovery.k8s.io:endpointslices", true).await;
     check(&dns, "delete", "services", false).await;
+    let to_kubelets = UserInfo::new("kube-apiserver-kubelet-client", &["system:authenticated"]);
+    check(&to_kubelets, "create", "nodes/proxy", true).await;
+    check(&to_kubelets, "get", "nodes/log", true).await;
+    check(&to_kubelets, "get", "nodes/stats", true).await;
+    check(&to_kubelets, "get", "nodes/metrics", true).await;
+    check(&to_kubelets, "get", "secrets", false).await;
+    check(&to_kubelets, "create", "pods", false).await;
+    check(&to_kubelets, "update", "nodes", false).await;
     let controller = "system:serviceaccount:kube-system:replicaset-controller";
     check(&UserInfo::new(controller, &[]), "create", "pods", true).await;
     world.shutdown().await;
