@@ -27,7 +27,10 @@ impl Plugin for NamespaceExists {
             return Ok(());
         }
         match attributes.registry.find::<Namespace>("", namespace).await? {
-            Some(_) => Ok(()),
+            Some(found) => {
+                attributes.rely_on(&found);
+                Ok(())
+            }
             None => Err(StatusError::not_found("", "namespaces", namespace)),
         }
     }

@@ -44,6 +44,8 @@ impl Plugin for NamespaceLifecycle {
         };
         let phase = found.status.as_ref().and_then(|status| status.phase.as_deref());
         if phase != Some("Terminating") {
+            // Webhooks take their time: it may be deleted, and empty and gone, before this is written.
+            attributes.rely_on(&found);
             return Ok(());
         }
         let why = format!(

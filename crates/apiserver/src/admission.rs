@@ -6,11 +6,14 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::sync::Mutex;
 
 use async_trait::async_trait;
-use machinery::Object;
+use machinery::{Object, ObjectMeta};
 use serde_json::Value;
+use store::{Compare, Revision};
 
+use crate::registry::store_key;
 use crate::request::{Key, RequestContext};
 use crate::{Registry, StatusError};
 
@@ -49,6 +52,8 @@ pub struct Attributes<'a> {
     /// CreateOptions, UpdateOptions, PatchOptions or DeleteOptions as a tree.
     pub options: &'a Value,
     pub reinvocation: Reinvocation,
+    /// See [`Attributes::rely_on`]. Held for a push.
+    relied: Mutex<Vec<Compare>>,
 }
 
 impl<'a> Attributes<'a> {
@@ -62,7 +67,30 @@ impl<'a> Attributes<'a> {
         options: &'a Value,
     ) -> Self {
         let reinvocation = Reinvocation::default();
-        Self { ctx, registry, operation, key, object, old, options, reinvocation }
+        let relied = Mutex::default();
+        Self { ctx, registry, operation, key, object, old, options, reinvocation, relied }
+    }
+
+    /// Says that a verdict on a create holds as long as this object, which the plugin has read from
+    /// the registry, is as it was read: what is written in the end is written under that condition,
+    /// or else judged again.
+    pub fn rely_on<T>(&self, object: &T)
+    where
+        T: k8s_openapi::Metadata<Ty = ObjectMeta>,
+    {
+        let meta = object.metadata();
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let key = Key::new(text(&meta.namespace), text(&meta.name));
+        let revision = meta.resource_version.as_deref().and_then(|version| version.parse().ok());
+        let path = store_key(&self.registry.row_of::<T>(), &key);
+        let seen = Revision(revision.expect("what was read has a revision"));
+        let mut relied = self.relied.lock().expect("no panic under the lock");
+        relied.push(Compare::ModRevision(path.into(), seen));
+    }
+
+    /// What the verdicts hold under.
+    pub(crate) fn relied(self) -> Vec<Compare> {
+        self.relied.into_inner().expect("no panic under the lock")
     }
 
     /// Is it this built-in resource itself (no subresource)?

@@ -109,6 +109,8 @@ pub struct RequestContext {
     /// Texts for `Warning:` headers, collected on the way. Guards a short list; never held across
     /// an await.
     warnings: Arc<Mutex<Vec<String>>>,
+    /// What admission went by: a create that does not find it so is judged again.
+    relied: Arc<[store::Compare]>,
     /// What authorization and admission note for the audit log. As above.
     annotations: Arc<Mutex<BTreeMap<String, String>>>,
 }
@@ -134,9 +136,19 @@ impl RequestContext {
             dry_run: false,
             field_validation: FieldValidation::default(),
             may_create: None,
+            relied: Arc::default(),
             warnings: Arc::default(),
             annotations: Arc::default(),
         }
+    }
+
+    /// The same request, on its way into the store.
+    pub(crate) fn relying_on(&self, relied: Vec<store::Compare>) -> Self {
+        Self { relied: relied.into(), ..self.clone() }
+    }
+
+    pub(crate) fn relied(&self) -> &[store::Compare] {
+        &self.relied
     }
 
     pub fn warn(&self, text: impl Into<String>) {

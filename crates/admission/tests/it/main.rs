@@ -2,5 +2,6 @@
 
 mod plugins;
 mod policies;
+mod races;
 mod webhooks;
 mod world;

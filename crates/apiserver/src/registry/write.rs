@@ -90,7 +90,7 @@ impl Registry {
         for _ in 0..NAME_ATTEMPTS {
             match self.create_once(ctx, key, object.boxed_clone(), true).await {
                 Err(error) if generates && error.is(Reason::AlreadyExists) => last = Some(error),
-                other => return other.map(Attempt::Done),
+                other => return other,
             }
         }
         let error = last.expect("the loop ran");
@@ -106,7 +106,7 @@ impl Registry {
         key: &Key,
         object: Box<dyn Object>,
         owns: bool,
-    ) -> Result<Written, StatusError> {
+    ) -> Result<Attempt, StatusError> {
         let row = &ctx.resource;
         let strategy = &*row.strategy;
         let mut object = self.to_stored(ctx, object)?;
@@ -144,6 +144,7 @@ impl Registry {
         let attributes =
             Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
         self.chain().validate(&attributes).await?;
+        let ctx = &ctx.relying_on(attributes.relied());
         // A lost create gives back what it was allocated: that must not be what the object that is
         // there already has, as the cluster IP that both ask for.
         if let Some(there) = self.current(row, &key).await? {
@@ -152,8 +153,12 @@ impl Registry {
             let message = format!("object is being deleted: {error}");
             return Err(if is_going { error.with_message(message) } else { error });
         }
-        let placed = self.place(ctx, &key, &mut *object, None).await?;
-        placed.ok_or_else(|| StatusError::already_exists(&row.group, &row.plural, &key.name))
+        match self.place(ctx, &key, &mut *object, None).await? {
+            Some(written) => Ok(Attempt::Done(written)),
+            // It is not that it is there: what admission went by has changed.
+            None if self.current(row, &key).await?.is_none() => Ok(Attempt::Raced),
+            None => Err(StatusError::already_exists(&row.group, &row.plural, &key.name)),
+        }
     }
 
     /// The end of the path: takes what the object needs, and puts it. What was taken for nothing is
@@ -333,7 +338,7 @@ impl Registry {
         metadata::check_place(row, key, &mut *object)?;
         match self.create_once(ctx, key, object, owns).await {
             Err(error) if error.is(Reason::AlreadyExists) => Ok(Attempt::Raced),
-            other => other.map(Attempt::Done),
+            other => other,
         }
     }
 
@@ -542,11 +547,10 @@ impl Registry {
             Some(seconds) => self.lease(seconds).await?,
             None => 0,
         };
-        let txn = Txn {
-            compare: vec![Compare::ModRevision(path.clone(), expected)],
-            success: vec![Op::Put { key: path, value, lease }],
-            failure: vec![],
-        };
+        let mut compare = vec![Compare::ModRevision(path.clone(), expected)];
+        compare.extend_from_slice(ctx.relied());
+        let txn =
+            Txn { compare, success: vec![Op::Put { key: path, value, lease }], failure: vec![] };
         let operation = if expected == Revision(0) { "create" } else { "update" };
         let asked = self.0.store.txn(txn);
         let answer = self.0.numbers.timed(operation, row, asked).await.map_err(store_error)?;
