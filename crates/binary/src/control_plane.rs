@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use apiserver::authz::Authorizer;
+use apiserver::health::{Health, Hook};
 use apiserver::request::UserInfo;
 use apiserver::serve::Page;
 use auth::service_account::{TokenKeys, TokenRequests};
@@ -147,7 +148,7 @@ pub async fn start_with(
     );
     show_figures(flags, &server, encryption, audit);
     server.metrics().register(Box::new(move |out| who.sightings.encode(out)));
-    let hooks: Vec<_> = HOOKS.iter().map(|name| server.health().hook(name)).collect();
+    let hooks = hooks(&flags.serving, server.health());
 
     let tls = server_tls(flags, pki, credentials, address, &rotation)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
@@ -160,11 +161,13 @@ pub async fn start_with(
     tokio::try_join!(first, resources::fairness::ensure(&registry))
         .context("cannot write the first objects")?;
     resources::fairness::start(&registry, server.fairness(), tasks);
+    resources::addresses::start(&registry, tasks);
+    resources::upkeep::start(&registry, cluster, tasks);
     auth::rbac::bootstrap::reconcile(&registry)
         .await
         .context("cannot write the bootstrap roles")?;
     aggregation.start(&registry, tasks);
-    hooks.iter().for_each(apiserver::health::Hook::done);
+    hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
     Ok(ControlPlane { server, rotation, port, address, last })
 }
@@ -241,14 +244,14 @@ fn server_options(serving: &flags::Serving) -> apiserver::serve::Options {
     }
 }
 
-/// What clients look for in `/readyz?verbose`, by upstream's names. Here all of it is one step: the
-/// first objects are there.
+/// What clients look for in `/readyz?verbose`, by upstream's names. Each stands for work that is done
+/// here, too; all of it is begun in one step, when the first objects are there.
 const HOOKS: &[&str] = &[
     "start-apiserver-admission-initializer",
     "generic-apiserver-start-informers",
     "priority-and-fairness-config-consumer",
     "priority-and-fairness-filter",
-    "storage-object-count-tracker-hook",
+    "max-in-flight-filter",
     "start-apiextensions-informers",
     "start-apiextensions-controllers",
     "crd-informer-synced",
@@ -272,6 +275,16 @@ const HOOKS: &[&str] = &[
     "apiservice-openapi-controller",
     "apiservice-openapiv3-controller",
 ];
+
+fn hooks(serving: &flags::Serving, health: &Health) -> Vec<Hook> {
+    let is_fair = serving.enable_priority_and_fairness;
+    let is_done = |name: &&&str| match **name {
+        "priority-and-fairness-config-consumer" | "priority-and-fairness-filter" => is_fair,
+        "max-in-flight-filter" => !is_fair,
+        _ => true,
+    };
+    HOOKS.iter().filter(is_done).map(|name| health.hook(name)).collect()
+}
 
 fn registry(
     flags: &flags::Server,

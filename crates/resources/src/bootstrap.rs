@@ -51,14 +51,10 @@ pub struct Cluster {
 
 /// Creates and mends the objects.
 pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
-    for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
-        create(registry, Namespace { metadata: named("", name), ..Namespace::default() }).await?;
-    }
-    create(registry, service_cidr(cluster)).await?;
+    keep(registry, cluster).await?;
     for (name, value, description) in PRIORITY_CLASSES {
         create(registry, priority_class(name, value, description)).await?;
     }
-    create(registry, kubernetes_service(cluster)).await?;
     put(registry, kubernetes_endpoints(cluster), |new, old| old.subsets = new.subsets.clone())
         .await?;
     for slice in kubernetes_slices(cluster) {
@@ -81,6 +77,35 @@ pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), Status
         put(registry, secret, |new, old| old.data = new.data.clone()).await?;
     }
     Ok(())
+}
+
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+const KUBERNETES: &str = "kubernetes";
+const KUBERNETES_IPV6: &str = "kubernetes-ipv6";
+const AUTHENTICATION: &str = "extension-apiserver-authentication";
+
+/// Creates what a cluster cannot do without, where it is missing.
+pub(crate) async fn keep(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
+    for name in NAMESPACES {
+        create(registry, Namespace { metadata: named("", name), ..Namespace::default() }).await?;
+    }
+    create(registry, service_cidr(cluster)).await?;
+    create(registry, kubernetes_service(cluster)).await?;
+    create(registry, kubernetes_endpoints(cluster)).await?;
+    for slice in kubernetes_slices(cluster) {
+        create(registry, slice).await?;
+    }
+    create(registry, authentication_config(cluster)).await
+}
+
+/// Might it be one of those?
+pub(crate) fn is_kept(namespace: &str, name: &str) -> bool {
+    match namespace {
+        "" => name == KUBERNETES || NAMESPACES.contains(&name),
+        "default" => matches!(name, KUBERNETES | KUBERNETES_IPV6),
+        "kube-system" => name == AUTHENTICATION,
+        _ => false,
+    }
 }
 
 const PRIORITY_CLASSES: [(&str, i32, &str); 2] = [
@@ -156,7 +181,7 @@ where
 fn service_cidr(cluster: &Cluster) -> ServiceCIDR {
     let cidrs = cluster.service_cidrs.iter().map(IpNet::to_string).collect();
     ServiceCIDR {
-        metadata: named("", "kubernetes"),
+        metadata: named("", KUBERNETES),
         spec: Some(ServiceCIDRSpec { cidrs: Some(cidrs) }),
         status: None,
     }
@@ -183,7 +208,7 @@ fn kubernetes_service(cluster: &Cluster) -> Service {
     Service {
         metadata: ObjectMeta {
             labels: map([("component", "apiserver"), ("provider", "kubernetes")]),
-            ..named("default", "kubernetes")
+            ..named("default", KUBERNETES)
         },
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".into()),
@@ -211,7 +236,7 @@ fn kubernetes_endpoints(cluster: &Cluster) -> Endpoints {
     };
     let labels = map([("endpointslice.kubernetes.io/skip-mirror", "true")]);
     Endpoints {
-        metadata: ObjectMeta { labels, ..named("default", "kubernetes") },
+        metadata: ObjectMeta { labels, ..named("default", KUBERNETES) },
         // A server that only its own machine reaches has none.
         subsets: (!cluster.addresses.is_empty()).then(|| vec![subset]),
     }
@@ -237,7 +262,7 @@ fn kubernetes_slices(cluster: &Cluster) -> Vec<EndpointSlice> {
             }]),
         })
     };
-    [slice("kubernetes", "IPv4", true), slice("kubernetes-ipv6", "IPv6", false)]
+    [slice(KUBERNETES, "IPv4", true), slice(KUBERNETES_IPV6, "IPv6", false)]
         .into_iter()
         .flatten()
         .collect()
@@ -280,7 +305,7 @@ fn dns_service(cluster: &Cluster) -> Option<Service> {
 /// How extension servers know the front proxy and clients.
 fn authentication_config(cluster: &Cluster) -> ConfigMap {
     ConfigMap {
-        metadata: named("kube-system", "extension-apiserver-authentication"),
+        metadata: named("kube-system", AUTHENTICATION),
         data: map([
             ("client-ca-file", cluster.ca_pem.as_str()),
             ("requestheader-allowed-names", r#"["front-proxy-client"]"#),

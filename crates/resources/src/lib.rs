@@ -3,6 +3,7 @@
 //! In: nothing but types. Out: [`table`], from which routes, discovery, columns and storage keys
 //! derive. A new kind is a file and a line in [`RESOURCES`].
 
+pub mod addresses;
 pub mod api_service;
 mod apps;
 mod autoscaler;
@@ -29,6 +30,7 @@ mod row;
 mod rows;
 mod scale;
 pub mod schemas;
+pub mod upkeep;
 mod validate;
 pub mod versions;
 

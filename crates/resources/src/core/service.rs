@@ -37,7 +37,7 @@ const PARTS: Parts<Service> = parts!(Service);
 /// Random picks before the range is searched in order.
 const TRIES: usize = 16;
 /// How long a write may take from its address to its Service, in seconds.
-const SETTLED: i64 = 60;
+pub(crate) const SETTLED: i64 = 60;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
 const AFFINITY_SECONDS: i32 = 10_800;
 
@@ -442,12 +442,7 @@ async fn settle(registry: &Registry) -> Result<(), StatusError> {
     // These first: an address that is taken now has its Service later.
     let addresses = registry.cached::<IPAddress>("").await?;
     let services = registry.cached::<Service>("").await?;
-    let used: BTreeSet<&str> = services.iter().flat_map(addresses_of).collect();
-    for address in addresses.iter().filter(|address| !used.contains(address.name())) {
-        if is_abandoned(registry, address).await? {
-            delete_address(registry, address).await;
-        }
-    }
+    crate::addresses::release_abandoned(registry, &addresses, &services).await?;
     for service in services {
         for port in ports_of(&service) {
             let holds = |_| std::future::ready(Ok(true));
@@ -510,7 +505,7 @@ fn families(spec: &ServiceSpec, policy: &str, cidrs: &[IpNet]) -> Vec<&'static s
     chosen
 }
 
-async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
+pub(crate) async fn service_cidrs(registry: &Registry) -> Result<Vec<IpNet>, StatusError> {
     let all = registry.cached::<ServiceCIDR>("").await?;
     let texts = all
         .iter()
@@ -602,7 +597,7 @@ async fn reserve(registry: &Registry, ip: &str, parent: (&str, &str)) -> Result<
 }
 
 /// `false` when there is one.
-async fn create_address(
+pub(crate) async fn create_address(
     registry: &Registry,
     ip: &str,
     parent: (&str, &str),
@@ -635,7 +630,10 @@ fn is_for(address: &IPAddress, (namespace, name): (&str, &str)) -> bool {
 }
 
 /// Was it taken for a Service that does not have it, longer ago than any write takes?
-async fn is_abandoned(registry: &Registry, address: &IPAddress) -> Result<bool, StatusError> {
+pub(crate) async fn is_abandoned(
+    registry: &Registry,
+    address: &IPAddress,
+) -> Result<bool, StatusError> {
     let reference = &address.spec.parent_ref;
     let is_service =
         reference.group.as_deref().is_none_or(str::is_empty) && reference.resource == "services";
@@ -660,7 +658,7 @@ async fn release_address(registry: &Registry, ip: &str, had: &Service) {
 }
 
 /// Deletes this very object, whoever may have made another of its name.
-async fn delete_address(registry: &Registry, address: &IPAddress) {
+pub(crate) async fn delete_address(registry: &Registry, address: &IPAddress) {
     let options = DeleteOptions {
         precondition_uid: address.metadata.uid.clone(),
         ..DeleteOptions::default()
@@ -675,7 +673,12 @@ async fn delete_address(registry: &Registry, address: &IPAddress) {
     }
 }
 
-fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
+/// Is it of a kind that has cluster IPs?
+pub(crate) fn has_addresses(service: &Service) -> bool {
+    kind(service) != "ExternalName"
+}
+
+pub(crate) fn addresses_of(service: &Service) -> impl Iterator<Item = &str> {
     let ips = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
     ips.map(String::as_str).filter(|ip| !matches!(*ip, "" | "None"))
 }
@@ -709,7 +712,7 @@ fn ports(ports: &[ServicePort]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use apiserver::admission::Chain;
     use apiserver::resource::ResourceTable;
     use base::task::Tasks;
@@ -718,10 +721,20 @@ mod tests {
     use super::*;
 
     /// A registry of Services and what they are given addresses from.
-    async fn registry() -> Registry {
+    pub(crate) async fn registry() -> Registry {
+        let registry = registry_of(&["services", "ipaddresses", "servicecidrs"]).await;
+        let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/24"]}});
+        let cidr: ServiceCIDR = from_value(cidr).expect("a range");
+        let ctx = registry.own_context::<ServiceCIDR>();
+        let intent = Intent::Create { object: Box::new(cidr) };
+        registry.write(&ctx, &Key::new("", "kubernetes"), intent).await.expect("written");
+        registry
+    }
+
+    pub(crate) async fn registry_of(kept: &[&str]) -> Registry {
         let facts: Arc<dyn machinery::patch::Schema> = Arc::new(api::facts::Facts);
-        let rows = crate::rows::ROWS.iter().map(|row| row().build(Some(facts.clone())));
-        let kept = ["services", "ipaddresses", "servicecidrs"];
+        let rows = crate::RESOURCES.iter().flat_map(|group| group.iter());
+        let rows = rows.map(|row| row().build(Some(facts.clone())));
         let mut rows: Vec<_> = rows.filter(|row| kept.contains(&row.plural.as_str())).collect();
         let client = transport::ClientOptions { insecure: true, ..Default::default() };
         let Ok(http) = transport::HttpClient::new(&client) else {
@@ -731,16 +744,10 @@ mod tests {
         rows.push(row(30_000..=30_001, &kubelets).build(Some(facts)));
         let store = store::Sim::open();
         let table = ResourceTable::new(rows);
-        let registry = Registry::new(store, table, Chain::default(), Tasks::new("test"));
-        let cidr = json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/24"]}});
-        let cidr: ServiceCIDR = from_value(cidr).expect("a range");
-        let ctx = registry.own_context::<ServiceCIDR>();
-        let intent = Intent::Create { object: Box::new(cidr) };
-        registry.write(&ctx, &Key::new("", "kubernetes"), intent).await.expect("written");
-        registry
+        Registry::new(store, table, Chain::default(), Tasks::new("test"))
     }
 
-    async fn write(registry: &Registry, intent: Intent) -> Result<Service, StatusError> {
+    pub(crate) async fn write(registry: &Registry, intent: Intent) -> Result<Service, StatusError> {
         let ctx = registry.own_context::<Service>();
         let key = match &intent {
             Intent::Create { object } | Intent::Update { object } => Key::new("ns", object.name()),
@@ -750,7 +757,7 @@ mod tests {
         Ok(written.object.object()?.expect::<Service>().clone())
     }
 
-    fn service(name: &str, spec: Value) -> Box<Service> {
+    pub(crate) fn service(name: &str, spec: Value) -> Box<Service> {
         let service = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec});
         Box::new(from_value(service).expect("a Service"))
     }
