@@ -1,7 +1,7 @@
 //! Word from the kernel when somebody changes its network: netlink's multicast groups.
 //!
 //! ```text
-//!  `nft flush ruleset`, `ip link del`, a firewall's restart ─► kernel ─► Monitor::changed
+//!  `nft flush ruleset`, `ip link del`, a firewall's restart ─► kernel ─► Monitor::told
 //! ```
 //!
 //! In: a namespace; out: a wait that ends when a change matters to the caller, who then makes anew
@@ -15,7 +15,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -32,8 +31,6 @@ use crate::nft::{self, Nft};
 
 const RECEIVE_BUFFER: usize = 1 << 20;
 const BUFFER: usize = 64 << 10;
-/// One change to the kernel is many messages: the rest of them is waited for so long.
-const SETTLE: Duration = Duration::from_millis(10);
 /// Where a message's header names the socket whose request it tells of.
 const SENDER_AT: u32 = 12;
 const RULES: u32 = 1 << (libc::NFNLGRP_NFTABLES - 1);
@@ -97,9 +94,9 @@ impl Monitor {
         Ok(Self { socket, told: false })
     }
 
-    /// Resolves after a change that matters, when its last message is there. May be dropped and
-    /// called again: nothing is forgotten.
-    pub async fn changed(&mut self, matters: impl Fn(Change<'_>) -> bool) -> Result<(), Error> {
+    /// Resolves when a change that matters was told, and at once from then on until
+    /// [`Monitor::forget`]: it may be dropped while it waits.
+    pub async fn told(&mut self, matters: impl Fn(Change<'_>) -> bool) -> Result<(), Error> {
         let during = || "listen to the kernel".into();
         while !self.told {
             let mut ready = self.socket.readable().await.during(during)?;
@@ -107,9 +104,13 @@ impl Monitor {
             ready.clear_ready();
             self.told = told;
         }
-        tokio::time::sleep(SETTLE).await;
-        drain(self.socket.get_ref(), &matters).during(during)?;
+        Ok(())
+    }
+
+    /// What was told until now is about to be made good.
+    pub fn forget(&mut self) -> Result<(), Error> {
         self.told = false;
+        drain(self.socket.get_ref(), &|_| false).during(|| "listen to the kernel".into())?;
         Ok(())
     }
 }

@@ -15,6 +15,8 @@ const REST: Duration = Duration::from_secs(1);
 const REST_CEILING: Duration = Duration::from_secs(60);
 /// After so long without a change the next one is repaired at once again.
 const CALM: Duration = Duration::from_secs(60);
+/// One change to the kernel is many messages: the rest of them is waited for so long.
+const SETTLE: Duration = Duration::from_millis(10);
 
 pub struct Watch {
     monitor: Monitor,
@@ -30,13 +32,14 @@ impl Watch {
 
     /// Resolves when what the caller made was changed. May be dropped and called again.
     pub async fn changed(&mut self, is_own: impl Fn(Change<'_>) -> bool) -> Result<(), net::Error> {
-        tokio::time::sleep_until(self.rests_until).await;
-        self.monitor.changed(is_own).await?;
+        self.monitor.told(is_own).await?;
         let now = Instant::now();
+        tokio::time::sleep_until(self.rests_until.max(now + SETTLE)).await;
+        self.monitor.forget()?;
         if now.duration_since(self.rests_until) > CALM {
             self.rest.reset();
         }
-        self.rests_until = now + self.rest.step();
+        self.rests_until = Instant::now() + self.rest.step();
         Ok(())
     }
 }

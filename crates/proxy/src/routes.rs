@@ -73,7 +73,8 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
                         () = changed.notified() => {}
                         told = watch.changed(|change| roads.is_own(change)) => {
                             told?;
-                            tracing::warn!("somebody else changed the routes to other nodes, they are set anew");
+                            // By somebody else, or a peer that was removed here: it costs little.
+                            tracing::info!("the routes to other nodes are looked at again");
                             roads.forget();
                         }
                     }
@@ -129,11 +130,14 @@ struct Roads {
     peers: BTreeMap<IpNet, IpAddr>,
     /// Until what an earlier process left was looked at.
     is_fresh: bool,
+    /// The log has said already who is reachable.
+    is_repair: bool,
 }
 
 impl Roads {
     fn new(links: Links) -> Self {
-        Self { links, device: None, index: None, peers: BTreeMap::new(), is_fresh: true }
+        let peers = BTreeMap::new();
+        Self { links, device: None, index: None, peers, is_fresh: true, is_repair: false }
     }
 
     fn is_own(&self, change: Change<'_>) -> bool {
@@ -142,7 +146,8 @@ impl Roads {
 
     /// Somebody else changed them: the next round takes nothing for granted.
     fn forget(&mut self) {
-        (self.device, self.peers, self.is_fresh) = (None, BTreeMap::new(), true);
+        (self.device, self.peers) = (None, BTreeMap::new());
+        (self.is_fresh, self.is_repair) = (true, true);
     }
 
     async fn build(&mut self, plan: Plan) -> Result<(), Error> {
@@ -166,13 +171,15 @@ impl Roads {
         for (pod_cidr, node) in plan.peers {
             if self.peers.get(&pod_cidr) != Some(&node) {
                 device.ensure_peer(&self.links, &Peer { node, pod_cidr }).await?;
-                tracing::info!(%node, %pod_cidr, "the pods of a node are reachable");
+                if !self.is_repair {
+                    tracing::info!(%node, %pod_cidr, "the pods of a node are reachable");
+                }
                 self.peers.insert(pod_cidr, node);
             }
         }
         if self.is_fresh {
             self.remove_strangers().await?;
-            self.is_fresh = false;
+            (self.is_fresh, self.is_repair) = (false, false);
         }
         Ok(())
     }

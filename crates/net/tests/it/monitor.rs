@@ -6,8 +6,9 @@ use std::time::Duration;
 use net::Links;
 use net::monitor::{Change, Monitor};
 use net::nft::{Family, Nft, Ruleset, Set, Table, Type, diff};
+use net::vxlan::{Peer, Vxlan};
 
-use crate::lab::{Netns, net, skipped};
+use crate::lab::{Netns, ip, net, skipped};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -39,16 +40,19 @@ async fn rules_that_others_change_are_told() {
         seen.lock().expect("no panic").push(table.to_owned());
         ours.has_table(family, table)
     };
-    let told = tokio::time::timeout(LIMIT, monitor.changed(matters)).await;
+    let told = tokio::time::timeout(LIMIT, monitor.told(matters)).await;
     told.expect("in time").expect("told");
     let seen = seen.into_inner().expect("no panic");
     // In order, so what one did oneself would have come first.
     assert_eq!(seen.first().map(String::as_str), Some("theirs"), "{seen:?}");
     assert!(seen.iter().any(|table| table == "ours"), "{seen:?}");
 
-    // Told once: making it anew ends it.
+    // Told until it is forgotten: making it anew tells nothing.
+    let told = tokio::time::timeout(LIMIT, monitor.told(|_| false)).await;
+    told.expect("at once").expect("told");
+    monitor.forget().expect("forgotten");
     own.apply(&diff(&nothing, &ours)).expect("rules");
-    let again = monitor.changed(|change| panic!("{change:?}"));
+    let again = monitor.told(|change| panic!("{change:?}"));
     assert!(tokio::time::timeout(Duration::from_millis(50), again).await.is_err());
 }
 
@@ -70,10 +74,29 @@ async fn what_links_lose_is_told() {
         _ => links.remove("br").await,
     };
     links.ensure_route(net("10.8.0.0/24"), &via).await.expect("a route");
+    // Making things, and making them again, tells nothing.
+    let overlay = Vxlan::new("overlay", ip("10.9.0.1"), "br", net("10.42.0.0/24"));
+    let peer = Peer { node: ip("10.9.0.2"), pod_cidr: net("10.42.1.0/24") };
+    for _ in 0..2 {
+        overlay.ensure(&links).await.expect("a device");
+        overlay.ensure_peer(&links, &peer).await.expect("a peer");
+    }
+    let made = links.link("overlay").await.expect("there").index;
     for what in ["route", "address", "link"] {
+        if what == "link" {
+            // The overlay goes over it.
+            links.remove("overlay").await.expect("removed");
+            let told = tokio::time::timeout(LIMIT, monitor.told(|c| c == Change::Link(made))).await;
+            told.expect("overlay").expect("told");
+            monitor.forget().expect("forgotten");
+        }
         change(what).await.expect(what);
-        let matters = |change: Change<'_>| change == Change::Link(index);
-        let told = tokio::time::timeout(LIMIT, monitor.changed(matters)).await;
+        let matters = |change: Change<'_>| {
+            assert_ne!(change, Change::Link(made), "{what}");
+            change == Change::Link(index)
+        };
+        let told = tokio::time::timeout(LIMIT, monitor.told(matters)).await;
         told.expect(what).expect("told");
+        monitor.forget().expect("forgotten");
     }
 }
