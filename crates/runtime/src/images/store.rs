@@ -538,7 +538,7 @@ mod tests {
             let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
             names.collect::<BTreeSet<_>>()
         };
-        assert_eq!(names(), ["a", "b", "c"].map(|c| c.repeat(16)).into());
+        assert_eq!(names(), BTreeSet::from(["a", "b", "c"].map(|c| c.repeat(16))));
         for _ in 0..2 {
             store.name_layers_wholly().expect("named");
             for (layer, content) in [(&a, "a"), (&leased, "c")] {
