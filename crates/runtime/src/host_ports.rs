@@ -2,7 +2,8 @@
 //!
 //! In: the port mappings of all sandboxes that live. Out: one nftables table of this runtime's own,
 //! named after its bridge, changed by the difference only.
-//! Invariant: the kernel's table is what was applied last; at start it is replaced as a whole.
+//! Invariant: the kernel's table is what was applied last; it is replaced as a whole at start, and when
+//! the kernel refuses the difference.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,34 +15,48 @@ use net::nft::{Nft, Proto, Ruleset, diff};
 pub(crate) struct HostPorts {
     bridge: String,
     table: String,
-    /// Guards what the kernel has, across the calls that change it.
-    applied: tokio::sync::Mutex<Ruleset>,
+    /// Guards what the kernel has, across the calls that change it. None: nobody knows.
+    applied: tokio::sync::Mutex<Option<Ruleset>>,
 }
 
 impl HostPorts {
     pub(crate) fn new(bridge: &str) -> Self {
         let table = format!("{bridge}-hostports");
-        Self { bridge: bridge.to_owned(), table, applied: Default::default() }
+        let applied = tokio::sync::Mutex::new(Some(Ruleset::default()));
+        Self { bridge: bridge.to_owned(), table, applied }
     }
 
     /// Whatever a former process left goes.
     pub(crate) async fn replace(&self, ports: Vec<HostPort>) -> Result<()> {
-        *self.applied.lock().await = none(&self.table);
-        if !ports.is_empty() {
-            // Tables that are not known are made anew.
-            *self.applied.lock().await = Ruleset::default();
-        }
+        *self.applied.lock().await = None;
         self.follow(ports).await
     }
 
     pub(crate) async fn follow(&self, ports: Vec<HostPort>) -> Result<()> {
         let mut applied = self.applied.lock().await;
         let wanted = ruleset(&self.table, &ports);
-        if *applied == wanted {
-            return Ok(());
+        let known = applied.take();
+        if known.as_ref() != Some(&wanted) {
+            let is_known = known.is_some();
+            let done = self.apply(known, &wanted, &ports).await;
+            // Somebody else may have taken away what is believed to be there: all of it anew.
+            let again = done.is_err() && is_known;
+            (if again { self.apply(None, &wanted, &ports).await } else { done })?;
         }
-        let batch = diff(&applied, &wanted);
-        let bridge = self.bridge.clone();
+        *applied = Some(wanted);
+        Ok(())
+    }
+
+    async fn apply(
+        &self,
+        known: Option<Ruleset>,
+        wanted: &Ruleset,
+        ports: &[HostPort],
+    ) -> Result<()> {
+        // Tables that are not known are made anew, or taken away when there are to be none.
+        let unknown = || if ports.is_empty() { none(&self.table) } else { Ruleset::default() };
+        let batch = diff(&known.unwrap_or_else(unknown), wanted);
+        let (bridge, ports) = (self.bridge.clone(), ports.to_vec());
         let failed =
             |error: &dyn std::fmt::Display| Error::Internal(format!("set up host ports: {error}"));
         let done = tokio::task::spawn_blocking(move || {
@@ -51,9 +66,7 @@ impl HostPorts {
             Nft::open().and_then(|mut nft| nft.apply(&batch)).map_err(|error| failed(&error))?;
             forget_flows(&ports).map_err(|error| failed(&error))
         });
-        done.await.map_err(|error| Error::Internal(error.to_string()))??;
-        *applied = wanted;
-        Ok(())
+        done.await.map_err(|error| Error::Internal(error.to_string()))?
     }
 }
 

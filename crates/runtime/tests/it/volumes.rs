@@ -1,6 +1,8 @@
 //! What a pod gets besides its own files: images as volumes, ports of the node.
 
 use cri::*;
+use net::host_ports::none;
+use net::nft::{Nft, Ruleset, diff};
 use tokio::io::AsyncReadExt;
 
 use crate::world::{BUSYBOX, container, eventually, in_world};
@@ -70,6 +72,16 @@ fn ports_of_the_node() {
         };
         let text = eventually("an answer", &asked).await;
         assert_eq!(text, "hello\n");
+        // Somebody flushes all rules: the next pod with a port starts, and brings back the others'.
+        let gone = diff(&none("deca-test-hostports"), &Ruleset::default());
+        Nft::open().and_then(|mut nft| nft.apply(&gone)).expect("flushed");
+        let mut other = world.pod("other");
+        other.port_mappings = pod.port_mappings.clone();
+        other.port_mappings[0].host_port = 8081;
+        let other = world.runtime.run_pod_sandbox(other, "").await.expect("another sandbox");
+        let text = eventually("an answer", &asked).await;
+        assert_eq!(text, "hello\n");
+        world.runtime.remove_pod_sandbox(&other).await.expect("removed");
         // The next runtime has the rules, and the end of the pod takes them away.
         let world = world.restarted().await;
         let text = eventually("an answer", &asked).await;
