@@ -171,9 +171,16 @@ fn users_survive_a_restart_and_go_with_the_pod() {
         let mut second = own("second", "sleep 602", &shared);
         second.tty = true;
         let second = world.start(&sandbox, &sandbox_config, second).await;
-        let (_, text) = world.exec(&second, "ps; cat /proc/self/uid_map").await;
-        assert!(text.contains("sleep 601") && text.contains("sleep 602"), "{text}");
-        assert!(text.contains("65536"), "{text}");
+        // A process becomes the container's a moment after the start.
+        let both_are_seen = async |from: &str, other: &str| {
+            eventually("processes of both", async || {
+                let (_, text) = world.exec(from, "ps; cat /proc/self/uid_map").await;
+                assert!(text.contains("65536"), "{text}");
+                (text.contains("sleep 601") && text.contains(other)).then_some(())
+            })
+            .await;
+        };
+        both_are_seen(&second, "sleep 602").await;
         let (code, _) = world.exec(&first, "kill -0 1").await;
         assert_eq!(code, 0);
         // An ephemeral one joins the processes of one container.
@@ -184,8 +191,7 @@ fn users_survive_a_restart_and_go_with_the_pod() {
         };
         let third = own("third", "sleep 603", &target);
         let third = world.start(&sandbox, &sandbox_config, third).await;
-        let (_, text) = world.exec(&third, "ps").await;
-        assert!(text.contains("sleep 601") && text.contains("sleep 603"), "{text}");
+        both_are_seen(&third, "sleep 603").await;
 
         world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
         let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("mounts");

@@ -27,7 +27,7 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     let process = processes::named(&uid, "nginx")?;
     story.server.kill()?;
     story.server.start()?;
-    story.kubectl("wait --for=condition=Ready node/node1 --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready node/node1 --timeout=90s")?;
     ensure!(processes::named(&uid, "nginx")? == process, "the pod was not adopted");
     // The next container has the users that the pod had.
     processes::named(&story.value("pod own-files", ".metadata.uid")?, "sleep")?.kill()?;
@@ -35,12 +35,12 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     story
         .soon(LONG, "pod own-files", counts, "1 0")
         .or_else(|_| story.soon(LONG, "pod own-files", counts, "0 1"))?;
-    story.kubectl("wait --for=condition=Ready pod/own-files --timeout=60s")?;
+    story.kubectl("wait --for=condition=Ready pod/own-files --timeout=90s")?;
     let after = [owner(story, "own-web", "nginx")?, owner(story, "own-files", "sleep")?];
     ensure!(before == after, "before {before:?}, after {after:?}");
     inside(story)?;
     answers(story)?;
-    story.kubectl("delete pod own-web own-files --timeout=60s")?;
+    story.kubectl("delete pod own-web own-files --timeout=90s")?;
     story.kubectl("delete secret users").map(drop)
 }
 
