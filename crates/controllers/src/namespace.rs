@@ -477,8 +477,8 @@ mod tests {
         for expected in [first, whole.to_vec()] {
             let mut sweep = Sweep::default();
             controller.try_empty("ns", &secrets, &mut sweep).await.expect("emptied");
-            assert_eq!(sweep.left, [("secrets".to_owned(), 1200)].into());
-            assert_eq!(sweep.finalizers, [("x/y".to_owned(), 1200)].into());
+            assert_eq!(sweep.left, BTreeMap::from([("secrets".to_owned(), 1200)]));
+            assert_eq!(sweep.finalizers, BTreeMap::from([("x/y".to_owned(), 1200)]));
             assert_eq!(std::mem::take(&mut held.lock().expect("no panic").asked), expected);
         }
         tasks.shutdown(Duration::from_secs(5)).await;
