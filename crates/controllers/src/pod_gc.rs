@@ -158,13 +158,14 @@ impl Controller {
     }
 }
 
+/// Upstream: eviction.PodIsEvicted.
+fn was_evicted(pod: &Pod) -> bool {
+    let reason = pod.status.as_ref().and_then(|status| status.reason.as_deref());
+    pod::phase(pod) == "Failed" && reason == Some("Evicted")
+}
+
 /// What is beyond the threshold: evicted pods first, then the oldest. Pure.
 fn surplus(mut finished: Vec<Arc<Pod>>, threshold: usize) -> Vec<Arc<Pod>> {
-    let was_evicted = |pod: &Pod| {
-        let status = pod.status.as_ref();
-        let reason = status.and_then(|status| status.reason.as_deref());
-        pod::phase(pod) == "Failed" && reason == Some("Evicted")
-    };
     finished.sort_by_cached_key(|pod| {
         let meta = &pod.metadata;
         let created = meta.creation_timestamp.as_ref().map(|time| time.0);
@@ -197,7 +198,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn finished_pods_are_counted_now_and_then() {
         let lists = BTreeMap::from([
-            ("/api/v1/nodes", vec![json!({"metadata": {"name": "n", "resourceVersion": "1"}})]),
+            (
+                "/api/v1/nodes",
+                vec![json!({"metadata": {"name": "n", "uid": "n", "resourceVersion": "1"}})],
+            ),
             (
                 "/api/v1/pods",
                 vec![
