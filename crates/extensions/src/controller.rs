@@ -147,8 +147,9 @@ impl Controller {
             } else {
                 retry_at.get_or_insert_with(|| Instant::now() + backoff.step());
             }
-            let retry =
-                async { tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)).await };
+            let retry = async move {
+                tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)).await
+            };
             tokio::select! {
                 events = cursor.next() => match events {
                     Ok(events) => self.apply_all(&events).await,
