@@ -1,10 +1,8 @@
 //! `cargo fuzz run manifest`: see `targets.rs`.
 #![no_main]
 
+mod program;
 #[path = "../targets.rs"]
 mod targets;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let target = targets::TARGETS.iter().find(|target| target.name == "manifest").expect("a target");
-    (target.run)(data);
-});
+program!("manifest");

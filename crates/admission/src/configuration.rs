@@ -37,7 +37,11 @@ impl Configuration {
         Self::parse(&text(file)?, |path| text(&directory.join(path)))
     }
 
-    fn parse(text: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<Self, String> {
+    /// `read` gets the plugins' own files, by the path that the text gives.
+    pub fn parse(
+        text: &str,
+        read: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<Self, String> {
         let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         if file.kind != "AdmissionConfiguration" {
             return Err(format!(

@@ -3,7 +3,7 @@
 //! In: nothing but types. Out: [`codec`]. Reading and writing a kind is most of the code that the
 //! compiler makes for it; made here, it is not made again whenever a strategy changes.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::Resource;
 use k8s_openapi::api::{
@@ -15,7 +15,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
 use machinery::Object;
 use machinery::object::{Codec, DecodeError, Decoded, Typed};
-use machinery::protobuf::{MessageId, Unsettled};
+use machinery::protobuf::{MessageId, Telling, Unsettled};
 use serde_json::Value;
 
 use crate::protobuf;
@@ -45,7 +45,7 @@ impl Settled {
 impl Codec for Settled {
     fn decode(&self, json: &[u8]) -> Result<Decoded, DecodeError> {
         let Some(message) = self.message() else { return self.inner.decode(json) };
-        match protobuf::descriptors().settle(message, json) {
+        match protobuf::descriptors().settle_but(message, json, telling()) {
             Ok(settled) => self.inner.decode(&settled),
             Err(Unsettled::Malformed) => self.inner.decode(json),
             Err(Unsettled::Value(why)) => Err(DecodeError(why)),
@@ -68,6 +68,23 @@ impl Codec for Settled {
         let Some(message) = self.message() else { return json };
         protobuf::descriptors().settle(message, &json).unwrap_or(json)
     }
+}
+
+/// Lists that are not the same empty and absent as long as they are not stored: who sends the one
+/// owns the field, or has it refused instead of filled in. Elsewhere nobody could tell.
+fn telling() -> &'static [Telling] {
+    const LISTS: [(&str, &str, &str); 2] = [
+        ("autoscaling/v2", "HPAScalingRules", "policies"),
+        ("discovery.k8s.io/v1", "EndpointSlice", "endpoints"),
+    ];
+    static TELLING: LazyLock<Vec<Telling>> = LazyLock::new(|| {
+        let message = |version, name| protobuf::descriptors().kind(version, name);
+        LISTS
+            .iter()
+            .filter_map(|(version, name, list)| Some((message(version, name)?, *list)))
+            .collect()
+    });
+    &TELLING
 }
 
 struct Kind {

@@ -4,12 +4,15 @@
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
+    /// A pair that cannot be read is left out. Upstream: Go's `URL.Query`, to which a semicolon parts
+    /// nothing, and is an error.
     pub fn parse(text: &str) -> Self {
         let pair = |part: &str| {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             (decode(name), decode(value))
         };
-        Self(text.split('&').filter(|part| !part.is_empty()).map(pair).collect())
+        let is_pair = |part: &&str| !part.is_empty() && !part.contains(';') && is_escaped(part);
+        Self(text.split('&').filter(is_pair).map(pair).collect())
     }
 
     pub fn of(uri: &http::Uri) -> Self {
@@ -34,6 +37,13 @@ impl Query {
     pub fn optional_flag(&self, name: &str) -> Option<bool> {
         self.first(name).map(|_| self.flag(name))
     }
+}
+
+/// Has each percent sign its two digits?
+fn is_escaped(text: &str) -> bool {
+    let is_digit = |byte: &u8| byte.is_ascii_hexdigit();
+    let mut rest = text.as_bytes().split(|byte| *byte == b'%').skip(1);
+    rest.all(|behind| behind.len() >= 2 && behind[..2].iter().all(is_digit))
 }
 
 /// As Go's `strconv.ParseBool`.
@@ -66,6 +76,7 @@ fn decode_with(text: &str, plus_is_space: bool) -> String {
         let escaped = (bytes[at] == b'%')
             .then(|| bytes.get(at + 1..at + 3))
             .flatten()
+            .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))
             .and_then(|digits| std::str::from_utf8(digits).ok())
             .and_then(|digits| u8::from_str_radix(digits, 16).ok());
         match (escaped, bytes[at]) {
@@ -96,5 +107,21 @@ mod tests {
         assert_eq!(query.all("dryRun").collect::<Vec<_>>(), ["All", ""]);
         assert_eq!(query.first("x"), Some("%zz"));
         assert_eq!(decode_path("a+b%2Fc"), "a+b/c");
+    }
+
+    #[test]
+    fn pairs_that_cannot_be_read_are_left_out() {
+        for (text, expected) in [
+            ("limit=1", Some("1")),
+            ("x=%zz&limit=2", Some("2")),
+            ("limit=%zz", None),
+            ("limit=1;watch=true", None),
+            ("limit=%3", None),
+            ("limit=%+1", None),
+            ("limit=%33", Some("3")),
+            ("limit=1%25", Some("1%")),
+        ] {
+            assert_eq!(Query::parse(text).first("limit"), expected, "{text}");
+        }
     }
 }

@@ -73,6 +73,9 @@ impl Server {
         authorizers: Vec<Box<dyn Authorizer>>,
         options: Options,
     ) -> Self {
+        if let Some(schemas) = &options.schemas {
+            registry.set_schemas(schemas.clone());
+        }
         let health = Health::default();
         // Components of this process come in without a connection: nothing that could expire.
         health.add("loopback-serving-certificate", || Ok(()));

@@ -15,11 +15,12 @@
 mod keys;
 mod mint;
 
-use apiserver::request::UserInfo;
+use apiserver::registry::Intent;
+use apiserver::request::{Key, UserInfo};
 use apiserver::{Registry, StatusError};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
-use machinery::ObjectMeta;
+use machinery::{Object, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
 pub use keys::{KeyError, TokenKeys};
@@ -31,6 +32,9 @@ pub const USER_PREFIX: &str = "system:serviceaccount:";
 const GROUP: &str = "system:serviceaccounts";
 /// The issuer of tokens that live in Secrets and never expire.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+/// When the token in a Secret was last used, and since when it is not valid any more.
+const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
+const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const EXTRA: &str = "authentication.kubernetes.io/";
 
 /// The payload. Unknown claims are of no interest.
@@ -159,17 +163,60 @@ impl ServiceAccounts {
         let namespace = text(&claims.legacy_namespace);
         let secret = text(&claims.legacy_secret);
         let found = self.registry.find::<Secret>(&namespace, &secret).await?;
-        let stored = found.as_ref().filter(|secret| secret.metadata.deletion_timestamp.is_none());
-        let stored = stored.and_then(|secret| secret.data.as_ref()?.get("token"));
-        if stored.is_none_or(|stored| stored.0 != token.as_bytes()) {
+        let found = found.filter(|secret| secret.metadata.deletion_timestamp.is_none());
+        let Some(found) = found.filter(|secret| {
+            let stored = secret.data.as_ref().and_then(|data| data.get("token"));
+            stored.is_some_and(|stored| stored.0 == token.as_bytes())
+        }) else {
             return Err(StatusError::unauthorized());
-        }
+        };
         let serviceaccount =
             Reference { name: text(&claims.legacy_name), uid: text(&claims.legacy_uid) };
         let private = Private { namespace, serviceaccount, ..Private::default() };
         self.check_objects(&private).await?;
+        if is_unmarked(&found, base::clock::now()) {
+            self.mark_used(&found).await;
+        }
+        if label(&found, INVALID_SINCE).is_some_and(|since| !since.is_empty()) {
+            tracing::warn!(
+                secret = found.metadata.name,
+                namespace = private.namespace,
+                "a token in a Secret that is marked invalid is refused; without the label {INVALID_SINCE} it is valid again"
+            );
+            return Err(StatusError::unauthorized());
+        }
         Ok(Some(user_of(&private, "")))
     }
+
+    /// Notes the day in the Secret: what nobody used for a year, a controller may take away.
+    async fn mark_used(&self, secret: &Secret) {
+        let today = day(base::clock::now());
+        let modify = move |object: &mut dyn Object| {
+            let labels = object.meta_mut().labels.get_or_insert_default();
+            labels.insert(LAST_USED.into(), today.clone());
+            Ok(())
+        };
+        let ctx = self.registry.own_context::<Secret>();
+        let key = Key::new(secret.namespace(), secret.name());
+        let intent = Intent::Modify(Box::new(modify));
+        if let Err(error) = self.registry.write(&ctx, &key, intent).await {
+            tracing::warn!(%error, secret = secret.name(), "the use of its token cannot be noted");
+        }
+    }
+}
+
+fn label<'a>(secret: &'a Secret, name: &str) -> Option<&'a str> {
+    secret.metadata.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+fn day(time: jiff::Timestamp) -> String {
+    time.strftime("%Y-%m-%d").to_string()
+}
+
+/// Is its use to be noted? Servers whose clocks differ must not undo each other's notes.
+fn is_unmarked(secret: &Secret, now: jiff::Timestamp) -> bool {
+    let tomorrow = now + std::time::Duration::from_secs(24 * 60 * 60);
+    label(secret, LAST_USED).is_none_or(|last| last != day(now) && last != day(tomorrow))
 }
 
 fn is_same(meta: &ObjectMeta, reference: &Reference) -> bool {
@@ -270,5 +317,24 @@ mod tests {
     fn an_audience_may_be_one_string() {
         let claims: Claims = serde_json::from_str(r#"{"aud":"a","sub":"s"}"#).expect("claims");
         assert_eq!(claims.aud, ["a"]);
+    }
+
+    #[test]
+    fn the_use_of_a_secret_is_noted_once_a_day() {
+        let now: jiff::Timestamp = "2026-03-01T23:59:00Z".parse().expect("a time");
+        for (last, expected) in [
+            ("", true),
+            ("2026-02-28", true),
+            ("2026-03-01", false),
+            // Noted by a server whose clock is ahead.
+            ("2026-03-02", false),
+            ("2026-03-03", true),
+        ] {
+            let mut secret = Secret::default();
+            if !last.is_empty() {
+                secret.metadata.labels = Some([(LAST_USED.to_owned(), last.to_owned())].into());
+            }
+            assert_eq!(is_unmarked(&secret, now), expected, "{last}");
+        }
     }
 }

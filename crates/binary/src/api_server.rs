@@ -93,9 +93,9 @@ pub struct ApiServer {
     /// Accepted; bootstrap tokens always work
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
     enable_bootstrap_token_auth: Option<Option<bool>>,
-    /// Accepted; privileged pods are a matter of admission
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    allow_privileged: Option<Option<bool>>,
+    /// Allow privileged containers; `false` makes pods with one invalid [default: true, upstream's is false]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    allow_privileged: Option<bool>,
 }
 
 pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> {
@@ -140,6 +140,7 @@ impl ApiServer {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let given = [
             ("advertise-address", self.advertise_address.map(|address| address.to_string())),
+            ("allow-privileged", self.allow_privileged.map(|is_allowed| is_allowed.to_string())),
             ("datastore-cafile", path(&self.etcd_cafile)),
             ("datastore-certfile", path(&self.etcd_certfile)),
             ("datastore-keyfile", path(&self.etcd_keyfile)),
@@ -256,6 +257,10 @@ mod tests {
         let flags = Line::try_parse_from(words).expect("kubeadm's flags").flags;
         let server = flags.as_server().expect("they fit");
         assert_eq!((server.https_listen_port, server.cluster_dns.len()), (7443, 0));
+        assert!(server.allow_privileged);
+        let strict = Line::try_parse_from(["kube-apiserver", "--allow-privileged=false"]);
+        let strict = strict.expect("parses").flags.as_server().expect("fits");
+        assert!(!strict.allow_privileged);
         assert_eq!(server.service_cidr[0].to_string(), "10.96.0.0/12");
         assert_eq!(server.datastore.endpoints, ["https://127.0.0.1:2379"]);
         assert_eq!(server.datastore.use_of_etcd.etcd_compaction_interval.as_secs(), 60);

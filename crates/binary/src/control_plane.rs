@@ -259,6 +259,7 @@ const HOOKS: &[&str] = &[
     "start-system-namespaces-controller",
     "start-cluster-authentication-info-controller",
     "storage-readiness",
+    "start-legacy-token-tracking-controller",
     "start-service-ip-repair-controllers",
     "rbac/bootstrap-roles",
     "scheduling/bootstrap-system-priority-classes",
@@ -305,6 +306,7 @@ fn registry(
         kubelets: Arc::new(resources::Kubelets::new(http, plain)),
         tokens: Arc::new(TokenRequests::new(credentials.keys.clone())),
         is_on: Box::new(move |row| config.serves(row, false) && resources::versions::is_open(row)),
+        allow_privileged: flags.allow_privileged,
     });
     table.insert(Arc::new(extensions::definition::row(facts)));
     // The admission plugins come when the authorizers are there, before anything is served.

@@ -87,6 +87,14 @@ pub struct Server {
     /// Bits of a node's share of the pods' addresses; 24 are enough for 253 pods
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub node_cidr_mask_size: u8,
+    /// Give nodes their shares of the pods' addresses; `false` where a network plugin does
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub allocate_node_cidrs: bool,
+    /// Allow privileged containers; `false` makes pods with one invalid, whoever creates them
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub allow_privileged: bool,
     /// Addresses of Services
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<IpNet>,

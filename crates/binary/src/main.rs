@@ -29,6 +29,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// Of a worker. An object may be 127 levels deep, and a schema takes tens of kilobytes for each while it is
+/// read: two megabytes, the default, were too few once. What is not used takes no memory.
+const STACK: usize = 16 << 20;
+
 /// Kubernetes in one binary.
 #[derive(Parser)]
 #[command(name = "decapod", version, disable_help_subcommand = true)]
@@ -114,7 +118,8 @@ fn start() -> anyhow::Result<ExitCode> {
         gates.install()?;
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.enable_all().worker_threads(workers()).build()?;
+    let runtime =
+        runtime.enable_all().worker_threads(workers()).thread_stack_size(STACK).build()?;
     runtime.block_on(run(arguments))
 }
 

@@ -131,7 +131,7 @@ fn start_controllers(
     let node = (!flags.disable_agent).then(|| crate::node::name(&flags.node)).transpose()?;
     let options = controllers::Options {
         cluster_cidr: flags.cluster_cidr.first().map(ToString::to_string),
-        allocate_node_cidrs: true,
+        allocate_node_cidrs: flags.allocate_node_cidrs,
         node_cidr_mask_size: flags.node_cidr_mask_size,
         root_ca: Some(pki.cluster_ca.cert_pem().to_owned()),
         signing_cert: Some(pki.cluster_ca.cert_pem().to_owned()),

@@ -16,6 +16,9 @@ pub struct Amount(i128);
 )]
 pub struct ParseError;
 
+/// A value of more digits is out of every range that anybody counts in.
+const DIGITS: usize = 30;
+
 impl Amount {
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let is_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '+' | '-');
@@ -31,13 +34,17 @@ impl Amount {
         {
             return Err(ParseError);
         }
-        let mantissa = format!("{whole}{fraction}").trim_start_matches('0').to_owned();
-        // Beyond 30 digits a value is out of every range that anybody counts in.
-        let mantissa: i128 = match mantissa.len() {
-            0 => 0,
-            1..=30 => mantissa.parse().map_err(|_| ParseError)?,
-            _ => 10i128.pow(30),
+        let whole = whole.trim_start_matches('0');
+        // Of a long fraction no more than what is left of all digits; that there is more rounds up.
+        let (fraction, rest) =
+            fraction.split_at(fraction.len().min(DIGITS.saturating_sub(whole.len())));
+        let mantissa = format!("{whole}{fraction}");
+        let mantissa: i128 = match mantissa.trim_start_matches('0') {
+            "" => 0,
+            digits if digits.len() <= DIGITS => digits.parse().map_err(|_| ParseError)?,
+            _ => 10i128.pow(DIGITS as u32),
         };
+        let mantissa = mantissa + i128::from(rest.bytes().any(|byte| byte != b'0'));
         let magnitude = scale(mantissa, suffix, fraction.len() as i32)?;
         Ok(Self(if negative { -magnitude } else { magnitude }))
     }
@@ -244,7 +251,7 @@ pub fn rounded_to_milli(quantity: &Quantity) -> Option<Quantity> {
     let Amount(value) = Amount::parse(&quantity.0).ok()?;
     let step = NANO / 1000;
     let over = value.rem_euclid(step);
-    let up = Amount(value - over + step);
+    let up = Amount((value - over).saturating_add(step));
     (over != 0).then(|| Quantity(up.canonical(Format::of(&quantity.0))))
 }
 
@@ -287,6 +294,29 @@ mod tests {
         check("0.0001Ki", Some("103m"));
         check("100m", None);
         check("1Gi", None);
+    }
+
+    /// Ten thousand digits panicked once, and a long fraction made a value another.
+    #[test]
+    fn long_ones_are_read() {
+        let check = |text: &str, milli: i64| {
+            let amount = Amount::parse(text).expect("a quantity");
+            assert_eq!(amount.milli(), milli, "{text}");
+            assert!(canonical(text).is_ok(), "{text}");
+            rounded_to_milli(&Quantity(text.into()));
+        };
+        for suffix in ["", "Ki", "E", "e30", "n"] {
+            for digit in ["9", "1"] {
+                let text = digit.repeat(10_000) + suffix;
+                assert!(Amount::parse(&text).expect("a quantity").milli() > 0);
+                rounded_to_milli(&Quantity(text.clone()));
+                rounded_to_milli(&Quantity(format!("-{text}")));
+            }
+        }
+        check(&format!("1.{}", "0".repeat(60)), 1000);
+        check(&format!("2.{}1", "0".repeat(60)), 2001);
+        check(&format!("0.{}1", "0".repeat(60)), 1);
+        check(&format!("1{}.5", "0".repeat(40)), i64::MAX);
     }
 
     #[test]

@@ -71,6 +71,12 @@ pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), Status
         create(registry, service).await?;
     }
     put(registry, authentication_config(cluster), |new, old| old.data = new.data.clone()).await?;
+    put(registry, token_tracking(), |new, old| {
+        if !is_day(old.data.as_ref().and_then(|data| data.get("since"))) {
+            old.data = new.data.clone();
+        }
+    })
+    .await?;
     put(registry, cluster_info(cluster), |new, old| old.data = new.data.clone()).await?;
     put(registry, cluster_config(cluster), |new, old| old.data = new.data.clone()).await?;
     if let Some(secret) = bootstrap_secret(cluster) {
@@ -317,6 +323,21 @@ fn authentication_config(cluster: &Cluster) -> ConfigMap {
         ]),
         ..ConfigMap::default()
     }
+}
+
+/// Since when Secrets tell when their tokens were last used: whoever takes unused ones away must not
+/// look further back.
+fn token_tracking() -> ConfigMap {
+    let today = base::clock::now().strftime("%Y-%m-%d").to_string();
+    ConfigMap {
+        metadata: named("kube-system", "kube-apiserver-legacy-service-account-token-tracking"),
+        data: map([("since", today.as_str())]),
+        ..ConfigMap::default()
+    }
+}
+
+fn is_day(text: Option<&String>) -> bool {
+    text.is_some_and(|text| text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok())
 }
 
 /// What anybody may know before joining: the server and its authority, as kubeadm publishes it.

@@ -63,11 +63,14 @@ pub struct Options {
     pub tokens: Arc<dyn CreateHandler>,
     /// Which of the rows that are off by default there are.
     pub is_on: Box<dyn Fn(&Resource) -> bool>,
+    /// Upstream's `--allow-privileged`: of the whole process, as there.
+    pub allow_privileged: bool,
 }
 
 /// The table of built-in resources.
 pub fn table(options: Options) -> ResourceTable {
-    let Options { schema, node_ports, kubelets, tokens, is_on } = options;
+    let Options { schema, node_ports, kubelets, tokens, is_on, allow_privileged } = options;
+    validate::capabilities::allow_privileged(allow_privileged);
     let plain = RESOURCES.iter().flat_map(|group| group.iter()).map(|row| row());
     let optional = versions::rows().filter(|row| is_on(row.resource()));
     let wired = [
@@ -121,6 +124,7 @@ mod tests {
             kubelets,
             tokens: Arc::new(NoTokens),
             is_on: Box::new(|_| true),
+            allow_privileged: true,
         }
     }
 

@@ -240,12 +240,15 @@ fn endpoint_slice() -> Row {
             port.name.get_or_insert_default();
         }
     }
-    Row::new::<discovery::EndpointSlice>(Simple::new(cells).default(default).generation(
-        |new, old| {
-            (&new.endpoints, &new.ports, &new.metadata.labels)
-                != (&old.endpoints, &old.ports, &old.metadata.labels)
-        },
-    ))
+    // Whoever sends an empty list owns it; to everybody else there is none.
+    fn no_empty_list(slice: &mut discovery::EndpointSlice) {
+        slice.endpoints.take_if(|endpoints| endpoints.is_empty());
+    }
+    let strategy = Simple::new(cells).default(default).closed(no_empty_list);
+    Row::new::<discovery::EndpointSlice>(strategy.generation(|new, old| {
+        (&new.endpoints, &new.ports, &new.metadata.labels)
+            != (&old.endpoints, &old.ports, &old.metadata.labels)
+    }))
 }
 
 fn first_three(mut all: Vec<String>) -> String {

@@ -15,8 +15,9 @@ use machinery::{Object, StatusError};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::explain::explain;
+use super::explain::{Reader, explain, explain_to};
 use super::gojson;
+use super::media_type;
 use super::protobuf::{self, Protobuf};
 use crate::request::{FieldValidation, RequestContext};
 use crate::resource::ResourceTable;
@@ -31,9 +32,11 @@ pub enum BodyFormat {
 
 /// The format that a Content-Type names; none given means JSON. `None`: one that is not accepted.
 pub fn body_format(content_type: Option<&str>, protobuf: Option<Protobuf>) -> Option<BodyFormat> {
-    let Some(text) = content_type else { return Some(BodyFormat::Json) };
-    match text.split(';').next().unwrap_or_default().trim() {
-        "" | "application/json" | "*/*" => Some(BodyFormat::Json),
+    let Some(text) = content_type.filter(|text| !text.is_empty()) else {
+        return Some(BodyFormat::Json);
+    };
+    match media_type::parse(text)?.as_str() {
+        "application/json" => Some(BodyFormat::Json),
         "application/yaml" => Some(BodyFormat::Yaml),
         protobuf::MEDIA_TYPE => protobuf.map(BodyFormat::Protobuf),
         _ => None,
@@ -142,7 +145,26 @@ fn duplicate(path: &str) -> String {
 fn misfit(json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
     let definition = wanted.schemas.definition_name(wanted.group, wanted.version, wanted.kind);
     let explained = definition.and_then(|name| explain(json, &name, wanted.schemas));
-    explained.unwrap_or_else(|| base64_error(&error.to_string()).unwrap_or(error.to_string()))
+    explained.unwrap_or_else(|| plain(error))
+}
+
+/// Why the JSON that a patch made is no object of the kind of `api_version`.
+pub(crate) fn patched_misfit(
+    reader: Reader,
+    json: &[u8],
+    (api_version, kind): (&str, &str),
+    schemas: &dyn SchemaSource,
+    error: &DecodeError,
+) -> String {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let definition = schemas.definition_name(group, version, kind);
+    let explained = definition.and_then(|name| explain_to(reader, json, &name, schemas));
+    explained.unwrap_or_else(|| plain(error))
+}
+
+/// The decoder's own words.
+fn plain(error: &DecodeError) -> String {
+    base64_error(&error.to_string()).unwrap_or_else(|| error.to_string())
 }
 
 /// What is wrong with base64, in the words of Go's reader.
@@ -325,6 +347,8 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Option<String>), String> {
             duplicate_keys: policy,
             legacy_octal_numbers: true,
             with_snippet: false,
+            // What may be sent as JSON, may be as YAML.
+            budget: serde_saphyr::budget! { max_depth: 127 },
         };
         // Of several documents the first counts.
         let parse = || serde_saphyr::from_slice_multiple_with_options::<Value>(body, options);

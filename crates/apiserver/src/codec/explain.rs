@@ -1,5 +1,6 @@
 //! Why JSON does not fit a kind, in Go's words: `json: cannot unmarshal string into Go struct field
-//! ReplicaSetSpec.spec.replicas of type int32`.
+//! ReplicaSetSpec.spec.replicas of type int32`. What a strategic merge patch makes is a tree to Go and
+//! no text, and told in other words: `cannot convert string to int32`.
 //!
 //! Runs only after decoding failed: it walks the text along the kind's schema to the first value of
 //! a wrong type. Without a schema there is nothing to say, and the decoder's own words are shown.
@@ -17,15 +18,32 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
 const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
 
+/// Who reads: a decoder of JSON, or the converter of trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    Json,
+    Tree,
+}
+
 /// The first misfit, or nothing if none is found.
 pub fn explain(json: &[u8], definition: &str, schemas: &dyn SchemaSource) -> Option<String> {
+    explain_to(Reader::Json, json, definition, schemas)
+}
+
+pub fn explain_to(
+    reader: Reader,
+    json: &[u8],
+    definition: &str,
+    schemas: &dyn SchemaSource,
+) -> Option<String> {
     let raw: &RawValue = serde_json::from_slice(json).ok()?;
     let schema = schemas.definition(definition)?;
-    let mut walk = Walk { schemas, path: vec![], owner: short(definition).to_owned() };
-    walk.fields(raw, &schema)
+    let owner = short(definition).to_owned();
+    Walk { reader, schemas, path: vec![], owner }.fields(raw, &schema)
 }
 
 struct Walk<'a> {
+    reader: Reader,
     schemas: &'a dyn SchemaSource,
     /// Struct fields from the root; list indexes and map keys do not count.
     path: Vec<String>,
@@ -103,6 +121,9 @@ impl Walk<'_> {
     }
 
     fn misfit(&self, text: &str, wanted: &str) -> String {
+        if self.reader == Reader::Tree {
+            return unrestorable(text, wanted);
+        }
         let kind = kind(text);
         let is_number = wanted.starts_with("int") || wanted.starts_with("float");
         let what =
@@ -112,6 +133,30 @@ impl Walk<'_> {
             self.owner,
             self.path.join(".")
         )
+    }
+}
+
+/// What the converter says of a value that is not `wanted`. Numbers are texts' characters to Go, and
+/// the other way round not: only those of one sort say so.
+fn unrestorable(text: &str, wanted: &str) -> String {
+    let is_whole = text.parse::<i64>().is_ok();
+    let found = match kind(text) {
+        "object" => "map",
+        "array" => "slice",
+        "number" if is_whole => "int64",
+        "number" => "float64",
+        kind => kind,
+    };
+    let is_number = wanted.starts_with("int") || wanted.starts_with("float");
+    match wanted {
+        _ if wanted.starts_with("map[") => format!("cannot restore map from {found}"),
+        _ if wanted.starts_with("[]") => format!("cannot restore slice from {found}"),
+        _ if wanted.contains('.') => format!("cannot restore struct from: {found}"),
+        "string" if found == "int64" => format!("cannot convert {found} to {wanted}"),
+        _ if is_number && matches!(found, "int64" | "float64") => {
+            format!("cannot convert {found} to {wanted}")
+        }
+        _ => format!("unrecognized type: {wanted}"),
     }
 }
 
@@ -279,6 +324,23 @@ mod tests {
                 expected,
                 "{json}"
             );
+        }
+    }
+
+    #[test]
+    fn trees_are_told_as_the_converter_does() {
+        for (json, expected) in [
+            (r#"{"spec":{"replicas":"x"}}"#, Some("unrecognized type: int32")),
+            (r#"{"spec":{"replicas":1.5}}"#, Some("cannot convert float64 to int32")),
+            (r#"{"spec":{"args":[7]}}"#, Some("cannot convert int64 to string")),
+            (r#"{"spec":{"args":[true]}}"#, Some("unrecognized type: string")),
+            (r#"{"spec":{"args":"x"}}"#, Some("cannot restore slice from string")),
+            (r#"{"spec":[]}"#, Some("cannot restore struct from: slice")),
+            (r#"{"data":true}"#, Some("cannot restore map from bool")),
+            (r#"{"spec":{"replicas":3}}"#, None),
+        ] {
+            let found = explain_to(Reader::Tree, json.as_bytes(), "a.v1.Set", &Schemas);
+            assert_eq!(found.as_deref(), expected, "{json}");
         }
     }
 }

@@ -13,6 +13,7 @@ mod gotime;
 pub mod gzip;
 pub mod indent;
 pub mod list;
+mod media_type;
 pub mod negotiate;
 pub mod partial;
 pub mod protobuf;

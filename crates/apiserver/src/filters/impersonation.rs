@@ -173,6 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_name_that_is_no_text_is_a_name() {
+        let mut headers = HeaderMap::new();
+        headers.append(&USER, http::HeaderValue::from_bytes(b"\xff\xfe").expect("a value"));
+        let wanted = wanted(&headers).expect("valid").expect("some");
+        assert_eq!(wanted.name, "\u{fffd}\u{fffd}");
+    }
+
+    #[test]
     fn headers_name_the_user() {
         let mut headers = HeaderMap::new();
         assert_eq!(wanted(&headers).expect("none"), None);

@@ -106,9 +106,15 @@ impl Registry {
         object: Box<dyn Object>,
     ) -> Result<Attempt, StatusError> {
         let row = &ctx.resource;
-        let written = |object| Attempt::Done(Written { object, outcome: Outcome::Deleted });
+        let gone = |mut last: Box<dyn Object>, revision| {
+            last.meta_mut().resource_version = None;
+            let value = row.stored_codec().settle(last.encode());
+            let object = Stored::new(row.clone(), value.into(), revision);
+            Attempt::Done(Written { object, outcome: Outcome::Deleted })
+        };
+        // It looks as it would have looked.
         if ctx.dry_run {
-            return Ok(written(current.clone()));
+            return Ok(gone(object, current.revision()));
         }
         let path = bytes::Bytes::from(store_key(row, key));
         let txn = Txn {
@@ -123,10 +129,7 @@ impl Registry {
         }
         self.note_written(row, answer.revision);
         row.strategy.release(self, &*object, None).await;
-        let mut last = object;
-        last.meta_mut().resource_version = None;
-        let value = row.stored_codec().settle(last.encode());
-        Ok(written(Stored::new(row.clone(), value.into(), answer.revision)))
+        Ok(gone(object, answer.revision))
     }
 
     /// Deletes what the options select; answers what was selected.

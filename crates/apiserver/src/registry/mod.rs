@@ -14,7 +14,7 @@ mod read;
 mod write;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use arc_swap::ArcSwap;
 use base::task::Tasks;
@@ -31,6 +31,7 @@ use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
 use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
 use crate::resource::{CreateHandler, Created, Resource, ResourceTable};
+use crate::schemas::{NoSchemas, SchemaSource};
 pub use crate::stored::{EventStream, List, Stored, WatchEvent};
 
 /// See the module. Clones are the same registry.
@@ -51,6 +52,8 @@ struct Inner {
     /// Leases of expiring objects, shared by those that expire about the same time.
     leases: write::Leases,
     numbers: StorageNumbers,
+    /// Tells why what a patch made does not fit; set once, by the server that has it.
+    schemas: OnceLock<Arc<dyn SchemaSource>>,
     tasks: Tasks,
 }
 
@@ -65,6 +68,7 @@ impl Registry {
             cachers: Mutex::default(),
             leases: write::Leases::default(),
             numbers: StorageNumbers::default(),
+            schemas: OnceLock::new(),
             tasks,
         }))
     }
@@ -72,6 +76,15 @@ impl Registry {
     /// Sets the admission plugins: some ask the authorizers, which are made from the registry.
     pub fn set_admission(&self, chain: Chain) {
         self.0.chain.store(Arc::new(chain));
+    }
+
+    /// Sets who knows the kinds' schemas. The first one stays.
+    pub fn set_schemas(&self, schemas: Arc<dyn SchemaSource>) {
+        let _ = self.0.schemas.set(schemas);
+    }
+
+    fn schemas(&self) -> &dyn SchemaSource {
+        self.0.schemas.get().map_or(&NoSchemas, |schemas| &**schemas)
     }
 
     fn chain(&self) -> Arc<Chain> {

@@ -35,6 +35,30 @@ pub(super) fn misfit(patched: &Value, patch: &[u8], why: &str) -> StatusError {
     StatusError::invalid("", "", "", errors)
 }
 
+/// The refusal of a strategic merge patch, which is shown as Go prints a map.
+pub(super) fn misfit_tree(patch: &[u8], why: &str) -> StatusError {
+    let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
+    let mut errors = FieldErrors::default();
+    errors.invalid(&Path::new("patch"), printed(&patch), why);
+    StatusError::invalid("", "", "", errors)
+}
+
+/// Go's `%+v`: `map[spec:map[replicas:x]]`.
+fn printed(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".into(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(printed).collect::<Vec<_>>().join(" "))
+        }
+        Value::Object(fields) => {
+            let member = |(name, value): (&str, &Value)| format!("{name}:{}", printed(value));
+            format!("map[{}]", sorted(fields).into_iter().map(member).collect::<Vec<_>>().join(" "))
+        }
+        other => other.to_string(),
+    }
+}
+
 fn text(patched: &Value, patch: &[u8]) -> String {
     let patch: Value = serde_json::from_slice(patch).unwrap_or_default();
     let touches = match &patch {
@@ -108,5 +132,15 @@ mod tests {
         ] {
             assert_eq!(text(&patched, patch.to_string().as_bytes()), expected);
         }
+    }
+
+    #[test]
+    fn a_tree_is_shown_as_go_prints_it() {
+        let patch = json!({ "spec": { "replicas": "x", "args": ["a", 1, null, true] }, "a": {} });
+        let error = misfit_tree(patch.to_string().as_bytes(), "unrecognized type: int32");
+        let shown = "map[a:map[] spec:map[args:[a 1 <nil> true] replicas:x]]";
+        let expected =
+            format!(" \"\" is invalid: patch: Invalid value: {shown:?}: unrecognized type: int32");
+        assert_eq!((error.code, error.message.as_str()), (422, expected.as_str()));
     }
 }

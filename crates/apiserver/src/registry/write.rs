@@ -12,18 +12,20 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use machinery::Object;
-use machinery::object::Decoded;
+use machinery::object::{DecodeError, Decoded};
 use machinery::patch::{self, PatchError, PatchKind};
 use machinery::status::Reason;
 use serde_json::Value;
 use store::{Compare, LeaseId, Op, Revision, Txn};
 
-use super::patched::misfit;
+use super::patched::{misfit, misfit_tree};
 use super::{
     Intent, Outcome, Registry, Stored, Written, managed, metadata, store_error, store_key,
 };
 use crate::StatusError;
 use crate::admission::{Attributes, Operation};
+use crate::codec::decode::patched_misfit;
+use crate::codec::explain::Reader;
 use crate::codec::{decode, gojson};
 use crate::request::{FieldValidation, Key, RequestContext};
 use crate::resource::{Behaviour, MetadataRules, Resource};
@@ -413,15 +415,25 @@ impl Registry {
                     PatchKind::Apply { .. } => unreachable!("answered above"),
                 };
                 let patched = patched.map_err(patch_error)?;
+                let json = patched.to_string();
+                let explained = |reader, error: &DecodeError| {
+                    let kind = (shown.api_version(), shown.kind());
+                    patched_misfit(reader, json.as_bytes(), kind, self.schemas(), error)
+                };
                 if *kind == PatchKind::Strategic {
-                    return self.decoded(ctx, codec.decode_value(patched));
+                    let decoded = codec.decode(json.as_bytes());
+                    let refused = |error| misfit_tree(body, &explained(Reader::Tree, &error));
+                    return self
+                        .decoded(ctx, Ok(decoded.map_err(refused)?))
+                        .map_err(|error| misfit_tree(body, &error.message));
                 }
                 let refused = |why: &str| misfit(&patched, body, why);
                 if let Some(why) = self.other_kind(row, &patched, shown) {
                     return Err(refused(&why));
                 }
-                self.decoded(ctx, codec.decode(patched.to_string().as_bytes()))
-                    .map_err(|error| refused(&error.message))
+                let decoded = codec.decode(json.as_bytes());
+                let decoded = decoded.map_err(|error| refused(&explained(Reader::Json, &error)))?;
+                self.decoded(ctx, Ok(decoded)).map_err(|error| refused(&error.message))
             }
             _ => unreachable!("only updates and patches come here"),
         }

@@ -115,7 +115,8 @@ impl Call {
     }
 
     pub fn content_type(&self) -> Option<&str> {
-        self.parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())
+        // What is no text is no type that anybody knows, and not none.
+        self.parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?"))
     }
 
     pub fn body_format(&self) -> Result<BodyFormat, StatusError> {

@@ -196,3 +196,44 @@ fn wrong_credentials_fill_no_log() -> Result<()> {
     }
     victim.check(&["Unable to authenticate the request"], &[])
 }
+
+/// Schemas nested as deep as objects may be: the first one overflowed a worker's stack once.
+fn definition(depth: usize) -> String {
+    let schema = r#"{"type":"object","properties":{"a":"#.repeat(depth)
+        + r#"{"type":"string"}"#
+        + &"}}".repeat(depth);
+    format!(
+        r#"{{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{{"name":"deeps.a.test"}},"spec":{{"group":"a.test","scope":"Namespaced","names":{{"plural":"deeps","kind":"Deep"}},"versions":[{{"name":"v1","served":true,"storage":true,"schema":{{"openAPIV3Schema":{schema}}}}}]}}}}"#
+    )
+}
+
+#[test]
+fn bodies_too_deep_and_numbers_too_long_hurt_nobody() -> Result<()> {
+    const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?dryRun=All";
+    const MAPS: &str = "/api/v1/namespaces/default/configmaps?dryRun=All";
+    const PODS: &str = "/api/v1/namespaces/default/pods?dryRun=All";
+    let map = |rest: &str| {
+        format!(r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"x"}},"zz":{rest}}}"#)
+    };
+    let pod = |cpu: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"x"}},"spec":{{"containers":[{{"name":"c","image":"i","resources":{{"requests":{{"cpu":"{cpu}"}}}}}}]}}}}"#
+        )
+    };
+    let list = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+    let mut victim = Victim::start()?;
+    for (path, body, allowed) in [
+        (DEFINITIONS, definition(55), &[201][..]),
+        (DEFINITIONS, definition(1000), &[400]),
+        (MAPS, map(&list(9_000)), &[201]),
+        (MAPS, map(&list(100_000)), &[400]),
+        (PODS, pod(&"9".repeat(100_000)), &[201, 400, 422]),
+        (PODS, pod(&format!("{}E", "1".repeat(35))), &[201, 400, 422]),
+        (PODS, pod("1e100000"), &[400]),
+    ] {
+        let answer = victim.server.api()?.post(path, &body, LONG)?;
+        let body = &body[..body.len().min(200)];
+        ensure!(allowed.contains(&answer.status), "{} {}: {body}", answer.status, answer.body);
+    }
+    victim.check(&[], &[])
+}

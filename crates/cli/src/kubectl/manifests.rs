@@ -152,6 +152,7 @@ fn yaml(text: &str) -> std::result::Result<Value, String> {
     let options = serde_saphyr::options! {
         legacy_octal_numbers: true,
         with_snippet: false,
+        budget: serde_saphyr::budget! { max_depth: 127 },
     };
     serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| format!("error converting YAML to JSON: yaml: {error}"))

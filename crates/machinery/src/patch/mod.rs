@@ -93,12 +93,25 @@ pub enum PatchError {
     Broken(String),
 }
 
+/// What the copies of one patch may add, in bytes: each of a row of copies of the whole into itself
+/// doubles it. Upstream: `JSONPatchMaxCopyBytes`.
+const COPY_LIMIT: usize = 3 << 20;
+
 /// RFC 6902. A failing operation leaves nothing changed.
 pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
     let patch: json_patch::Patch =
         serde_json::from_slice(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
     let mut document = document.clone();
+    let mut copied = 0;
     for (index, operation) in patch.0.iter().enumerate() {
+        if let json_patch::PatchOperation::Copy(copy) = operation {
+            copied += document.pointer(copy.from.as_str()).map_or(0, size);
+            if copied > COPY_LIMIT {
+                return Err(PatchError::Unfit(format!(
+                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {COPY_LIMIT}"
+                )));
+            }
+        }
         // Upstream: what an object lacks passes a test for null; operators guard by it what they add.
         if let json_patch::PatchOperation::Test(test) = operation
             && test.value.is_null()
@@ -115,6 +128,25 @@ pub fn json(document: &Value, patch: &[u8]) -> Result<Value, PatchError> {
         )?;
     }
     Ok(document)
+}
+
+/// The length of a value's JSON.
+fn size(value: &Value) -> usize {
+    struct Counter(usize);
+    impl std::io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(0);
+    // Counting cannot fail, and every tree has a text.
+    let _ = serde_json::to_writer(&mut counter, value);
+    counter.0
 }
 
 /// Is there an object that the path leads into, without its last key?
@@ -137,6 +169,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn copies_do_not_blow_up() {
+        let document = json!({ "a": "x".repeat(1000) });
+        let patch = |count: usize| {
+            let one = |index| json!({ "op": "copy", "from": "", "path": format!("/{index}") });
+            Value::from_iter((0..count).map(one)).to_string()
+        };
+        let check = |count, expected: bool| {
+            let outcome = super::json(&document, patch(count).as_bytes());
+            assert_eq!(outcome.is_ok(), expected, "{count}");
+        };
+        // A thousand bytes that double with each copy.
+        check(10, true);
+        check(13, false);
+        check(64, false);
+    }
 
     #[test]
     fn a_test_for_null_passes_where_nothing_is() {

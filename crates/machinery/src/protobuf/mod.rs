@@ -27,7 +27,7 @@ mod wire;
 pub use descriptors::{Descriptors, MessageId};
 pub use encode::ListWriter;
 pub use envelope::{Envelope, MAGIC, watch_frame};
-pub use settle::Unsettled;
+pub use settle::{Telling, Unsettled};
 
 /// Messages nest no deeper than this: about where `serde_json` stops too.
 const MAX_DEPTH: usize = 120;

@@ -29,11 +29,24 @@ pub enum Unsettled {
     Value(String),
 }
 
+/// A list that says something by being empty and not absent, until it is stored: its message and name.
+pub type Telling = (MessageId, &'static str);
+
 impl Descriptors {
     /// The JSON that Go's struct of this message would write for `json`.
     pub fn settle(&self, message: MessageId, json: &[u8]) -> Result<Vec<u8>, Unsettled> {
+        self.settle_but(message, json, &[])
+    }
+
+    /// The same, but the lists of `telling` stay where they are empty.
+    pub fn settle_but(
+        &self,
+        message: MessageId,
+        json: &[u8],
+        telling: &[Telling],
+    ) -> Result<Vec<u8>, Unsettled> {
         let out = Vec::with_capacity(json.len() + json.len() / 8);
-        let mut scan = Scan { table: self, json, at: 0, out };
+        let mut scan = Scan { table: self, telling, json, at: 0, out };
         scan.space();
         scan.message(message, 0)?;
         Ok(scan.out)
@@ -115,6 +128,7 @@ fn is_always_there(field: &Field) -> bool {
 
 struct Scan<'a> {
     table: &'a Descriptors,
+    telling: &'a [Telling],
     json: &'a [u8],
     at: usize,
     out: Vec<u8>,
@@ -249,6 +263,12 @@ impl<'a> Scan<'a> {
             scan.key(key, is_first);
             let start = scan.out.len();
             scan.field(field, depth + 1)?;
+            let tells =
+                scan.out[start..] == *b"[]" && scan.telling.contains(&(message, field.name));
+            if tells {
+                seen.push(field.name);
+                return Ok(true);
+            }
             if is_left_out(field, &scan.out[start..]) {
                 scan.out.truncate(before);
                 return Ok(false);
@@ -424,6 +444,20 @@ mod tests {
         ] {
             assert_eq!(settle(json).as_deref(), Ok(expected), "{json}");
             assert_eq!(settle(expected).as_deref(), Ok(expected), "twice");
+        }
+    }
+
+    #[test]
+    fn a_telling_list_stays_empty() {
+        let table = Descriptors::parse(TABLE, "v1");
+        let message = table.kind("v1", "Thing").expect("a message");
+        for (json, expected) in [
+            (r#"{"list":[]}"#, r#"{"list":[],"name":"","size":"0","inner":{"must":0}}"#),
+            (r#"{"list":null}"#, r#"{"list":null,"name":"","size":"0","inner":{"must":0}}"#),
+            ("{}", r#"{"name":"","size":"0","list":null,"inner":{"must":0}}"#),
+        ] {
+            let out = table.settle_but(message, json.as_bytes(), &[(message, "list")]);
+            assert_eq!(out.as_deref(), Ok(expected.as_bytes()), "{json}");
         }
     }
 

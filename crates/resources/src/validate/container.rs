@@ -637,11 +637,18 @@ pub(super) fn port_or_name(at: &At<'_>) {
     }
 }
 
+fn privileged(at: &At<'_>, is_allowed: bool) {
+    if at.bool() && !is_allowed {
+        at.forbidden("disallowed by cluster policy");
+    }
+}
+
 /// Of one container.
 fn security_context(at: &At<'_>, host_users: bool) {
     if !at.is_set() {
         return;
     }
+    privileged(&at.get("privileged"), super::capabilities::allows_privileged());
     pod::id(&at.get("runAsUser"));
     pod::id(&at.get("runAsGroup"));
     let mount = at.get("procMount");
@@ -667,4 +674,26 @@ fn security_context(at: &At<'_>, host_users: bool) {
     }
     pod::windows_options(&at.get("windowsOptions"));
     pod::app_armor(&at.get("appArmorProfile"));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::at::judge;
+    use super::*;
+
+    #[test]
+    fn privileged_where_that_is_allowed() {
+        for (value, is_allowed, expected) in [
+            (json!(true), true, 0),
+            (json!(true), false, 1),
+            (json!(false), false, 0),
+            (json!(null), false, 0),
+        ] {
+            let tree = json!({ "privileged": value });
+            let errors = judge(&tree, |at| privileged(&at.get("privileged"), is_allowed));
+            assert_eq!(errors.0.len(), expected, "{tree} {is_allowed}");
+        }
+    }
 }

@@ -9,6 +9,7 @@
 mod admission;
 mod at;
 mod batch;
+pub(crate) mod capabilities;
 mod certificates;
 mod container;
 mod core;

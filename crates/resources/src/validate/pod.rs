@@ -511,6 +511,9 @@ fn host_process(at: &At<'_>) {
             "hostNetwork must be true if pod contains any hostProcess containers",
         );
     }
+    if !super::capabilities::allows_privileged() {
+        at.forbidden("hostProcess containers are disallowed by cluster policy");
+    }
 }
 
 fn host_users(at: &At<'_>) {
