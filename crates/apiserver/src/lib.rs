@@ -41,6 +41,7 @@ pub mod stored;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod verbs;
+mod warnings;
 mod zpages;
 
 pub use machinery::StatusError;

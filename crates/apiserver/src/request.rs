@@ -9,6 +9,7 @@ use http::HeaderValue;
 use machinery::StatusError;
 
 use crate::resource::Resource;
+use crate::warnings::Warnings;
 
 /// Who a request comes from, as the authenticators found out (or impersonation decided).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,7 +109,7 @@ pub struct RequestContext {
     pub may_create: Option<MayCreate>,
     /// Texts for `Warning:` headers, collected on the way. Guards a short list; never held across
     /// an await.
-    warnings: Arc<Mutex<Vec<String>>>,
+    warnings: Arc<Mutex<Warnings>>,
     /// What admission went by: a create that does not find it so is judged again.
     relied: Arc<[store::Compare]>,
     /// What authorization and admission note for the audit log. As above.
@@ -152,11 +153,7 @@ impl RequestContext {
     }
 
     pub fn warn(&self, text: impl Into<String>) {
-        let text = text.into();
-        let mut warnings = self.warnings.lock().expect("no panic while the list is held");
-        if !warnings.contains(&text) {
-            warnings.push(text);
-        }
+        self.warnings.lock().expect("no panic while the list is held").add(text.into());
     }
 
     /// Notes something for the audit log; the first note under a key stays.
@@ -171,6 +168,6 @@ impl RequestContext {
 
     /// The collected warnings; the list is empty afterwards.
     pub fn take_warnings(&self) -> Vec<String> {
-        std::mem::take(&mut *self.warnings.lock().expect("as above"))
+        self.warnings.lock().expect("as above").take()
     }
 }
