@@ -263,7 +263,13 @@ pub fn requests() -> Vec<Vec<u8>> {
                 br#"{"metadata":{"labels":{"c":"d"},"finalizers":["a/b"]},"spec":{"replicas":3}}"#,
             );
             seed(7, br#"{"spec":{"template":{"spec":{"containers":[{"name":"c","env":[{"name":"e","value":"f"}]},{"$patch":"delete","name":"d"}],"$setElementOrder/containers":[{"name":"c"}]}}}}"#);
-            seed(8, &least.to_string().replace('}', ",\"labels\":{\"c\":\"d\"}}").into_bytes());
+            seed(
+                8,
+                &least
+                    .to_string()
+                    .replace(r#""name":"x""#, r#""labels":{"c":"d"},"name":"x""#)
+                    .into_bytes(),
+            );
             seed(12, br#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0,"propagationPolicy":"Orphan","preconditions":{"uid":"u"}}"#);
             seed(15, b"labelSelector=a%20in%20(b,c),!d&fieldSelector=metadata.name!%3Dx&limit=1&resourceVersion=0&resourceVersionMatch=NotOlderThan");
             seed(15, b"limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6Miwic3RhcnQiOiJhIn0&sendInitialEvents=true&timeoutSeconds=1");
