@@ -241,7 +241,7 @@ fn endpoint_slice() -> Row {
         }
     }
     // Whoever sends an empty list owns it; to everybody else there is none.
-    fn no_empty_list(slice: &mut discovery::EndpointSlice) {
+    fn no_empty_list(slice: &mut discovery::EndpointSlice, _: Option<&discovery::EndpointSlice>) {
         slice.endpoints.take_if(|endpoints| endpoints.is_empty());
     }
     let strategy = Simple::new(cells).default(default).closed(no_empty_list);

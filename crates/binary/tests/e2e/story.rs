@@ -15,8 +15,6 @@ use testkit::{images, wait};
 use crate::expect;
 
 pub use testkit::wait::LONG;
-/// The same: a chapter that names it means no promise of speed.
-pub use testkit::wait::LONG as SHORT;
 
 /// The time that one request may take: who asks again and again does not hang in one.
 const REQUEST: Duration = Duration::from_secs(20);
