@@ -251,7 +251,7 @@ pub fn rounded_to_milli(quantity: &Quantity) -> Option<Quantity> {
     let Amount(value) = Amount::parse(&quantity.0).ok()?;
     let step = NANO / 1000;
     let over = value.rem_euclid(step);
-    let up = Amount((value - over).saturating_add(step));
+    let up = Amount(value.saturating_sub(over).saturating_add(step));
     (over != 0).then(|| Quantity(up.canonical(Format::of(&quantity.0))))
 }
 
