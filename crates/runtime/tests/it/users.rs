@@ -153,6 +153,16 @@ fn what_is_the_nodes_stays_out_of_reach() {
     });
 }
 
+/// A process becomes the container's a moment after the start.
+async fn both_are_seen(world: &World, from: &str, other: &str) {
+    eventually("processes of both", async || {
+        let (_, text) = world.exec(from, "ps; cat /proc/self/uid_map").await;
+        assert!(text.contains("65536"), "{text}");
+        (text.contains("sleep 601") && text.contains(other)).then_some(())
+    })
+    .await;
+}
+
 #[test]
 fn users_survive_a_restart_and_go_with_the_pod() {
     in_world(|world| async move {
@@ -171,16 +181,7 @@ fn users_survive_a_restart_and_go_with_the_pod() {
         let mut second = own("second", "sleep 602", &shared);
         second.tty = true;
         let second = world.start(&sandbox, &sandbox_config, second).await;
-        // A process becomes the container's a moment after the start.
-        let both_are_seen = async |from: &str, other: &str| {
-            eventually("processes of both", async || {
-                let (_, text) = world.exec(from, "ps; cat /proc/self/uid_map").await;
-                assert!(text.contains("65536"), "{text}");
-                (text.contains("sleep 601") && text.contains(other)).then_some(())
-            })
-            .await;
-        };
-        both_are_seen(&second, "sleep 602").await;
+        both_are_seen(&world, &second, "sleep 602").await;
         let (code, _) = world.exec(&first, "kill -0 1").await;
         assert_eq!(code, 0);
         // An ephemeral one joins the processes of one container.
@@ -191,7 +192,7 @@ fn users_survive_a_restart_and_go_with_the_pod() {
         };
         let third = own("third", "sleep 603", &target);
         let third = world.start(&sandbox, &sandbox_config, third).await;
-        both_are_seen(&third, "sleep 603").await;
+        both_are_seen(&world, &third, "sleep 603").await;
 
         world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
         let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("mounts");
