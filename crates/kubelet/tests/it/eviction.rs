@@ -44,6 +44,7 @@ async fn a_shortage_of_memory_waits_for_nobody() {
     let tries = |bench: &Bench| bench.count("stop_pod_sandbox");
     bench.api.until("it is tried again", |_| tries(&bench) >= 2).await;
     check_grace(&bench, &id);
+    bench.api.until("it is told", |api| told(api) > 0).await;
     assert_eq!(told(&bench.api), 1, "{:?}", bench.api.events());
     bench.runtime.fail("stop_pod_sandbox", None);
     bench.until_phase("a", "Failed").await;

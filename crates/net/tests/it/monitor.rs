@@ -7,10 +7,9 @@ use net::Links;
 use net::monitor::{Change, Monitor};
 use net::nft::{Family, Nft, Ruleset, Set, Table, Type, diff};
 use net::vxlan::{Peer, Vxlan};
+use testkit::wait::soon;
 
 use crate::lab::{Netns, ip, net, skipped};
-
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// One table, and in it as many sets.
 fn rules(table: &str, sets: usize) -> Ruleset {
@@ -40,16 +39,14 @@ async fn rules_that_others_change_are_told() {
         seen.lock().expect("no panic").push(table.to_owned());
         ours.has_table(family, table)
     };
-    let told = tokio::time::timeout(LIMIT, monitor.told(matters)).await;
-    told.expect("in time").expect("told");
+    soon("what others did", monitor.told(matters)).await.expect("told");
     let seen = seen.into_inner().expect("no panic");
     // In order, so what one did oneself would have come first.
     assert_eq!(seen.first().map(String::as_str), Some("theirs"), "{seen:?}");
     assert!(seen.iter().any(|table| table == "ours"), "{seen:?}");
 
     // Told until it is forgotten: making it anew tells nothing.
-    let told = tokio::time::timeout(LIMIT, monitor.told(|_| false)).await;
-    told.expect("at once").expect("told");
+    soon("the same again", monitor.told(|_| false)).await.expect("told");
     monitor.forget().expect("forgotten");
     own.apply(&diff(&nothing, &ours)).expect("rules");
     let again = monitor.told(|change| panic!("{change:?}"));
@@ -86,8 +83,7 @@ async fn what_links_lose_is_told() {
         if what == "link" {
             // The overlay goes over it.
             links.remove("overlay").await.expect("removed");
-            let told = tokio::time::timeout(LIMIT, monitor.told(|c| c == Change::Link(made))).await;
-            told.expect("overlay").expect("told");
+            soon("overlay", monitor.told(|c| c == Change::Link(made))).await.expect("told");
             monitor.forget().expect("forgotten");
         }
         change(what).await.expect(what);
@@ -95,8 +91,7 @@ async fn what_links_lose_is_told() {
             assert_ne!(change, Change::Link(made), "{what}");
             change == Change::Link(index)
         };
-        let told = tokio::time::timeout(LIMIT, monitor.told(matters)).await;
-        told.expect(what).expect("told");
+        soon(what, monitor.told(matters)).await.expect("told");
         monitor.forget().expect("forgotten");
     }
 }
