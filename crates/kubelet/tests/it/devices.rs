@@ -79,10 +79,9 @@ async fn containers_get_the_devices_of_their_requests() {
     bench.api.until("registered again", |_| driver.told().len() >= 2).await;
     bench.api.mark_deleted("a", 1);
     bench.api.until("gone", |api| api.pod("a").is_null()).await;
-    assert_eq!(
-        driver.calls().last().map(String::as_str),
-        Some("Unprepare a-extended uid-a-extended")
-    );
+    // Beside it the other pod's may have been asked for again.
+    let given_back = "Unprepare a-extended uid-a-extended".to_owned();
+    assert!(driver.calls().contains(&given_back), "{:?}", driver.calls());
     // While a driver cannot give a device back the pod stays.
     driver.refuse("NodeUnprepareResources", Some("14"));
     bench.api.mark_deleted("b", 1);
