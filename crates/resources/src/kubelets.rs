@@ -269,7 +269,9 @@ fn check_stream(key: &Key, pairs: &[(String, String)]) -> Result<(), StatusError
         errors.not_supported(&path, stream, STREAMS);
     } else if stream != "All" && value("tailLines").is_some() {
         let detail = "`tailLines` and specific `stream` are mutually exclusive for now";
-        errors.forbidden(&Path::new(""), detail);
+        errors.forbidden(&path, detail);
+        // Upstream names no field here.
+        errors.0.iter_mut().for_each(|error| error.field.clear());
     }
     match errors.is_empty() {
         true => Ok(()),

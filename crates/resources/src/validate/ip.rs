@@ -92,7 +92,10 @@ fn judge_cidr(at: &At<'_>, wants_canonical: bool) {
     if !wants_canonical && !features::enabled(Feature::StrictIPCIDRValidation) {
         return;
     }
-    let has_zeros = text.parse::<IpNet>().is_err() || text.contains("/0") && !text.ends_with("/0");
+    // The type's own parser takes leading zeros.
+    let has_zeros = text.split_once('/').is_none_or(|(ip, length)| {
+        ip.parse::<IpAddr>().is_err() || length.len() > 1 && length.starts_with('0')
+    });
     if has_zeros {
         at.invalid("must not have leading 0s in IP or prefix length");
     } else if is_mapped(&net.addr()) {
