@@ -65,6 +65,15 @@ impl Worker {
         plan: Plan,
         observed: &Observed,
     ) -> Result<Option<Duration>, ()> {
+        let counted = plan.create_sandbox && self.has_own_users();
+        let done = self.carry_out(plan, observed).await;
+        if counted {
+            self.context.users.count_start(done.is_err() || !self.waiting.is_empty());
+        }
+        done
+    }
+
+    async fn carry_out(&mut self, plan: Plan, observed: &Observed) -> Result<Option<Duration>, ()> {
         let mut progress = false;
         if plan.kill_pod {
             self.stop_everything(observed).await;

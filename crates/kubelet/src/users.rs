@@ -13,14 +13,15 @@
 //! Invariants: no two pods on the disk have the same range; a file that cannot be understood is an
 //! error, never a free range; the node's own ids, below 65536, are nobody's.
 //! Upstream: `pkg/kubelet/userns/userns_manager.go`.
-//! Deviation: upstream picks a free range at random, here it is the lowest; `/etc/subuid` is read
-//! directly, not by way of `getsubids`.
+//! Deviation: `/etc/subuid` is read directly, not by way of `getsubids`.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cri::{IDMapping, NamespaceMode, UserNamespace};
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,9 @@ pub struct Users {
     window: Window,
     /// One allocation at a time: it is a look at the disk, then a file.
     allocating: Mutex<()>,
+    /// Pods that were tried to start, and how often something of them failed.
+    started: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// The ids that pods get, in ranges.
@@ -82,7 +86,40 @@ impl Users {
     /// `etc` is `/etc`. Fails where what is configured there cannot be used, as upstream does.
     pub fn new(root: &Path, max_pods: i64, etc: &Path) -> Result<Self, UsersError> {
         let window = Window::configured(etc, max_pods).map_err(UsersError::Window)?;
-        Ok(Self { pods: root.join("pods"), window, allocating: Mutex::default() })
+        Ok(Self {
+            pods: root.join("pods"),
+            window,
+            allocating: Mutex::default(),
+            started: AtomicU64::default(),
+            failed: AtomicU64::default(),
+        })
+    }
+
+    /// A pod with users of its own was started, or something of it failed.
+    pub fn count_start(&self, failed: bool) {
+        self.started.fetch_add(1, Ordering::Relaxed);
+        self.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
+    }
+
+    /// Upstream's counters of such pods, for scrapers.
+    pub fn encode(&self, out: &mut String) {
+        let families = [
+            (
+                "kubelet_started_user_namespaced_pods_total",
+                "Cumulative number of pods with user namespaces started. This metric will only be collected on Linux.",
+                &self.started,
+            ),
+            (
+                "kubelet_started_user_namespaced_pods_errors_total",
+                "Cumulative number of errors when starting pods with user namespaces. This metric will only be collected on Linux.",
+                &self.failed,
+            ),
+        ];
+        for (name, help, count) in families {
+            let count = count.load(Ordering::Relaxed);
+            // Writing into a string does not fail.
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}");
+        }
     }
 
     /// The pod's range, now and as long as its directory is there (which it must be). Blocks.
@@ -93,7 +130,9 @@ impl Users {
             Some(first) => self.window.check(first).map(|()| first).map_err(UsersError::Known)?,
             None => {
                 let taken = self.taken()?;
-                let mut all = (0..self.window.ranges).map(|at| self.window.at(at));
+                // Upstream: a free one at random, so that ids are not soon somebody else's.
+                let (ranges, start) = (self.window.ranges, self.window.somewhere());
+                let mut all = (start..ranges).chain(0..start).map(|at| self.window.at(at));
                 let free = all.find(|first| !taken.contains(first)).ok_or_else(|| {
                     UsersError::New(
                         "could not find an empty slot to allocate a user namespace".into(),
@@ -178,6 +217,10 @@ fn parse(bytes: &[u8]) -> Result<u32, String> {
 impl Window {
     fn at(self, range: u32) -> u32 {
         self.first + range * IDS_PER_POD
+    }
+
+    fn somewhere(self) -> u32 {
+        u32::try_from(base::rng::below(u64::from(self.ranges.max(1)))).unwrap_or(0)
     }
 
     fn check(self, first: u32) -> Result<(), String> {
@@ -274,25 +317,27 @@ mod tests {
     #[test]
     fn a_pod_keeps_its_range_and_gives_it_back_with_its_directory() {
         let root = tempfile::tempdir().expect("a directory");
-        let own = users(root.path());
-        assert_eq!(first(&own, "a"), Ok(65536));
-        assert_eq!(first(&own, "b"), Ok(131_072));
-        assert_eq!(first(&own, "a"), Ok(65536));
-        let all = own.of_pod("a").expect("known");
-        assert_eq!((all.mode(), all.uids[0].length, all.uids[0].container_id), {
+        let few = |ranges| Users { window: Window { first: 65536, ranges }, ..users(root.path()) };
+        let own = few(3);
+        let of = |users: &Users, uid: &str| first(users, uid).expect("a range");
+        let all = BTreeSet::from(["a", "b", "c"].map(|uid| of(&own, uid)));
+        assert_eq!(all, BTreeSet::from([65536, 131_072, 196_608]));
+        let found = own.of_pod("a").expect("known");
+        assert_eq!((found.mode(), found.uids[0].length, found.uids[0].container_id), {
             (NamespaceMode::Pod, 65536, 0)
         });
-        assert_eq!(all.uids, all.gids);
+        assert_eq!(found.uids, found.gids);
         let file = fs::read_to_string(own.file("a")).expect("a file");
-        let range = r#"[{"hostId":65536,"containerId":0,"length":65536}]"#;
+        let id = found.uids[0].host_id;
+        let range = format!(r#"[{{"hostId":{id},"containerId":0,"length":65536}}]"#);
         assert_eq!(file, format!(r#"{{"uidMappings":{range},"gidMappings":{range}}}"#));
         // The next kubelet knows them.
-        let next = users(root.path());
+        let next = few(3);
         fs::write(next.pods.join("stray"), "").expect("written");
-        assert_eq!(first(&next, "b"), Ok(131_072));
-        assert_eq!(first(&next, "c"), Ok(196_608));
+        assert_eq!((of(&next, "a"), of(&next, "b")), (id, of(&own, "b")));
+        assert!(first(&next, "d").is_err(), "there is no fourth");
         fs::remove_dir_all(next.pods.join("a")).expect("removed");
-        assert_eq!(first(&next, "d"), Ok(65536));
+        assert_eq!(of(&next, "d"), id);
     }
 
     #[test]
@@ -322,7 +367,7 @@ mod tests {
         check(&both(&range(65536, 0, 1)), "wrong user namespace length 1");
         check(&both(&range(65537, 0, 65536)), "wrong user namespace offset specified 65537");
         fs::write(own.file("x"), "").expect("written");
-        assert_eq!(first(&own, "x"), Ok(65536), "an empty file is none");
+        assert!(first(&own, "x").is_ok(), "an empty file is none");
     }
 
     #[test]
@@ -380,6 +425,24 @@ mod tests {
         let text = "error parsing line \"kubelet:131072:7208960\\nkubelet:131072:7208960\": \
                     it must contain only one line";
         check(user, &two, &two, 1, refused(text));
+    }
+
+    #[test]
+    fn starts_are_counted() {
+        let root = tempfile::tempdir().expect("a directory");
+        let own = users(root.path());
+        own.count_start(true);
+        own.count_start(false);
+        let mut text = String::new();
+        own.encode(&mut text);
+        let values: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            values,
+            [
+                "kubelet_started_user_namespaced_pods_total 2",
+                "kubelet_started_user_namespaced_pods_errors_total 1"
+            ]
+        );
     }
 
     #[test]

@@ -629,9 +629,13 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
     assert_eq!(users(&bench, "shared").uids, []);
     let of_a = users(&bench, "a");
     assert_eq!(of_a.mode(), cri::NamespaceMode::Pod);
-    assert_eq!((of_a.uids[0].host_id, of_a.uids[0].length), (65536, 65536));
-    assert_eq!(users(&bench, "b").uids[0].host_id, 131_072);
-    // A kubelet that is replaced knows them, and what the pod leaves is free again.
+    let of_b = users(&bench, "b");
+    for range in [&of_a.uids[0], &of_b.uids[0]] {
+        assert!(range.host_id >= 65536 && range.host_id % 65536 == 0, "{range:?}");
+        assert_eq!((range.container_id, range.length), (0, 65536));
+    }
+    assert_ne!(of_a.uids, of_b.uids);
+    // A kubelet that is replaced knows them; they go with the pod.
     bench.stop().await;
     bench.start();
     bench.until_ready("b").await;
@@ -645,11 +649,12 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
         })
         .await;
     bench.until_ready("b").await;
-    assert_eq!(users(&bench, "b").uids[0].host_id, 131_072);
+    assert_eq!(users(&bench, "b"), of_b);
+    let uid = bench.api.pod("a")["metadata"]["uid"].as_str().unwrap_or_default().to_string();
+    let file = bench.dir.path().join("kubelet/pods").join(uid).join("userns");
+    assert!(file.exists());
     bench.api.mark_deleted("a", 0);
     bench.api.until("a gone", |api| api.get("/api/v1/namespaces/ns/pods/a").is_none()).await;
-    bench.api.put_pod("c", spec);
-    bench.until_ready("c").await;
-    assert_eq!(users(&bench, "c").uids[0].host_id, 65536);
+    assert!(!file.exists());
     bench.stop().await;
 }
