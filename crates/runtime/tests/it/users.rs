@@ -241,6 +241,19 @@ fn users_that_are_not_the_pods_are_refused() {
         nix::mount::umount(&merged).expect("unmounted");
         let text = started.expect_err("refused").to_string();
         assert!(text.contains("does not support mapped mounts"), "{text}");
+        // Nor do ids that the pod does not have.
+        for change in [
+            |security: &mut LinuxContainerSecurityContext| {
+                security.run_as_user = Some(Int64Value { value: 70_000 });
+            },
+            |security: &mut LinuxContainerSecurityContext| {
+                security.supplemental_groups = vec![70_000];
+            },
+        ] {
+            let config = with_security(own("beyond", "true", &options()), change);
+            let id = world.runtime.create_container(&sandbox, config, &sandbox_config).await;
+            assert!(world.runtime.start_container(&id.expect("created")).await.is_err());
+        }
     });
 }
 
