@@ -612,7 +612,7 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
     spec["hostUsers"] = json!(false);
     bench.api.put_pod("a", spec.clone());
     bench.until_ready("a").await;
-    bench.api.put_pod("b", spec.clone());
+    bench.api.put_pod("b", spec);
     bench.until_ready("b").await;
     bench.until_ready("shared").await;
     let users = |bench: &Bench, pod: &str| {
@@ -631,7 +631,7 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
     assert_eq!(of_a.mode(), cri::NamespaceMode::Pod);
     let of_b = users(&bench, "b");
     for range in [&of_a.uids[0], &of_b.uids[0]] {
-        assert!(range.host_id >= 65536 && range.host_id % 65536 == 0, "{range:?}");
+        assert!(range.host_id >= 65536 && range.host_id.is_multiple_of(65536), "{range:?}");
         assert_eq!((range.container_id, range.length), (0, 65536));
     }
     assert_ne!(of_a.uids, of_b.uids);

@@ -18,7 +18,8 @@ pub fn of_their_own(story: &mut Story) -> Result<()> {
     story.apply(MANIFEST)?;
     story.kubectl("wait --for=condition=Ready pod/own-web pod/own-files --timeout=90s")?;
     let before = [owner(story, "own-web", "nginx")?, owner(story, "own-files", "sleep")?];
-    ensure!(before.iter().all(|first| *first >= FIRST && first % FIRST == 0), "{before:?}");
+    let fits = |first: &u32| *first >= FIRST && first.is_multiple_of(FIRST);
+    ensure!(before.iter().all(fits), "{before:?}");
     ensure!(before[0] != before[1], "two pods with the same users");
     inside(story)?;
     answers(story)?;
