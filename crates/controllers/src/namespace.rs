@@ -91,8 +91,8 @@ const PAGE: usize = 500;
 struct List {
     #[serde(default)]
     metadata: machinery::ListMeta,
-    #[serde(default)]
-    items: Vec<Item>,
+    /// `null` where there is none: so the API has empty lists of metadata.
+    items: Option<Vec<Item>>,
 }
 
 #[derive(Deserialize)]
@@ -234,7 +234,7 @@ impl Controller {
         let (mut contents, mut token) = (Contents::default(), None);
         loop {
             let list: List = self.client.metadata_page(&path, PAGE, token.as_deref()).await?;
-            contents.add(list.items);
+            contents.add(list.items.unwrap_or_default());
             token = list.metadata.continue_.filter(|token| !token.is_empty());
             if token.is_none() || (until_fresh && !contents.fresh.is_empty()) {
                 return Ok(contents);
@@ -452,6 +452,7 @@ mod tests {
             let next = from + limit;
             let token = if next < self.items.len() { next.to_string() } else { String::new() };
             let page: Vec<_> = self.items.iter().skip(from).take(limit).collect();
+            let page = Some(page).filter(|page| !page.is_empty());
             Some(json!({"metadata": {"continue": token}, "items": page}))
         }
     }
@@ -481,6 +482,10 @@ mod tests {
             assert_eq!(sweep.finalizers, BTreeMap::from([("x/y".to_owned(), 1200)]));
             assert_eq!(std::mem::take(&mut held.lock().expect("no panic").asked), expected);
         }
+        held.lock().expect("no panic").items.clear();
+        let mut sweep = Sweep::default();
+        controller.try_empty("ns", &secrets, &mut sweep).await.expect("there is nothing");
+        assert!(sweep.left.is_empty());
         tasks.shutdown(Duration::from_secs(5)).await;
     }
 }
