@@ -8,12 +8,11 @@ use apiserver::admission::{Attributes, Operation, Plugin};
 use apiserver::registry::{DeleteOptions, Intent};
 use apiserver::request::Key;
 use async_trait::async_trait;
-use decapod_admission as admission;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use machinery::status::Reason;
 use serde_json::{Value, json};
 
-use crate::world::{World, row};
+use crate::world::{World, chain, row};
 
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
@@ -85,7 +84,7 @@ async fn nothing_is_created_in_a_namespace_that_went_meanwhile() {
     ];
     let world = World::start(rows, &[]);
     let script = Arc::<Mutex<VecDeque<Meanwhile>>>::default();
-    let mut chain = admission::chain(&admission::Options::default()).expect("known plugins");
+    let mut chain = chain(&[]);
     chain.0.push(Box::new(Slow(script.clone())));
     world.registry.set_admission(chain);
     let check = async |namespace: &str, meta: Value, meanwhile: &[Meanwhile], refused: &str| {

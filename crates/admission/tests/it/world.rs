@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use apiserver::admission::Chain;
 use apiserver::authz::{self, Authorizer, Decision};
 use apiserver::registry::{DeleteOptions, Intent, Written};
 use apiserver::request::{Key, RequestContext, UserInfo};
@@ -86,6 +87,14 @@ impl Authorizer for Nobody {
     }
 }
 
+/// The plugins that are on by default, and these.
+pub fn chain(enable: &[&str]) -> Chain {
+    let enable = enable.iter().map(|name| (*name).to_owned()).collect();
+    let authorizer = Some(Arc::new(Nobody) as Arc<dyn Authorizer>);
+    let options = admission::Options { enable, authorizer, ..admission::Options::default() };
+    admission::chain(&options).expect("known plugins")
+}
+
 pub struct World {
     pub registry: Registry,
     pub tasks: Tasks,
@@ -95,12 +104,8 @@ pub struct World {
 impl World {
     pub fn start(rows: Vec<Resource>, enable: &[&str]) -> Self {
         let tasks = Tasks::new("test");
-        let enable = enable.iter().map(|name| (*name).to_owned()).collect();
-        let authorizer = Some(Arc::new(Nobody) as Arc<dyn Authorizer>);
-        let options = admission::Options { enable, authorizer, ..admission::Options::default() };
-        let chain = admission::chain(&options).expect("known plugins");
         let table = ResourceTable::new(rows);
-        let registry = Registry::new(store::Sim::open(), table, chain, tasks.clone());
+        let registry = Registry::new(store::Sim::open(), table, chain(enable), tasks.clone());
         Self { registry, tasks, user: UserInfo::new("jane", &["dev"]) }
     }
 
