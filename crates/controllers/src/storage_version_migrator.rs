@@ -187,8 +187,8 @@ fn is_passing(error: &client::Error) -> bool {
 struct Page {
     #[serde(default)]
     metadata: PageMeta,
-    #[serde(default)]
-    items: Vec<Item>,
+    /// `null` where there is none.
+    items: Option<Vec<Item>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -290,7 +290,7 @@ impl Controller {
         let mut token = String::new();
         loop {
             let page = self.page(&found.gvr, CHUNK, &token).await?;
-            for item in page.items {
+            for item in page.items.into_iter().flatten() {
                 let version = item.metadata.resource_version.as_deref().unwrap_or_default();
                 if version.parse().is_ok_and(|version: u64| version > revision) {
                     continue;
