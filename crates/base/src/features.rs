@@ -380,13 +380,9 @@ pub fn help() -> String {
     let mut out = String::from(
         "Feature gates (--feature-gates), of which AllAlpha and AllBeta stand for all:",
     );
-    for (stage, is_on) in [
-        (Stage::Alpha, false),
-        (Stage::Beta, false),
-        (Stage::Beta, true),
-        (Stage::Stable, true),
-        (Stage::Deprecated, true),
-    ] {
+    for (stage, is_on) in
+        [(Stage::Alpha, false), (Stage::Beta, false), (Stage::Beta, true), (Stage::Stable, true)]
+    {
         let names = Feature::all().filter(|feature| {
             let spec = feature.spec();
             (spec.stage, spec.is_on(), spec.is_locked()) == (stage, is_on, false)
