@@ -22,8 +22,8 @@ use machinery::Object;
 use tokio::time::Instant;
 
 use crate::core::service::{
-    SETTLED, addresses_of, create_address, delete_address, has_addresses, is_abandoned,
-    service_cidrs,
+    ALLOCATOR, MANAGED_BY, SETTLED, addresses_of, create_address, delete_address, has_addresses,
+    is_abandoned, service_cidrs,
 };
 
 /// From a change to the look at what has become of it. Ages of objects are in whole seconds.
@@ -131,6 +131,12 @@ async fn mend(registry: &Registry) -> Result<(), StatusError> {
     Ok(())
 }
 
+/// Did a Service take it, and not somebody by hand?
+fn is_ours(address: &IPAddress) -> bool {
+    let labels = address.metadata.labels.as_ref();
+    labels.and_then(|labels| labels.get(MANAGED_BY)).is_some_and(|by| by == ALLOCATOR)
+}
+
 /// Deletes addresses that were taken for nothing.
 pub(crate) async fn release_abandoned(
     registry: &Registry,
@@ -138,7 +144,8 @@ pub(crate) async fn release_abandoned(
     services: &[Service],
 ) -> Result<(), StatusError> {
     let used: BTreeSet<&str> = services.iter().flat_map(addresses_of).collect();
-    for address in addresses.iter().filter(|address| !used.contains(address.name())) {
+    let unused = |address: &&IPAddress| is_ours(address) && !used.contains(address.name());
+    for address in addresses.iter().filter(unused) {
         if is_abandoned(registry, address).await? {
             tracing::warn!(ip = address.name(), "no Service has this cluster IP; it is free now");
             delete_address(registry, address).await;

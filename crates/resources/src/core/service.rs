@@ -36,6 +36,9 @@ use crate::proxy;
 const PARTS: Parts<Service> = parts!(Service);
 /// Random picks before the range is searched in order.
 const TRIES: usize = 16;
+/// The label that says who took an address, and what it says of ours.
+pub(crate) const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
+pub(crate) const ALLOCATOR: &str = "ipallocator.k8s.io";
 /// How long a write may take from its address to its Service, in seconds.
 pub(crate) const SETTLED: i64 = 60;
 /// Seconds that ClientIP affinity lasts, unless said otherwise.
@@ -604,10 +607,7 @@ pub(crate) async fn create_address(
 ) -> Result<bool, StatusError> {
     let ctx = registry.own_context::<IPAddress>();
     let family = ip.parse::<IpAddr>().map(|ip| family_of(&ip)).unwrap_or("IPv4");
-    let labels = [
-        ("ipaddress.kubernetes.io/ip-family", family),
-        ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io"),
-    ];
+    let labels = [("ipaddress.kubernetes.io/ip-family", family), (MANAGED_BY, ALLOCATOR)];
     let object = IPAddress {
         metadata: ObjectMeta {
             name: Some(ip.into()),
