@@ -200,7 +200,7 @@ fn change(kind: u16, body: &[u8]) -> Option<Change<'_>> {
     let link = number(body, 4).map(Change::Link);
     match kind {
         libc::RTM_DELLINK | libc::RTM_DELADDR => link,
-        libc::RTM_NEWLINK => link.filter(|_| number(body, 8).is_some_and(is_down)),
+        libc::RTM_NEWLINK => link.filter(|_| went_down(body)),
         // Those for multicast come and go by themselves.
         libc::RTM_DELNEIGH => link.filter(|_| !body.get(8..10).is_some_and(is_static)),
         libc::RTM_DELROUTE => {
@@ -223,8 +223,11 @@ fn rules(kind: u16, body: &[u8]) -> Option<Change<'_>> {
     Some(Change::Rules { family: *body.first()?, table })
 }
 
-fn is_down(flags: u32) -> bool {
-    flags & libc::IFF_UP as u32 == 0
+/// `ifinfomsg` has the link's flags, and which of them changed: all of them when it is new, and then
+/// it is not up yet.
+fn went_down(body: &[u8]) -> bool {
+    let (Some(flags), Some(changed)) = (number(body, 8), number(body, 12)) else { return false };
+    changed != u32::MAX && changed & !flags & libc::IFF_UP as u32 != 0
 }
 
 fn is_static(state: &[u8]) -> bool {
@@ -233,4 +236,34 @@ fn is_static(state: &[u8]) -> bool {
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_tell_what_is_lost() {
+        let check = |kind: u16, words: &[u32], expected: Option<u32>| {
+            let body: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(change(kind, &body), expected.map(Change::Link), "{kind} {words:x?}");
+        };
+        // Family, index, flags, which of them changed: as the kernel tells of a VXLAN device.
+        check(libc::RTM_NEWLINK, &[0, 3, 0x1002, u32::MAX], None);
+        check(libc::RTM_NEWLINK, &[0, 3, 0x11043, 1], None);
+        check(libc::RTM_NEWLINK, &[0, 3, 0x1002, 0], None);
+        check(libc::RTM_NEWLINK, &[0, 3, 0x1002, 1], Some(3));
+        check(libc::RTM_DELLINK, &[0, 3, 0x1002, u32::MAX], Some(3));
+        check(libc::RTM_DELADDR, &[2, 3], Some(3));
+        // Family, index, state: permanent, and that of multicast.
+        check(libc::RTM_DELNEIGH, &[2, 3, 0x80], Some(3));
+        check(libc::RTM_DELNEIGH, &[10, 3, 0x40], None);
+        // Three words, then the attribute of the link.
+        let (length, kind) = (8u16.to_ne_bytes(), RTA_OIF.to_ne_bytes());
+        let attribute = u32::from_ne_bytes([length[0], length[1], kind[0], kind[1]]);
+        check(libc::RTM_DELROUTE, &[0, 0, 0, attribute, 3], Some(3));
+        check(libc::RTM_DELROUTE, &[0, 0], None);
+        check(libc::RTM_NEWROUTE, &[0, 0, 0, attribute, 3], None);
+        check(libc::RTM_NEWLINK, &[0], None);
+    }
 }
