@@ -138,7 +138,7 @@ fn is_ours(address: &IPAddress) -> bool {
 }
 
 /// Deletes addresses that were taken for nothing.
-pub(crate) async fn release_abandoned(
+async fn release_abandoned(
     registry: &Registry,
     addresses: &[IPAddress],
     services: &[Service],

@@ -60,7 +60,7 @@ pub(crate) fn row(node_ports: RangeInclusive<u16>, kubelets: &Arc<Kubelets>) -> 
 
 struct ServiceStrategy {
     node_ports: RangeInclusive<u16>,
-    /// Set once all Services that there were have their claims, and no address is without one.
+    /// Set once all Services that there were have their claims.
     known: OnceCell<()>,
 }
 
@@ -127,7 +127,7 @@ impl Strategy for ServiceStrategy {
                 let there = there.as_ref().map(|service| service as &dyn Object);
                 self.release(registry, object, there).await;
             }
-            // It is found to belong to nobody by whoever wants it, or at the next start.
+            // It is found to belong to nobody by whoever wants it, or by the repair (`addresses.rs`).
             Err(error) => tracing::warn!(
                 service = object.name(), %error, "what a failed write took stays taken for a while"
             ),
@@ -439,14 +439,9 @@ async fn claim(
     registry.claim(&claim_of(port), owner_name, holds).await
 }
 
-/// Claims for Services that were written before there were claims, or by others; and an end to
-/// addresses that a server took before it stopped halfway.
+/// Claims for Services that were written before there were claims, or by others.
 async fn settle(registry: &Registry) -> Result<(), StatusError> {
-    // These first: an address that is taken now has its Service later.
-    let addresses = registry.cached::<IPAddress>("").await?;
-    let services = registry.cached::<Service>("").await?;
-    crate::addresses::release_abandoned(registry, &addresses, &services).await?;
-    for service in services {
+    for service in registry.cached::<Service>("").await? {
         for port in ports_of(&service) {
             let holds = |_| std::future::ready(Ok(true));
             if !registry.claim(&claim_of(port), &owner(&service), holds).await? {
