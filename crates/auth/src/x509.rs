@@ -2,36 +2,92 @@
 //!
 //! TLS proved possession of the key; that the chain leads to the client authority is checked here,
 //! because a stranger's certificate is a 401 and not a broken handshake (see `transport::tls`).
+//!
+//! A chain that was believed is not checked again for ten seconds, for two signatures are half of what a
+//! small request costs. Upstream checks each request; the answer can differ by the time only, which counts
+//! here, too: no certificate is believed beyond its end, nor by a clock that was set back.
 
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use apiserver::StatusError;
 use apiserver::authn::{Authenticator, PeerCertificates};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
 use http::request::Parts;
+use jiff::Timestamp;
+use lru::LruCache;
 use rustls_pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
 use transport::ConnectionInfo;
 use transport::tls::{ChainVerifier, TlsError};
 
 use crate::sightings::Sightings;
 
+/// How long what was found out about a chain holds.
+const HOLDS: Duration = Duration::from_secs(10);
+/// Chains that are kept in mind; some 500 bytes each.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
+
 pub struct X509 {
     verifier: Arc<ChainVerifier>,
     sightings: Sightings,
+    /// By the chain's digest. Guards plain values, never held across an await. Who is not believed
+    /// leaves nothing here.
+    believed: Mutex<LruCache<[u8; 32], Believed>>,
+}
+
+/// Who a chain stands for (`None`: its subject has no name), and when that is true.
+#[derive(Clone)]
+struct Believed {
+    user: Option<UserInfo>,
+    from: Timestamp,
+    until: Timestamp,
 }
 
 impl X509 {
     /// `ca_pem`: the authorities that sign clients.
     pub fn new(ca_pem: &str) -> Result<Self, TlsError> {
         let verifier = Arc::new(ChainVerifier::new(ca_pem)?);
-        Ok(Self { verifier, sightings: Sightings::of(ca_pem) })
+        let believed = Mutex::new(LruCache::new(REMEMBERED));
+        Ok(Self { verifier, sightings: Sightings::of(ca_pem), believed })
     }
 
     /// Who came with a certificate of any authority but the first.
     pub fn sightings(&self) -> &Sightings {
         &self.sightings
     }
+
+    fn check(&self, chain: &[CertificateDer<'_>]) -> Result<Believed, StatusError> {
+        let leaf = verified_leaf(&self.verifier, chain)?;
+        let from = base::clock::now();
+        let rest = chain.iter().skip(1).filter_map(|der| pki::Certificate::parse(der).ok());
+        let ends = rest.map(|one| one.not_after).chain([leaf.not_after, from + HOLDS]);
+        let until = ends.min().unwrap_or(from);
+        if leaf.common_name.is_empty() {
+            return Ok(Believed { user: None, from, until });
+        }
+        self.sightings.note(&leaf.common_name, &leaf, chain);
+        let digest: String = leaf.fingerprint().iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = format!("X509SHA256={digest}");
+        let user = UserInfo {
+            name: leaf.common_name,
+            groups: leaf.organizations,
+            extra: [("authentication.kubernetes.io/credential-id".to_owned(), vec![id])].into(),
+            ..UserInfo::default()
+        };
+        Ok(Believed { user: Some(user), from, until })
+    }
+}
+
+fn digest(chain: &[CertificateDer<'_>]) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for der in chain {
+        digest.update(der.len().to_be_bytes());
+        digest.update(der);
+    }
+    digest.finalize().into()
 }
 
 /// The chain that the client presented, leaf first.
@@ -60,19 +116,16 @@ impl Authenticator for X509 {
         let Some(chain) = peer_chain(request).filter(|chain| !chain.is_empty()) else {
             return Ok(None);
         };
-        let leaf = verified_leaf(&self.verifier, &chain)?;
-        if leaf.common_name.is_empty() {
-            return Ok(None);
+        let key = digest(&chain);
+        let now = base::clock::now();
+        let known = self.believed.lock().expect("no panic while held").get(&key).cloned();
+        if let Some(known) = known.filter(|known| (known.from..=known.until).contains(&now)) {
+            return Ok(known.user);
         }
-        self.sightings.note(&leaf.common_name, &leaf, &chain);
-        let digest: String = leaf.fingerprint().iter().map(|byte| format!("{byte:02x}")).collect();
-        let id = format!("X509SHA256={digest}");
-        Ok(Some(UserInfo {
-            name: leaf.common_name,
-            groups: leaf.organizations,
-            extra: [("authentication.kubernetes.io/credential-id".to_owned(), vec![id])].into(),
-            ..UserInfo::default()
-        }))
+        let believed = self.check(&chain)?;
+        let user = believed.user.clone();
+        self.believed.lock().expect("no panic while held").put(key, believed);
+        Ok(user)
     }
 }
 
@@ -110,5 +163,41 @@ mod tests {
         let server = authority.issue(&server).expect("signs").cert_pem;
         assert!(x509.authenticate(&request(Some(&server))).await.is_err());
         assert_eq!(x509.authenticate(&request(None)).await.expect("nothing shown"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_believed_is_believed_for_ten_seconds_and_never_beyond_the_end() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let _world = base::sim::enter(1);
+        let authority = Authority::generate("ca").expect("keys can be made");
+        let x509 = X509::new(authority.cert_pem()).expect("an authority");
+        let shown =
+            |profile: &Profile| request(Some(&authority.issue(profile).expect("signs").cert_pem));
+        let jane = shown(&Profile::client("jane", &[]));
+        let kept = || x509.believed.lock().expect("no panic").len();
+
+        assert_eq!(x509.authenticate(&jane).await.expect("valid").expect("a user").name, "jane");
+        assert_eq!(kept(), 1);
+        // A second chain for the same name is another one.
+        let again = shown(&Profile::client("jane", &[]));
+        assert!(x509.authenticate(&again).await.is_ok());
+        assert_eq!(kept(), 2);
+
+        let short = Profile { lifetime: 5 * SECOND, ..Profile::client("joe", &[]) };
+        let short = shown(&short);
+        assert!(x509.authenticate(&short).await.is_ok());
+        base::sim::jump(4 * SECOND);
+        assert!(x509.authenticate(&short).await.is_ok());
+        base::sim::jump(2 * SECOND);
+        assert!(x509.authenticate(&short).await.is_err(), "its time is over");
+        assert!(x509.authenticate(&jane).await.is_ok());
+        base::sim::jump(20 * SECOND);
+        assert!(x509.authenticate(&jane).await.is_ok(), "checked again");
+
+        let stranger = Authority::generate("ca").expect("keys can be made");
+        let strange = stranger.issue(&Profile::client("jane", &[])).expect("signs").cert_pem;
+        let before = kept();
+        assert!(x509.authenticate(&request(Some(&strange))).await.is_err());
+        assert_eq!(kept(), before, "who is not believed leaves nothing");
     }
 }
