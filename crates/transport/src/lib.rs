@@ -11,6 +11,7 @@
 
 pub mod channels;
 mod client;
+mod gather;
 pub mod remote;
 mod serve;
 pub mod spdy;

@@ -40,6 +40,7 @@ use tokio::time::Instant;
 use tower::{Service, ServiceExt};
 
 use crate::BoxError;
+use crate::gather::{Outlet, gather};
 use crate::tls::ServerTls;
 
 /// What a service may know about the connection that a request came on: an extension of each.
@@ -139,9 +140,9 @@ impl Listener {
 }
 
 /// One type of byte stream for TCP, Unix and TLS, so that HTTP is compiled once per service.
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-type BoxIo = Box<dyn Io>;
+pub(crate) type BoxIo = Box<dyn Io>;
 
 /// Serves until `stop`, then drains.
 pub async fn serve<S, B>(
@@ -338,12 +339,13 @@ where
             }
         }
     });
+    let (io, outlet) = if is_h2 { gathered(io) } else { (io, None) };
     let io = TokioIo::new(Heard { io, activity: activity.clone() });
     let builder = builder(is_h2, is_tls, &door.limits);
     let connection = builder.serve_connection_with_upgrades(io, service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
-        outcome = connection.as_mut() => Some(outcome),
+        outcome = driven(connection.as_mut(), outlet.as_ref()) => Some(outcome),
         () = door.stop.wait() => None,
         () = activity.idle(door) => None,
         // On HTTP/2 there are bytes without requests: pings are answered.
@@ -358,7 +360,12 @@ where
         Some(outcome) => outcome,
         None => {
             connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(door.limits.drain, connection).await {
+            match tokio::time::timeout(
+                door.limits.drain,
+                driven(connection.as_mut(), outlet.as_ref()),
+            )
+            .await
+            {
                 Ok(outcome) => outcome,
                 Err(_) => {
                     tracing::debug!(?remote, "requests did not end in time, connection cut");
@@ -372,6 +379,23 @@ where
             true => door.refused(remote, "HTTP error", &chain_of(&*error)),
             false => tracing::trace!(?remote, %error, "connection ended"),
         }
+    }
+}
+
+/// Not of HTTP/1.1: who takes over such a connection writes to it himself.
+fn gathered(io: BoxIo) -> (BoxIo, Option<Outlet>) {
+    let (io, outlet) = gather(io);
+    (Box::new(io), Some(outlet))
+}
+
+async fn driven<C, E>(mut connection: Pin<&mut C>, outlet: Option<&Outlet>) -> Result<(), E>
+where
+    C: Future<Output = Result<(), E>>,
+    E: From<io::Error>,
+{
+    match outlet {
+        Some(outlet) => outlet.drive(connection).await,
+        None => connection.as_mut().await,
     }
 }
 
