@@ -45,7 +45,7 @@ usage: cargo xtask COMMAND
   facts-internal  rewrite the fields of internal types that errors show
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
   measure      print the figures of docs/performance.md
-  measure throughput [--small]
+  measure throughput [--small] [requests|lists|watches|memory…]
                print those of a control plane under load";
 
 fn main() -> ExitCode {

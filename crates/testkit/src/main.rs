@@ -4,8 +4,8 @@
 //! input, makes them, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]` (runs
 //! a program on a host of its own, with an address on a switch, until it ends), `cluster BINARY PROGRAM
 //! [ARGS…]` (runs one on the first node of a cluster of two, KUBECONFIG set), `fuzz BINARY SECONDS [SEED]`
-//! (sends a control plane whatever its schemas allow, and what they do not), `throughput BINARY [--small]`
-//! (loads one and prints figures), or `measure BINARY [RUNS]
+//! (sends a control plane whatever its schemas allow, and what they do not), `throughput BINARY [--small]
+//! [PART…]` (loads one and prints figures), or `measure BINARY [RUNS]
 //! [--starts-only]`. Out: paths of archives, the program's output, findings, or markdown.
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
 const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
      | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
-     | throughput BINARY [--small] | measure BINARY [RUNS] [--starts-only]";
+     | throughput BINARY [--small] [requests|lists|watches|memory…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,7 +45,9 @@ fn main() -> Result<()> {
         }
         ["throughput", binary, rest @ ..] => {
             let scale = if rest.contains(&"--small") { Scale::SMALL } else { Scale::FULL };
-            print!("{}", throughput::report(&std::path::absolute(binary)?, scale)?);
+            let parts: Vec<&str> =
+                rest.iter().copied().filter(|word| !word.starts_with("--")).collect();
+            print!("{}", throughput::report(&std::path::absolute(binary)?, scale, &parts)?);
             Ok(())
         }
         ["measure", binary, rest @ ..] => {

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use serde_json::{Value, json};
 
@@ -55,15 +55,29 @@ impl Table {
     }
 }
 
-pub fn report(binary: &Path, scale: Scale) -> Result<String> {
+/// What is measured, in this order.
+const PARTS: [&str; 4] = ["requests", "lists", "watches", "memory"];
+
+/// `parts`: some of them, by name; all if it names none.
+pub fn report(binary: &Path, scale: Scale, parts: &[&str]) -> Result<String> {
+    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(part)) {
+        bail!("no part {unknown:?}; there are {}", PARTS.join(", "));
+    }
+    let parts = if parts.is_empty() { &PARTS[..] } else { parts };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut table = Table("| what | value | goal |\n|---|---|---|\n".to_owned());
     runtime.block_on(async {
-        requests(binary, scale, &mut table).await.context("requests")?;
-        lists(binary, scale, &mut table).await.context("lists")?;
-        watches(binary, scale, &mut table).await.context("watches")?;
-        memory(binary, scale, &mut table).await.context("memory")
+        for part in parts {
+            let done = match *part {
+                "requests" => requests(binary, scale, &mut table).await,
+                "lists" => lists(binary, scale, &mut table).await,
+                "watches" => watches(binary, scale, &mut table).await,
+                _ => memory(binary, scale, &mut table).await,
+            };
+            done.context((*part).to_owned())?;
+        }
+        anyhow::Ok(())
     })?;
     Ok(table.0)
 }
