@@ -4,7 +4,9 @@
 //! resource is a row made from a CRD; it takes the same path.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -24,6 +26,30 @@ pub type Body = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 /// Verbs that the objects of a resource have; the usual eight, unless a row says otherwise.
 pub const ALL_VERBS: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+
+/// An object that several rules look at: the first that asks for its tree has it made.
+pub struct Examined<'a> {
+    object: &'a dyn Object,
+    tree: OnceCell<Value>,
+}
+
+impl<'a> Examined<'a> {
+    pub fn new(object: &'a dyn Object) -> Self {
+        Self { object, tree: OnceCell::new() }
+    }
+
+    pub fn tree(&self) -> &Value {
+        self.tree.get_or_init(|| self.object.to_value())
+    }
+}
+
+impl Deref for Examined<'_> {
+    type Target = dyn Object;
+
+    fn deref(&self) -> &Self::Target {
+        self.object
+    }
+}
 
 /// One served resource in one version.
 pub struct Resource {
@@ -290,15 +316,15 @@ pub trait Strategy: Send + Sync {
         group
     }
 
-    fn validate(&self, _object: &dyn Object) -> FieldErrors {
+    fn validate(&self, _object: &Examined<'_>) -> FieldErrors {
         FieldErrors::default()
     }
 
     fn validate_update(
         &self,
         _ctx: &RequestContext,
-        object: &dyn Object,
-        _old: &dyn Object,
+        object: &Examined<'_>,
+        _old: &Examined<'_>,
     ) -> FieldErrors {
         self.validate(object)
     }
@@ -314,7 +340,7 @@ pub trait Strategy: Send + Sync {
     }
 
     /// Texts for `Warning:` headers.
-    fn warnings(&self, _object: &dyn Object, _old: Option<&dyn Object>) -> Vec<String> {
+    fn warnings(&self, _object: &Examined<'_>, _old: Option<&Examined<'_>>) -> Vec<String> {
         vec![]
     }
 

@@ -1,34 +1,79 @@
 //! Validation errors with the paths and the wording of upstream's `field` package.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::status::Cause;
 
 /// Where in an object: `spec.template.spec.containers[0].image`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Path(String);
+///
+/// Checks name hundreds of places of an object in which nothing is wrong: a place knows its parent and its
+/// own step, and its text is made for errors only.
+#[derive(Clone, Default)]
+pub struct Path(Option<Arc<Place>>);
+
+struct Place {
+    parent: Path,
+    step: Step,
+}
+
+enum Step {
+    /// A field, or several steps below each other (`template.spec`).
+    Field(Cow<'static, str>),
+    Index(usize),
+    Key(Box<str>),
+}
 
 impl Path {
-    pub fn new(root: &str) -> Self {
-        Self(root.into())
+    pub fn new(root: &'static str) -> Self {
+        Self::default().child(root)
     }
 
-    pub fn child(&self, name: &str) -> Self {
-        if self.0.is_empty() { Self(name.into()) } else { Self(format!("{}.{name}", self.0)) }
+    pub fn child(&self, name: &'static str) -> Self {
+        self.below(Step::Field(name.into()))
+    }
+
+    /// A field whose name comes from an object.
+    pub fn named(&self, name: &str) -> Self {
+        self.below(Step::Field(name.to_owned().into()))
     }
 
     pub fn index(&self, index: usize) -> Self {
-        Self(format!("{}[{index}]", self.0))
+        self.below(Step::Index(index))
     }
 
     pub fn key(&self, key: &str) -> Self {
-        Self(format!("{}[{key}]", self.0))
+        self.below(Step::Key(key.into()))
+    }
+
+    fn below(&self, step: Step) -> Self {
+        Self(Some(Arc::new(Place { parent: self.clone(), step })))
     }
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+        let Some(first) = &self.0 else { return f.write_str("<nil>") };
+        let mut places = vec![first];
+        while let Some(parent) = &places[places.len() - 1].parent.0 {
+            places.push(parent);
+        }
+        for (index, place) in places.iter().rev().enumerate() {
+            match &place.step {
+                Step::Field(name) if index == 0 => f.write_str(name)?,
+                Step::Field(name) => write!(f, ".{name}")?,
+                Step::Index(index) => write!(f, "[{index}]")?,
+                Step::Key(key) => write!(f, "[{key}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -4,7 +4,7 @@
 //! the rest is the aggregator's business, not this file's.
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{Column, Strategy};
+use apiserver::resource::{Column, Examined, Strategy};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
     APIService, APIServiceCondition, APIServiceSpec, ServiceReference,
 };
@@ -65,7 +65,7 @@ impl Strategy for ApiServices {
         names::path_segment(name)
     }
 
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
+    fn validate(&self, object: &Examined<'_>) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let service = object.expect::<APIService>();
         let spec = service.spec.clone().unwrap_or_default();
@@ -85,8 +85,8 @@ impl Strategy for ApiServices {
     fn validate_update(
         &self,
         ctx: &RequestContext,
-        object: &dyn Object,
-        _old: &dyn Object,
+        object: &Examined<'_>,
+        _old: &Examined<'_>,
     ) -> FieldErrors {
         if ctx.subresource != "status" {
             return self.validate(object);

@@ -2,7 +2,7 @@
 //! same, with its own names for most fields. They expire after an hour.
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{Column, Conversion, MetadataRules, Strategy};
+use apiserver::resource::{Column, Conversion, Examined, MetadataRules, Strategy};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::events::v1 as events;
 use machinery::field::FieldErrors;
@@ -36,7 +36,7 @@ impl EventStrategy {
 }
 
 impl Strategy for EventStrategy {
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
+    fn validate(&self, object: &Examined<'_>) -> FieldErrors {
         match self.is_new {
             true => crate::validate::create::<events::Event>(object),
             false => crate::validate::create::<core::Event>(object),
@@ -46,8 +46,8 @@ impl Strategy for EventStrategy {
     fn validate_update(
         &self,
         ctx: &RequestContext,
-        object: &dyn Object,
-        old: &dyn Object,
+        object: &Examined<'_>,
+        old: &Examined<'_>,
     ) -> FieldErrors {
         crate::validate::update::<core::Event>(ctx, object, old)
     }

@@ -30,7 +30,7 @@ use crate::admission::{Attributes, Chain, Operation};
 use crate::cacher::{CacheEvent, Cacher, Cursor, Scope};
 use crate::metrics::storage::StorageNumbers;
 use crate::request::{Key, RequestContext, UserInfo};
-use crate::resource::{CreateHandler, Created, Resource, ResourceTable};
+use crate::resource::{CreateHandler, Created, Examined, Resource, ResourceTable};
 use crate::schemas::{NoSchemas, SchemaSource};
 pub use crate::stored::{EventStream, List, Stored, WatchEvent};
 
@@ -286,7 +286,7 @@ impl Registry {
             Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
         self.chain().admit(&mut attributes).await?;
         self.chain().validate(&attributes).await?;
-        let errors = ctx.resource.strategy.validate(&*object);
+        let errors = ctx.resource.strategy.validate(&Examined::new(&*object));
         if !errors.is_empty() {
             return Err(StatusError::invalid(
                 &ctx.resource.group,

@@ -28,7 +28,7 @@ use crate::codec::decode::patched_misfit;
 use crate::codec::explain::Reader;
 use crate::codec::{decode, gojson};
 use crate::request::{FieldValidation, Key, RequestContext};
-use crate::resource::{Behaviour, MetadataRules, Resource};
+use crate::resource::{Behaviour, Examined, MetadataRules, Resource};
 
 /// Runs on fresh state after a lost race. Upstream's patch gives up after 5; single-object updates
 /// by the server itself race with busy status writers, so a few more.
@@ -126,7 +126,8 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
-        let mut errors = strategy.validate(&*object);
+        let examined = Examined::new(&*object);
+        let mut errors = strategy.validate(&examined);
         errors = match (strategy.metadata_rules(), errors.is_empty()) {
             (MetadataRules::Last, false) => errors,
             _ => {
@@ -139,7 +140,7 @@ impl Registry {
             let group = strategy.error_group(&row.group);
             return Err(StatusError::invalid(group, &row.kind, object.name(), errors));
         }
-        strategy.warnings(&*object, None).into_iter().for_each(|text| ctx.warn(text));
+        strategy.warnings(&examined, None).into_iter().for_each(|text| ctx.warn(text));
         if let Some(may_create) = &ctx.may_create {
             may_create().await?;
         }
@@ -296,12 +297,13 @@ impl Registry {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
         }
         let mut errors = metadata::validate_update(row, object, old);
-        errors.append(strategy.validate_update(ctx, object, old));
+        let (examined, before) = (Examined::new(object), Examined::new(old));
+        errors.append(strategy.validate_update(ctx, &examined, &before));
         if !errors.is_empty() {
             let group = strategy.error_group(&row.group);
             return Err(StatusError::invalid(group, &row.kind, old.name(), errors));
         }
-        strategy.warnings(object, Some(old)).into_iter().for_each(|text| ctx.warn(text));
+        strategy.warnings(&examined, Some(&before)).into_iter().for_each(|text| ctx.warn(text));
         Ok(())
     }
 

@@ -69,7 +69,7 @@ impl Scaling {
     pub fn check(&self, fields: &Map<String, Value>, status_only: bool) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let mut check = |path: &FieldPath| {
-            let (field, value) = (Path::new(&path.text), path.get(fields));
+            let (field, value) = (Path::default().named(&path.text), path.get(fields));
             match value.map(|value| (value, value.as_i64())) {
                 None => {}
                 Some((_, Some(count))) if count < 0 => {
@@ -104,7 +104,7 @@ impl Scaling {
                 shown(other),
                 go_type(other)
             );
-            errors.invalid(&Path::new(&path.text), "", &detail);
+            errors.invalid(&Path::default().named(&path.text), "", &detail);
         }
         errors
     }

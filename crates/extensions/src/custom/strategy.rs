@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{NAME_COLUMN, Strategy};
+use apiserver::resource::{Examined, NAME_COLUMN, Strategy};
 use machinery::field::{FieldError, FieldErrors, Path};
 use machinery::names;
 use machinery::object::Unstructured;
@@ -81,8 +81,8 @@ impl Strategy for Custom {
         of(object).fields != of(old).fields
     }
 
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        let (version, object) = (self.version(), of(object));
+    fn validate(&self, object: &Examined<'_>) -> FieldErrors {
+        let (version, object) = (self.version(), of(&**object));
         let mut errors = FieldErrors::default();
         let schema = version.schema.as_ref();
         if let Some(schema) = schema {
@@ -102,10 +102,10 @@ impl Strategy for Custom {
     fn validate_update(
         &self,
         ctx: &RequestContext,
-        object: &dyn Object,
-        old: &dyn Object,
+        object: &Examined<'_>,
+        old: &Examined<'_>,
     ) -> FieldErrors {
-        let (version, object, old) = (self.version(), of(object), of(old));
+        let (version, object, old) = (self.version(), of(&**object), of(&**old));
         let is_status = ctx.subresource == "status";
         let mut errors = FieldErrors::default();
         let schema = version.schema.as_ref();
@@ -131,7 +131,7 @@ impl Strategy for Custom {
         errors
     }
 
-    fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {
+    fn warnings(&self, object: &Examined<'_>, old: Option<&Examined<'_>>) -> Vec<String> {
         let known = old.and_then(|old| old.meta().finalizers.clone()).unwrap_or_default();
         let mut added = object.meta().finalizers.clone().unwrap_or_default();
         added.retain(|one| !known.contains(one));

@@ -48,7 +48,7 @@ pub fn check_subresources(
 ) {
     let Some(scale) = &subresources.scale else { return };
     let mut check = |name: &str, text: &str, roots: &[&str], detail: &str| {
-        let path = path.child("scale").child(name);
+        let path = path.child("scale").named(name);
         if text.is_empty() {
             errors.required(&path, "");
         } else if check_simple_path(text, &path, errors)

@@ -19,7 +19,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::{ALL_VERBS, Behaviour, MetadataRules, Resource, Strategy, Subresource};
+use apiserver::resource::{
+    ALL_VERBS, Behaviour, Examined, MetadataRules, Resource, Strategy, Subresource,
+};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
     CustomResourceDefinitionSpec, CustomResourceDefinitionStatus, JSONSchemaProps,
@@ -122,25 +124,25 @@ impl Strategy for Definitions {
         of(object).spec != of(old).spec
     }
 
-    fn validate(&self, object: &dyn Object) -> FieldErrors {
-        validation::create(of(object))
+    fn validate(&self, object: &Examined<'_>) -> FieldErrors {
+        validation::create(of(&**object))
     }
 
     fn validate_update(
         &self,
         ctx: &RequestContext,
-        object: &dyn Object,
-        old: &dyn Object,
+        object: &Examined<'_>,
+        old: &Examined<'_>,
     ) -> FieldErrors {
         match ctx.subresource.as_str() {
-            "status" => validation::status(of(object)),
-            _ => validation::update(of(object), of(old)),
+            "status" => validation::status(of(&**object)),
+            _ => validation::update(of(&**object), of(&**old)),
         }
     }
 
-    fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {
-        let known = old.map(|old| unrecognized_formats(&of(old).spec)).unwrap_or_default();
-        let now = unrecognized_formats(&of(object).spec);
+    fn warnings(&self, object: &Examined<'_>, old: Option<&Examined<'_>>) -> Vec<String> {
+        let known = old.map(|old| unrecognized_formats(&of(&**old).spec)).unwrap_or_default();
+        let now = unrecognized_formats(&of(&**object).spec);
         now.difference(&known).map(|format| format!("unrecognized format {format:?}")).collect()
     }
 

@@ -120,7 +120,7 @@ fn check_keywords(schema: &Props, path: &Path, place: &Place, errors: &mut Field
     let has = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
     let filled = |is: bool, name: &str, errors: &mut FieldErrors| {
         if is {
-            errors.forbidden(&path.child(name), &format!("{name} is not supported"));
+            errors.forbidden(&path.named(name), &format!("{name} is not supported"));
         }
     };
     filled(has(&schema.id), "id", errors);

@@ -25,7 +25,7 @@ fn coerce_fields(
 ) -> Result<(), String> {
     for (name, value) in fields.iter_mut() {
         let (inner, path) = match (schema.property(name), &schema.additional) {
-            (Some(property), _) => (property, path.child(name)),
+            (Some(property), _) => (property, path.named(name)),
             (None, Additional::Schema(additional)) => (&**additional, path.key(name)),
             _ => continue,
         };
@@ -124,7 +124,7 @@ fn check_fields(
 ) {
     for (name, value) in fields {
         if let Some(property) = schema.property(name) {
-            check_value(value, property, &path.child(name), errors);
+            check_value(value, property, &path.named(name), errors);
         } else if let Some(additional) = schema.field(name) {
             check_value(value, additional, &path.key(name), errors);
         }

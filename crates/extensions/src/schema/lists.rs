@@ -19,7 +19,7 @@ fn check_fields(
 ) {
     for (name, value) in fields {
         if let Some(property) = schema.property(name) {
-            check_value(value, property, &path.child(name), errors);
+            check_value(value, property, &path.named(name), errors);
         } else if let Some(additional) = schema.field(name) {
             check_value(value, additional, &path.key(name), errors);
         }

@@ -217,7 +217,7 @@ impl Asking {
             Value::Object(fields) => {
                 for (name, value) in fields {
                     let (inner, path) = match (schema.property(name), &schema.additional) {
-                        (Some(property), _) => (property, path.child(name)),
+                        (Some(property), _) => (property, path.named(name)),
                         (None, Additional::Schema(additional)) => (&**additional, path.key(name)),
                         _ => continue,
                     };
@@ -339,7 +339,7 @@ impl Asking {
     fn refuse(&mut self, rule: &Rule, value: &Value, path: &Path, detail: &str) {
         let path = match &*rule.field_path {
             "" => path.clone(),
-            below => path.child(below.trim_start_matches('.')),
+            below => path.named(below.trim_start_matches('.')),
         };
         match rule.reason.as_deref() {
             Some("FieldValueRequired") => self.errors.required(&path, detail),

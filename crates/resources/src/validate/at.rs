@@ -44,13 +44,16 @@ pub(crate) fn judge_both(
 
 impl<'a> At<'a> {
     /// A field below, or several steps below (`template.spec`).
-    pub(crate) fn get(&self, names: &str) -> Self {
-        let mut place = self.clone();
-        for name in names.split('.') {
-            place.path = place.path.child(name);
-            place.value = place.value.get(name).unwrap_or(&NULL);
-        }
-        place
+    pub(crate) fn get(&self, names: &'static str) -> Self {
+        let below = |value: &'a Value, name| value.get(name).unwrap_or(&NULL);
+        let value = names.split('.').fold(self.value, below);
+        Self { path: self.path.child(names), value, errors: self.errors }
+    }
+
+    /// A field below whose name comes from the object.
+    pub(crate) fn named(&self, name: &str) -> Self {
+        let value = self.value.get(name).unwrap_or(&NULL);
+        Self { path: self.path.named(name), value, errors: self.errors }
     }
 
     /// The element of a map.
@@ -72,8 +75,8 @@ impl<'a> At<'a> {
         At { path: self.path.clone(), value, errors: self.errors }
     }
 
-    pub(crate) fn child_path(&self, names: &str) -> Path {
-        names.split('.').fold(self.path.clone(), |path, name| path.child(name))
+    pub(crate) fn child_path(&self, names: &'static str) -> Path {
+        self.path.child(names)
     }
 
     pub(crate) fn items(&self) -> impl Iterator<Item = At<'a>> + use<'a> {

@@ -96,7 +96,7 @@ pub(super) fn init(scope: &Scope<'_>) {
 }
 
 pub(super) fn ephemeral(scope: &Scope<'_>) {
-    let of = |field: &str| -> Vec<&str> {
+    let of = |field: &'static str| -> Vec<&str> {
         scope.spec.get(field).items().map(|at| at.get("name").str()).collect()
     };
     let others: Vec<&str> = [of("containers"), of("initContainers")].concat();
@@ -250,7 +250,7 @@ const ENV_FIELDS: &[&str] = &[
 
 fn value_from(at: &At<'_>, variable: &At<'_>) {
     let mut sources = 0;
-    let mut each = |name: &str, check: &dyn Fn(&At<'_>)| {
+    let mut each = |name: &'static str, check: &dyn Fn(&At<'_>)| {
         if at.has(name) {
             sources += 1;
             check(&at.get(name));
@@ -398,7 +398,7 @@ fn env_from(at: &At<'_>) {
 fn mounts(at: &At<'_>, scope: &Scope<'_>) {
     let list = at.get("volumeMounts");
     let devices = at.get("volumeDevices");
-    let device = |field: &str, value: &str| {
+    let device = |field: &'static str, value: &str| {
         !value.is_empty() && devices.items().any(|one| one.get(field).is(value))
     };
     let mut seen: Vec<&str> = vec![];
@@ -420,7 +420,7 @@ fn mounts(at: &At<'_>, scope: &Scope<'_>) {
             path.invalid("must not already exist as a path in volumeDevices");
         }
         // Upstream's paths of what follows have no index.
-        let field = |name: &str| mount.get(name).called(list.child_path(name));
+        let field = |name: &'static str| mount.get(name).called(list.child_path(name));
         if !mount.get("subPath").is_empty() {
             descending(&field("subPath"));
         }
@@ -463,7 +463,8 @@ fn recursive_read_only(mount: &At<'_>, at: &At<'_>) {
 
 fn devices(at: &At<'_>, scope: &Scope<'_>) {
     let mounts = at.get("volumeMounts");
-    let mount = |field: &str, value: &str| mounts.items().any(|one| one.get(field).is(value));
+    let mount =
+        |field: &'static str, value: &str| mounts.items().any(|one| one.get(field).is(value));
     let (mut names, mut paths): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
     for device in at.get("volumeDevices").items() {
         let (name, path) = (device.get("name"), device.get("devicePath"));

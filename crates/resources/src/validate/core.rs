@@ -40,7 +40,7 @@ pub(super) fn config_map(at: &At<'_>) {
 }
 
 /// What was made immutable stays.
-fn stays(at: &At<'_>, old: &At<'_>, fields: &[&str]) {
+fn stays(at: &At<'_>, old: &At<'_>, fields: &[&'static str]) {
     if !old.get("immutable").bool() {
         return;
     }
@@ -192,7 +192,7 @@ fn limit_values(limit: &At<'_>) {
     all.sort_unstable();
     all.dedup();
     for name in all {
-        let of = |field: &str| limit.get(field).key(name);
+        let of = |field: &'static str| limit.get(field).key(name);
         let exceeds = |a: &At<'_>, b: &At<'_>| {
             a.is_set() && b.is_set() && quantity::amount(a) > quantity::amount(b)
         };
@@ -387,7 +387,7 @@ pub(super) fn node(at: &At<'_>) {
 fn node_amounts(at: &At<'_>) {
     for field in ["capacity", "allocatable"] {
         for (name, amount) in at.get("status").get(field).entries() {
-            let path = at.child_path("status").child(field).child(name);
+            let path = at.child_path("status").child(field).named(name);
             quantity::value(name, &amount.called(path));
         }
     }
@@ -532,7 +532,7 @@ pub(super) fn new_event(at: &At<'_>) {
 }
 
 /// What both forms demand; the newer one has another name for who reports.
-fn old_event(at: &At<'_>, reporter: &str) {
+fn old_event(at: &At<'_>, reporter: &'static str) {
     let about = at.get("involvedObject.namespace");
     let namespace = at.get("metadata.namespace").str();
     let is_new = at.has("eventTime");

@@ -412,7 +412,7 @@ fn most_devices(devices: &At<'_>) -> usize {
 }
 
 /// Which of several fields are there. `true` only counts.
-fn which(at: &At<'_>, fields: &[&str], empty_name: &str) -> Vec<String> {
+fn which(at: &At<'_>, fields: &[&'static str], empty_name: &str) -> Vec<String> {
     let mut set = vec![];
     for field in fields {
         let place = at.get(field);
@@ -546,7 +546,8 @@ fn attribute(at: &At<'_>) {
         1 => {}
         _ => {
             // Go shows its struct, with all fields in their order.
-            let field = |(name, shown): &(&str, &str)| format!("{shown:?}:{}", at.get(name).value);
+            let field =
+                |(name, shown): &(&'static str, &str)| format!("{shown:?}:{}", at.get(name).value);
             let fields: Vec<String> = VALUES.iter().map(field).collect();
             let shown = format!("{{{}}}", fields.join(","));
             at.errors().invalid_shown(&at.path, Some(&shown), ONE);

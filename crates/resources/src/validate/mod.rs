@@ -36,9 +36,9 @@ mod warnings;
 mod workloads;
 
 use apiserver::request::RequestContext;
-use apiserver::resource::MetadataRules;
+use apiserver::resource::{Examined, MetadataRules};
 use machinery::field::FieldErrors;
-use machinery::{Object, names};
+use machinery::names;
 
 use at::{At, NameCheck, judge, judge_both};
 
@@ -302,15 +302,15 @@ pub(crate) fn rules<T: k8s_openapi::Resource>() -> &'static Rules {
 }
 
 /// What is wrong with a new object.
-pub(crate) fn create<T: k8s_openapi::Resource>(object: &dyn Object) -> FieldErrors {
-    judge(&object.to_value(), rules::<T>().create)
+pub(crate) fn create<T: k8s_openapi::Resource>(object: &Examined<'_>) -> FieldErrors {
+    judge(object.tree(), rules::<T>().create)
 }
 
 /// What is wrong with a changed one.
 pub(crate) fn update<T: k8s_openapi::Resource>(
     ctx: &RequestContext,
-    object: &dyn Object,
-    old: &dyn Object,
+    object: &Examined<'_>,
+    old: &Examined<'_>,
 ) -> FieldErrors {
     let rules = rules::<T>();
     let check = match ctx.subresource.as_str() {
@@ -320,17 +320,16 @@ pub(crate) fn update<T: k8s_openapi::Resource>(
             None => return FieldErrors::default(),
         },
     };
-    let tree = object.to_value();
     match check {
-        Some(check) => judge_both(&tree, &old.to_value(), check),
-        None => judge(&tree, rules.create),
+        Some(check) => judge_both(object.tree(), old.tree(), check),
+        None => judge(object.tree(), rules.create),
     }
 }
 
 /// What a client should know about an object that is fine otherwise.
 pub(crate) fn warnings<T: k8s_openapi::Resource>(
-    object: &dyn Object,
-    old: Option<&dyn Object>,
+    object: &Examined<'_>,
+    old: Option<&Examined<'_>>,
 ) -> Vec<String> {
     warnings::of(T::GROUP, T::KIND, object, old)
 }
@@ -339,23 +338,26 @@ pub(crate) fn warnings<T: k8s_openapi::Resource>(
 /// a macro, because they are a part of an implementation.
 macro_rules! checked {
     ($kind:ty) => {
-        fn validate(&self, object: &dyn machinery::Object) -> machinery::field::FieldErrors {
+        fn validate(
+            &self,
+            object: &apiserver::resource::Examined<'_>,
+        ) -> machinery::field::FieldErrors {
             $crate::validate::create::<$kind>(object)
         }
 
         fn validate_update(
             &self,
             ctx: &apiserver::request::RequestContext,
-            object: &dyn machinery::Object,
-            old: &dyn machinery::Object,
+            object: &apiserver::resource::Examined<'_>,
+            old: &apiserver::resource::Examined<'_>,
         ) -> machinery::field::FieldErrors {
             $crate::validate::update::<$kind>(ctx, object, old)
         }
 
         fn warnings(
             &self,
-            object: &dyn machinery::Object,
-            old: Option<&dyn machinery::Object>,
+            object: &apiserver::resource::Examined<'_>,
+            old: Option<&apiserver::resource::Examined<'_>>,
         ) -> Vec<String> {
             $crate::validate::warnings::<$kind>(object, old)
         }

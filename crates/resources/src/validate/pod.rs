@@ -97,7 +97,7 @@ fn seccomp_annotations(notes: &At<'_>) {
         let is_profile = matches!(note.str(), "runtime/default" | "docker/default" | "unconfined")
             || note.str().strip_prefix("localhost/").is_some_and(is_local);
         if (key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER)) && !is_profile {
-            note.called(notes.path.child(key)).invalid("must be a valid seccomp profile");
+            note.called(notes.path.named(key)).invalid("must be a valid seccomp profile");
         }
     }
 }

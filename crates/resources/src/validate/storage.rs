@@ -49,7 +49,7 @@ pub(super) fn claim_spec(at: &At<'_>) {
         }
     }
     let (source, reference) = (at.get("dataSource"), at.get("dataSourceRef"));
-    let differ = |field: &str| source.get(field).value != reference.get(field).value;
+    let differ = |field: &'static str| source.get(field).value != reference.get(field).value;
     let detail = if !source.is_set() || !reference.is_set() {
         ""
     } else if !reference.get("namespace").is_empty() {

@@ -138,10 +138,15 @@ pub(super) fn request(at: &At<'_>) {
         let place = one.called(spec.child_path("unverifiedUserAnnotations"));
         wrong.iter().for_each(|why| place.invalid_as(key.to_lowercase(), why));
     }
-    for owner in ["pod", "serviceAccount", "node"] {
+    let owners = [
+        ("podName", "podUID"),
+        ("serviceAccountName", "serviceAccountUID"),
+        ("nodeName", "nodeUID"),
+    ];
+    for (name, uid) in owners {
         const LONGEST_ID: usize = 128;
-        spec.get(&format!("{owner}Name")).name(names::dns1123_subdomain);
-        let id = spec.get(&format!("{owner}UID"));
+        spec.get(name).name(names::dns1123_subdomain);
+        let id = spec.get(uid);
         if id.is_empty() {
             id.invalid_text("must not be empty");
         }

@@ -162,7 +162,7 @@ pub(super) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> Vec<(&'a str, At<'a>
     sound
 }
 
-pub(super) fn need(at: &At<'_>, fields: &[&str]) {
+pub(super) fn need(at: &At<'_>, fields: &[&'static str]) {
     for field in fields {
         at.get(field).need();
     }
@@ -196,7 +196,7 @@ fn git_repo(at: &At<'_>) {
     descending(&at.get("directory"));
 }
 
-fn disk(at: &At<'_>, id: &str) {
+fn disk(at: &At<'_>, id: &'static str) {
     at.get(id).need();
     let partition = at.get("partition");
     if !(0..=255).contains(&partition.int()) {
@@ -211,7 +211,7 @@ fn nfs(at: &At<'_>) {
     }
 }
 
-fn named_secret(at: &At<'_>, id: &str) {
+fn named_secret(at: &At<'_>, id: &'static str) {
     at.get(id).need();
     if at.has("secretRef") {
         need(&at.get("secretRef"), &["name"]);
@@ -400,7 +400,7 @@ fn ephemeral(at: &At<'_>) {
     template.get("metadata.labels").labels();
     for (key, _) in template.get("metadata").entries() {
         if !["annotations", "labels"].contains(&key) {
-            template.get("metadata").get(key).forbidden("cannot be set");
+            template.get("metadata").named(key).forbidden("cannot be set");
         }
     }
     storage::claim_spec(&template.get("spec"));
@@ -423,7 +423,7 @@ fn mode(at: &At<'_>) {
 }
 
 /// A Secret or ConfigMap whose keys become files.
-fn keys(at: &At<'_>, name: &str) {
+fn keys(at: &At<'_>, name: &'static str) {
     at.get(name).need();
     mode(&at.get("defaultMode"));
     at.get("items").items().for_each(|item| key_to_path(&item));

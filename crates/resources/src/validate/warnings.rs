@@ -1,7 +1,8 @@
 //! What upstream warns of although it is allowed. Upstream: `pkg/api/*/warnings.go`, and the
 //! `WarningsOnCreate` of the strategies.
 
-use machinery::{Object, names};
+use apiserver::resource::Examined;
+use machinery::names;
 use serde_json::Value;
 
 use super::at::{At, judge};
@@ -34,18 +35,18 @@ const BODIES: &[&str] = &["allowedTopologies", "data", "spec", "template", "type
 pub(super) fn of(
     group: &str,
     kind: &str,
-    object: &dyn Object,
-    old: Option<&dyn Object>,
+    object: &Examined<'_>,
+    old: Option<&Examined<'_>>,
 ) -> Vec<String> {
     let row = KINDS.iter().find(|(of, name, _)| *of == group && *name == kind);
     let Some((_, _, warn)) = row else { return vec![] };
-    let tree = object.to_value();
-    if let Some(old) = old.map(Object::to_value)
+    let tree = object.tree();
+    if let Some(old) = old.map(Examined::tree)
         && BODIES.iter().all(|body| old.get(body) == tree.get(body))
     {
         return vec![];
     }
-    texts(&tree, *warn)
+    texts(tree, *warn)
 }
 
 fn texts(tree: &Value, warn: Warn) -> Vec<String> {
@@ -59,7 +60,7 @@ fn say(at: &At<'_>, text: &str, out: &mut Vec<String>) {
 }
 
 /// Of workloads whose name becomes a part of host names.
-fn hostname(at: &At<'_>, place: &str, out: &mut Vec<String>) {
+fn hostname(at: &At<'_>, place: &'static str, out: &mut Vec<String>) {
     let wrong = names::dns1123_label(at.get("metadata.name").str());
     if !wrong.is_empty() {
         out.push(format!("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [{}]", wrong.join(" ")));
@@ -122,7 +123,7 @@ fn service(at: &At<'_>, out: &mut Vec<String>) {
     let spec = at.get("spec");
     let is_external_name = spec.get("type").is("ExternalName");
     let is_headless = spec.get("type").is("ClusterIP") && spec.get("clusterIP").is("None");
-    let has = |field: &str| !spec.get(field).is_empty();
+    let has = |field: &'static str| !spec.get(field).is_empty();
     if at.get("metadata.annotations").has(HINTS) {
         out.push(format!("annotation {HINTS} is deprecated, please use service.kubernetes.io/topology-mode instead"));
     }
@@ -310,7 +311,7 @@ fn byte_counts(amounts: &At<'_>, out: &mut Vec<String>) {
     }
 }
 
-fn repeated(list: &At<'_>, field: &str, what: &str, out: &mut Vec<String>) {
+fn repeated(list: &At<'_>, field: &'static str, what: &str, out: &mut Vec<String>) {
     let mut seen: Vec<&str> = vec![];
     for item in list.items() {
         let place = item.get(field);
@@ -386,7 +387,7 @@ fn ports(spec: &At<'_>, out: &mut Vec<String>) {
     for (index, port) in all.iter().enumerate() {
         let (host, host_ip) = (port.get("hostPort").int(), port.get("hostIP").str());
         for other in &all[..index] {
-            let same = |field: &str| port.get(field).value == other.get(field).value;
+            let same = |field: &'static str| port.get(field).value == other.get(field).value;
             if !same("containerPort") || !same("protocol") {
                 continue;
             }

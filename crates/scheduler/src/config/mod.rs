@@ -237,7 +237,7 @@ fn profiles(
                 errors.push(format!("{path}: Duplicate value: {:?}", one.name));
             }
             let mut wrong = FieldErrors::default();
-            let place = Path::new(&format!("{path}.args"));
+            let place = Path::default().named(&format!("{path}.args"));
             match args.set(&one.name, one.args, &place, &mut wrong) {
                 Ok(()) => errors.extend(wrong.0.iter().map(ToString::to_string)),
                 Err(Unread::Strict(why)) => unknown.push(format!("decoding .{path}: {why}")),
