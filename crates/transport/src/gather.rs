@@ -133,16 +133,25 @@ impl AsyncWrite for Gathering {
 }
 
 impl Outlet {
-    /// Polls the connection, then writes what came of it. Ends with the connection, or with an error of
-    /// the stream.
+    /// Polls the connection, and writes what came of it when all other tasks that are ready had their turn:
+    /// streams are tasks of their own, each of which wakes this one. Ends with the connection, or with an
+    /// error of the stream.
     pub(crate) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
         E: From<io::Error>,
     {
+        let mut has_yielded = false;
         std::future::poll_fn(|context| {
             let outcome = connection.as_mut().poll(context);
-            match locked(&self.0).poll_drain(context) {
+            let mut gathered = locked(&self.0);
+            let is_first = !std::mem::take(&mut has_yielded);
+            if outcome.is_pending() && is_first && !gathered.waiting.is_empty() {
+                has_yielded = true;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            match gathered.poll_drain(context) {
                 Poll::Ready(Err(error)) if outcome.is_pending() => Poll::Ready(Err(error.into())),
                 _ => outcome,
             }
