@@ -2,7 +2,7 @@
 //! that the types lack.
 //!
 //! Invariants: no I/O; facts come from `facts/*.tsv`, which an xtask derives from published data;
-//! nothing here is generated at build time.
+//! nothing but the schemas is generated at build time, by `build.rs`.
 
 pub mod facts;
 pub mod kinds;

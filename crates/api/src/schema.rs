@@ -1,19 +1,18 @@
 //! The schemas of built-in kinds, as JSON schemas with upstream's extensions.
 //!
-//! In: the schemas that come with the types (structure and descriptions), the field facts
-//! (`x-kubernetes-*`). Out: one definition at a time, by name, with references of the form
-//! `#/definitions/NAME`.
+//! In: the schemas that come with the types (structure and descriptions), which the build script
+//! packed; the field facts (`x-kubernetes-*`). Out: one definition at a time, by name, with
+//! references of the form `#/definitions/NAME`.
 //!
 //! All definitions together are a few megabytes of text. They are made on first use (OpenAPI is
 //! read by people and tools, not by the cluster itself) and kept as text, a tenth of what value
 //! trees would take.
 
 use std::collections::HashMap;
+use std::io::Read as _;
 use std::sync::{Mutex, OnceLock};
 
-pub use schemars::JsonSchema;
-use schemars::SchemaGenerator;
-use schemars::generate::SchemaSettings;
+use flate2::read::DeflateDecoder;
 use serde_json::{Map, Value, json};
 
 use crate::facts::{self, Definition, Field};
@@ -27,57 +26,77 @@ pub fn knows(name: &str) -> bool {
 
 /// One definition.
 pub fn definition(name: &str) -> Option<Value> {
-    let text = texts().get(name)?;
-    Some(serde_json::from_str(text).expect("written by serde_json"))
+    texts().get(name).map(|text| parsed(text))
 }
 
-/// What a type's schema says about one of its fields; empty if it has no such field.
+/// What a definition says about one of its fields; empty if there is no such field. The path is the
+/// definition's name without its `io.k8s.`, and the field's name: `api.core.v1.PodSpec.nodeName`.
 ///
-/// Makes the schema of this type only (and of what it consists of), and keeps the answer: tables ask
-/// for a few dozen sentences, for which megabytes of definitions would be too much.
-pub fn describe<T: JsonSchema>(field: &'static str) -> String {
-    type Known = Mutex<HashMap<(String, &'static str), String>>;
-    static KNOWN: OnceLock<Known> = OnceLock::new();
-    let known = KNOWN.get_or_init(Known::default);
-    let key = (T::schema_name().into_owned(), field);
-    if let Some(text) = known.lock().expect("no panic under the lock").get(&key) {
+/// Unpacks the chunk with this definition only, and keeps the answer: tables ask for a few dozen
+/// sentences, for which megabytes of definitions would be too much.
+pub fn describe(path: &'static str) -> String {
+    static KNOWN: OnceLock<Mutex<HashMap<&'static str, String>>> = OnceLock::new();
+    let known = KNOWN.get_or_init(Mutex::default);
+    if let Some(text) = known.lock().expect("no panic under the lock").get(path) {
         return text.clone();
     }
-    let mut generator = SchemaSettings::draft07().into_generator();
-    let schema = T::json_schema(&mut generator).to_value();
+    let (name, field) = path.rsplit_once('.').unwrap_or_default();
+    let schema = raw(&format!("io.k8s.{name}")).unwrap_or_default();
     let text = schema["properties"][field]["description"].as_str().unwrap_or_default().to_owned();
-    known.lock().expect("no panic under the lock").insert(key, text.clone());
+    known.lock().expect("no panic under the lock").insert(path, text.clone());
     text
 }
 
 /// Changes when the definitions do.
 pub const REVISION: &str = "k8s-openapi 0.29 v1_36";
 
+/// What the build script packed, in the order of names: the first definition of a chunk, the chunk.
+const PACKED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/schemas.rs"));
+
+fn unpacked(chunk: &[u8]) -> String {
+    let mut text = String::new();
+    DeflateDecoder::new(chunk).read_to_string(&mut text).expect("packed by the build script");
+    text
+}
+
+/// The names and schemas in a chunk.
+fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| line.split_once('\t'))
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).expect("written by serde_json")
+}
+
+/// A definition as the types have it.
+fn raw(name: &str) -> Option<Value> {
+    let after = PACKED.partition_point(|(first, _)| *first <= name);
+    let (_, chunk) = PACKED[..after].last()?;
+    lines(&unpacked(chunk)).find(|(known, _)| *known == name).map(|(_, text)| parsed(text))
+}
+
 fn texts() -> &'static HashMap<String, Box<str>> {
     static TEXTS: OnceLock<HashMap<String, Box<str>>> = OnceLock::new();
     TEXTS.get_or_init(|| {
-        let settings = SchemaSettings::draft07().with(|settings| {
-            settings.definitions_path = "/definitions".into();
-            settings.meta_schema = None;
-        });
-        let mut generator = settings.into_generator();
-        roots(&mut generator);
-        generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::WatchEvent<()>>();
-        let mut all: Map<String, Value> = generator.take_definitions(false);
+        let mut all = HashMap::new();
+        for (_, chunk) in PACKED {
+            let text = unpacked(chunk);
+            all.extend(lines(&text).map(|(name, text)| extended(name.to_owned(), parsed(text))));
+        }
         for name in lists(&all) {
             let list = list(&name);
-            all.insert(name, list);
+            all.extend([extended(name, list)]);
         }
-        all.insert(format!("{META}.Patch"), json!({
+        all.extend([extended(format!("{META}.Patch"), json!({
             "type": "object",
             "description": "Patch is provided to give a concrete name and type to the Kubernetes PATCH request body.",
-        }));
-        all.into_iter().map(|(name, schema)| extended(name, schema)).collect()
+        }))]);
+        all
     })
 }
 
 /// The names of the lists of the kinds in `all`.
-fn lists(all: &Map<String, Value>) -> Vec<String> {
+fn lists(all: &HashMap<String, Box<str>>) -> Vec<String> {
     let list = |name: &String| {
         Some(format!("{name}List")).filter(|list| facts::definition(list).is_some())
     };
@@ -170,59 +189,6 @@ fn add_facts(schema: &mut Map<String, Value>, field: Field) {
     }
 }
 
-/// Names types: only the compiler can turn a path into one, so the table is a macro's.
-macro_rules! roots {
-    ($($($module:ident)::+: $($kind:ident),+;)+) => {
-        /// Lets the generator see every kind, and by them all that kinds consist of.
-        fn roots(generator: &mut SchemaGenerator) {
-            $({
-                use k8s_openapi::$($module)::+ as kinds;
-                $(generator.subschema_for::<kinds::$kind>();)+
-            })+
-        }
-    };
-}
-
-roots! {
-    api::admissionregistration::v1: MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration;
-    api::admissionregistration::v1alpha1: MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding;
-    api::admissionregistration::v1beta1: MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding;
-    api::apiserverinternal::v1alpha1: StorageVersion;
-    api::apps::v1: ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet;
-    api::authentication::v1: SelfSubjectReview, TokenRequest, TokenReview;
-    api::authorization::v1: LocalSubjectAccessReview, SelfSubjectAccessReview, SelfSubjectRulesReview, SubjectAccessReview;
-    api::autoscaling::v1: HorizontalPodAutoscaler, Scale;
-    api::autoscaling::v2: HorizontalPodAutoscaler;
-    api::batch::v1: CronJob, Job;
-    api::certificates::v1: CertificateSigningRequest;
-    api::certificates::v1alpha1: ClusterTrustBundle;
-    api::certificates::v1beta1: ClusterTrustBundle, PodCertificateRequest;
-    api::coordination::v1: Lease;
-    api::coordination::v1alpha2: LeaseCandidate;
-    api::coordination::v1beta1: LeaseCandidate;
-    api::core::v1: Binding, ComponentStatus, ConfigMap, Endpoints, Event, LimitRange, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, PodTemplate, ReplicationController, ResourceQuota, Secret, Service, ServiceAccount;
-    api::discovery::v1: EndpointSlice;
-    api::events::v1: Event;
-    api::flowcontrol::v1: FlowSchema, PriorityLevelConfiguration;
-    api::networking::v1: Ingress, IngressClass, IPAddress, NetworkPolicy, ServiceCIDR;
-    api::networking::v1beta1: IPAddress, ServiceCIDR;
-    api::node::v1: RuntimeClass;
-    api::policy::v1: Eviction, PodDisruptionBudget;
-    api::rbac::v1: ClusterRole, ClusterRoleBinding, Role, RoleBinding;
-    api::resource::v1: DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice;
-    api::resource::v1alpha3: DeviceTaintRule, ResourcePoolStatusRequest;
-    api::resource::v1beta1: DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice;
-    api::resource::v1beta2: DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice;
-    api::scheduling::v1: PriorityClass;
-    api::scheduling::v1alpha2: PodGroup, Workload;
-    api::storage::v1: CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass;
-    api::storage::v1beta1: VolumeAttributesClass;
-    api::storagemigration::v1beta1: StorageVersionMigration;
-    apiextensions_apiserver::pkg::apis::apiextensions::v1: CustomResourceDefinition;
-    kube_aggregator::pkg::apis::apiregistration::v1: APIService;
-    apimachinery::pkg::apis::meta::v1: APIGroup, APIGroupList, APIResourceList, APIVersions, DeleteOptions, Status;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,5 +241,37 @@ mod tests {
             "{} definitions, {bytes} bytes",
             texts().len()
         );
+    }
+
+    #[test]
+    fn packed_definitions_are_found() {
+        let mut last = String::new();
+        for (first, chunk) in PACKED {
+            let text = unpacked(chunk);
+            assert_eq!(lines(&text).next().map(|(name, _)| name), Some(*first));
+            for (name, _) in lines(&text) {
+                assert!(*name > *last, "{name} after {last}");
+                name.clone_into(&mut last);
+            }
+            assert!(raw(first).is_some() && raw(&last).is_some(), "{first} to {last}");
+            assert_eq!(raw(&format!("{last}!")), None);
+        }
+        assert_eq!(raw(""), None);
+    }
+
+    #[test]
+    fn describes_fields() {
+        let check = |path: &'static str, start: &str| {
+            for _ in 0..2 {
+                let text = describe(path);
+                assert!(text.starts_with(start), "{path}: {text}");
+                assert_eq!(text.is_empty(), start.is_empty(), "{path}: {text}");
+            }
+        };
+        check("api.core.v1.PodSpec.nodeName", "NodeName indicates in which node this pod is");
+        check("apimachinery.pkg.apis.meta.v1.ObjectMeta.name", "Name must be unique");
+        check("api.core.v1.PodSpec.nothing", "");
+        check("api.core.v1.Nothing.nodeName", "");
+        check("nothing", "");
     }
 }

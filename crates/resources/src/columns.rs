@@ -6,17 +6,8 @@
 
 use std::borrow::Cow;
 
-use api::schema::{JsonSchema, describe};
+use api::schema::describe;
 use apiserver::resource::{CREATED_AT_COLUMN, Column, Doc, NAME_COLUMN};
-use k8s_openapi::api::{
-    apiserverinternal::v1alpha1::StorageVersionStatus, apps::v1 as apps,
-    autoscaling::v2 as autoscaling_v2, batch::v1 as batch, certificates::v1 as certificates,
-    certificates::v1beta1 as trust, coordination::v1 as coordination,
-    coordination::v1beta1::LeaseCandidateSpec, core::v1 as core, discovery::v1 as discovery,
-    flowcontrol::v1 as flowcontrol, networking::v1 as networking, resource::v1 as resource,
-    scheduling::v1 as scheduling, scheduling::v1alpha2::PodGroupSpec, storage::v1 as storage,
-};
-use machinery::ObjectMeta;
 
 /// The columns of a kind; name and creation time where the table does not know it.
 pub(crate) fn of<T: k8s_openapi::Resource>() -> Vec<Column> {
@@ -35,12 +26,12 @@ fn text(name: &'static str, kind: &'static str, description: &'static str) -> Co
     }
 }
 
-fn doc<T: JsonSchema>(name: &'static str, kind: &'static str, field: &'static str) -> Column {
-    Column { description: Doc::Field(describe::<T>, field), ..text(name, kind, "") }
+fn doc(name: &'static str, kind: &'static str, field: &'static str) -> Column {
+    Column { description: Doc::Field(describe, field), ..text(name, kind, "") }
 }
 
 fn age() -> Column {
-    doc::<ObjectMeta>("Age", "string", "creationTimestamp")
+    doc("Age", "string", "apimachinery.pkg.apis.meta.v1.ObjectMeta.creationTimestamp")
 }
 
 trait Marked {
@@ -68,47 +59,72 @@ const COLUMNS: &[Row] = &[
     ("certificates.k8s.io/v1beta1", "ClusterTrustBundle", || {
         vec![
             NAME_COLUMN,
-            doc::<trust::ClusterTrustBundleSpec>("SignerName", "string", "signerName"),
+            doc(
+                "SignerName",
+                "string",
+                "api.certificates.v1beta1.ClusterTrustBundleSpec.signerName",
+            ),
         ]
     }),
     ("certificates.k8s.io/v1beta1", "PodCertificateRequest", || {
-        let spec = doc::<trust::PodCertificateRequestSpec>;
         vec![
             NAME_COLUMN,
-            spec("PodName", "string", "podName"),
-            spec("ServiceAccountName", "string", "serviceAccountName"),
-            spec("NodeName", "string", "nodeName"),
-            spec("SignerName", "string", "signerName"),
+            doc("PodName", "string", "api.certificates.v1beta1.PodCertificateRequestSpec.podName"),
+            doc(
+                "ServiceAccountName",
+                "string",
+                "api.certificates.v1beta1.PodCertificateRequestSpec.serviceAccountName",
+            ),
+            doc(
+                "NodeName",
+                "string",
+                "api.certificates.v1beta1.PodCertificateRequestSpec.nodeName",
+            ),
+            doc(
+                "SignerName",
+                "string",
+                "api.certificates.v1beta1.PodCertificateRequestSpec.signerName",
+            ),
             text("State", "string", "Is the request Pending, Issued, Denied, or Failed?"),
-            spec("UnverifiedUserAnnotations", "string", "unverifiedUserAnnotations"),
+            doc(
+                "UnverifiedUserAnnotations",
+                "string",
+                "api.certificates.v1beta1.PodCertificateRequestSpec.unverifiedUserAnnotations",
+            ),
         ]
     }),
     ("coordination.k8s.io/v1beta1", "LeaseCandidate", || {
         vec![
             NAME_COLUMN,
-            doc::<LeaseCandidateSpec>("LeaseName", "string", "leaseName"),
+            doc("LeaseName", "string", "api.coordination.v1beta1.LeaseCandidateSpec.leaseName"),
             text("BinaryVersion", "string", ""),
             text("EmulationVersion", "string", ""),
             age(),
         ]
     }),
     ("internal.apiserver.k8s.io/v1alpha1", "StorageVersion", || {
-        let status = doc::<StorageVersionStatus>;
         vec![
             NAME_COLUMN,
-            status("CommonEncodingVersion", "string", "commonEncodingVersion"),
-            status("StorageVersions", "string", "storageVersions"),
+            doc(
+                "CommonEncodingVersion",
+                "string",
+                "api.apiserverinternal.v1alpha1.StorageVersionStatus.commonEncodingVersion",
+            ),
+            doc(
+                "StorageVersions",
+                "string",
+                "api.apiserverinternal.v1alpha1.StorageVersionStatus.storageVersions",
+            ),
             age(),
         ]
     }),
     ("resource.k8s.io/v1alpha3", "DeviceTaintRule", || {
-        let taint = doc::<resource::DeviceTaint>;
         vec![
             NAME_COLUMN,
-            taint("Key", "string", "key"),
-            taint("Value", "string", "value"),
-            taint("Effect", "string", "effect"),
-            taint("TimeAdded", "string", "timeAdded"),
+            doc("Key", "string", "api.resource.v1.DeviceTaint.key"),
+            doc("Value", "string", "api.resource.v1.DeviceTaint.value"),
+            doc("Effect", "string", "api.resource.v1.DeviceTaint.effect"),
+            doc("TimeAdded", "string", "api.resource.v1.DeviceTaint.timeAdded"),
             age(),
         ]
     }),
@@ -129,7 +145,7 @@ const COLUMNS: &[Row] = &[
     ("scheduling.k8s.io/v1alpha2", "PodGroup", || {
         vec![
             NAME_COLUMN,
-            doc::<PodGroupSpec>("Policy", "string", "schedulingPolicy"),
+            doc("Policy", "string", "api.scheduling.v1alpha2.PodGroupSpec.schedulingPolicy"),
             text("Workload", "string", "Name of the referenced Workload object"),
             text("Status", "string", "Status of the PodGroup"),
             age(),
@@ -154,10 +170,10 @@ const COLUMNS: &[Row] = &[
                 "Requested signer for the request. It is a qualified name in the form: `scope-hostname.io/name`. If empty, it will be defaulted:\n 1. If it's a kubelet client certificate, it is assigned\n    \"kubernetes.io/kube-apiserver-client-kubelet\".\n 2. If it's a kubelet serving certificate, it is assigned\n    \"kubernetes.io/kubelet-serving\".\n 3. Otherwise, it is assigned \"kubernetes.io/legacy-unknown\".\nDistribution of trust for signers happens out of band. You can select on this field using `spec.signerName`.",
             ),
             text("Requestor", "string", "Base64-encoded PKCS#10 CSR data"),
-            doc::<certificates::CertificateSigningRequestSpec>(
+            doc(
                 "RequestedDuration",
                 "string",
-                "expirationSeconds",
+                "api.certificates.v1.CertificateSigningRequestSpec.expirationSeconds",
             ),
             text(
                 "Condition",
@@ -190,39 +206,39 @@ const COLUMNS: &[Row] = &[
         ]
     }),
     ("v1", "ConfigMap", || {
-        vec![NAME_COLUMN, doc::<core::ConfigMap>("Data", "string", "data"), age()]
+        vec![NAME_COLUMN, doc("Data", "string", "api.core.v1.ConfigMap.data"), age()]
     }),
     ("apps/v1", "ControllerRevision", || {
         vec![
             NAME_COLUMN,
             text("Controller", "string", "Controller of the object"),
-            doc::<apps::ControllerRevision>("Revision", "string", "revision"),
+            doc("Revision", "string", "api.apps.v1.ControllerRevision.revision"),
             age(),
         ]
     }),
     ("batch/v1", "CronJob", || {
         vec![
             NAME_COLUMN,
-            doc::<batch::CronJobSpec>("Schedule", "string", "schedule"),
-            doc::<batch::CronJobSpec>("Timezone", "string", "timeZone"),
-            doc::<batch::CronJobSpec>("Suspend", "boolean", "suspend"),
-            doc::<batch::CronJobStatus>("Active", "integer", "active"),
-            doc::<batch::CronJobStatus>("Last Schedule", "string", "lastScheduleTime"),
+            doc("Schedule", "string", "api.batch.v1.CronJobSpec.schedule"),
+            doc("Timezone", "string", "api.batch.v1.CronJobSpec.timeZone"),
+            doc("Suspend", "boolean", "api.batch.v1.CronJobSpec.suspend"),
+            doc("Active", "integer", "api.batch.v1.CronJobStatus.active"),
+            doc("Last Schedule", "string", "api.batch.v1.CronJobStatus.lastScheduleTime"),
             age(),
             text("Containers", "string", "Names of each container in the template.").wide(),
             text("Images", "string", "Images referenced by each container in the template.").wide(),
-            doc::<batch::JobSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.batch.v1.JobSpec.selector").wide(),
         ]
     }),
     ("storage.k8s.io/v1", "CSIDriver", || {
         vec![
             NAME_COLUMN,
-            doc::<storage::CSIDriverSpec>("AttachRequired", "boolean", "attachRequired"),
-            doc::<storage::CSIDriverSpec>("PodInfoOnMount", "boolean", "podInfoOnMount"),
-            doc::<storage::CSIDriverSpec>("StorageCapacity", "boolean", "storageCapacity"),
-            doc::<storage::CSIDriverSpec>("TokenRequests", "string", "tokenRequests"),
-            doc::<storage::CSIDriverSpec>("RequiresRepublish", "boolean", "requiresRepublish"),
-            doc::<storage::CSIDriverSpec>("Modes", "string", "volumeLifecycleModes"),
+            doc("AttachRequired", "boolean", "api.storage.v1.CSIDriverSpec.attachRequired"),
+            doc("PodInfoOnMount", "boolean", "api.storage.v1.CSIDriverSpec.podInfoOnMount"),
+            doc("StorageCapacity", "boolean", "api.storage.v1.CSIDriverSpec.storageCapacity"),
+            doc("TokenRequests", "string", "api.storage.v1.CSIDriverSpec.tokenRequests"),
+            doc("RequiresRepublish", "boolean", "api.storage.v1.CSIDriverSpec.requiresRepublish"),
+            doc("Modes", "string", "api.storage.v1.CSIDriverSpec.volumeLifecycleModes"),
             age(),
         ]
     }),
@@ -241,74 +257,74 @@ const COLUMNS: &[Row] = &[
     ("apps/v1", "DaemonSet", || {
         vec![
             NAME_COLUMN,
-            doc::<apps::DaemonSetStatus>("Desired", "integer", "desiredNumberScheduled"),
-            doc::<apps::DaemonSetStatus>("Current", "integer", "currentNumberScheduled"),
-            doc::<apps::DaemonSetStatus>("Ready", "integer", "numberReady"),
-            doc::<apps::DaemonSetStatus>("Up-to-date", "integer", "updatedNumberScheduled"),
-            doc::<apps::DaemonSetStatus>("Available", "integer", "numberAvailable"),
-            doc::<core::PodSpec>("Node Selector", "string", "nodeSelector"),
+            doc("Desired", "integer", "api.apps.v1.DaemonSetStatus.desiredNumberScheduled"),
+            doc("Current", "integer", "api.apps.v1.DaemonSetStatus.currentNumberScheduled"),
+            doc("Ready", "integer", "api.apps.v1.DaemonSetStatus.numberReady"),
+            doc("Up-to-date", "integer", "api.apps.v1.DaemonSetStatus.updatedNumberScheduled"),
+            doc("Available", "integer", "api.apps.v1.DaemonSetStatus.numberAvailable"),
+            doc("Node Selector", "string", "api.core.v1.PodSpec.nodeSelector"),
             age(),
             text("Containers", "string", "Names of each container in the template.").wide(),
             text("Images", "string", "Images referenced by each container in the template.").wide(),
-            doc::<apps::DaemonSetSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.apps.v1.DaemonSetSpec.selector").wide(),
         ]
     }),
     ("apps/v1", "Deployment", || {
         vec![
             NAME_COLUMN,
             text("Ready", "string", "Number of the pod with ready state"),
-            doc::<apps::DeploymentStatus>("Up-to-date", "string", "updatedReplicas"),
-            doc::<apps::DeploymentStatus>("Available", "string", "availableReplicas"),
+            doc("Up-to-date", "string", "api.apps.v1.DeploymentStatus.updatedReplicas"),
+            doc("Available", "string", "api.apps.v1.DeploymentStatus.availableReplicas"),
             age(),
             text("Containers", "string", "Names of each container in the template.").wide(),
             text("Images", "string", "Images referenced by each container in the template.").wide(),
-            doc::<apps::DeploymentSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.apps.v1.DeploymentSpec.selector").wide(),
         ]
     }),
     ("resource.k8s.io/v1", "DeviceClass", || vec![NAME_COLUMN, age()]),
     ("v1", "Endpoints", || {
-        vec![NAME_COLUMN, doc::<core::Endpoints>("Endpoints", "string", "subsets"), age()]
+        vec![NAME_COLUMN, doc("Endpoints", "string", "api.core.v1.Endpoints.subsets"), age()]
     }),
     ("discovery.k8s.io/v1", "EndpointSlice", || {
         vec![
             NAME_COLUMN,
-            doc::<discovery::EndpointSlice>("AddressType", "string", "addressType"),
-            doc::<discovery::EndpointSlice>("Ports", "string", "ports"),
-            doc::<discovery::EndpointSlice>("Endpoints", "string", "endpoints"),
+            doc("AddressType", "string", "api.discovery.v1.EndpointSlice.addressType"),
+            doc("Ports", "string", "api.discovery.v1.EndpointSlice.ports"),
+            doc("Endpoints", "string", "api.discovery.v1.EndpointSlice.endpoints"),
             age(),
         ]
     }),
     ("v1", "Event", || {
         vec![
-            doc::<core::Event>("Last Seen", "string", "lastTimestamp"),
-            doc::<core::Event>("Type", "string", "type"),
-            doc::<core::Event>("Reason", "string", "reason"),
-            doc::<core::Event>("Object", "string", "involvedObject"),
-            doc::<core::ObjectReference>("Subobject", "string", "fieldPath").wide(),
-            doc::<core::Event>("Source", "string", "source").wide(),
-            doc::<core::Event>("Message", "string", "message"),
-            doc::<core::Event>("First Seen", "string", "firstTimestamp").wide(),
-            doc::<core::Event>("Count", "string", "count").wide(),
-            doc::<ObjectMeta>("Name", "string", "name").named().wide(),
+            doc("Last Seen", "string", "api.core.v1.Event.lastTimestamp"),
+            doc("Type", "string", "api.core.v1.Event.type"),
+            doc("Reason", "string", "api.core.v1.Event.reason"),
+            doc("Object", "string", "api.core.v1.Event.involvedObject"),
+            doc("Subobject", "string", "api.core.v1.ObjectReference.fieldPath").wide(),
+            doc("Source", "string", "api.core.v1.Event.source").wide(),
+            doc("Message", "string", "api.core.v1.Event.message"),
+            doc("First Seen", "string", "api.core.v1.Event.firstTimestamp").wide(),
+            doc("Count", "string", "api.core.v1.Event.count").wide(),
+            doc("Name", "string", "apimachinery.pkg.apis.meta.v1.ObjectMeta.name").named().wide(),
         ]
     }),
     ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema", || {
         vec![
             NAME_COLUMN,
-            doc::<flowcontrol::PriorityLevelConfigurationReference>(
+            doc(
                 "PriorityLevel",
                 "string",
-                "name",
+                "api.flowcontrol.v1.PriorityLevelConfigurationReference.name",
             ),
-            doc::<flowcontrol::FlowSchemaSpec>(
+            doc(
                 "MatchingPrecedence",
                 "string",
-                "matchingPrecedence",
+                "api.flowcontrol.v1.FlowSchemaSpec.matchingPrecedence",
             ),
-            doc::<flowcontrol::FlowSchemaSpec>(
+            doc(
                 "DistinguisherMethod",
                 "string",
-                "distinguisherMethod",
+                "api.flowcontrol.v1.FlowSchemaSpec.distinguisherMethod",
             ),
             age(),
             text(
@@ -321,18 +337,18 @@ const COLUMNS: &[Row] = &[
     ("autoscaling/v2", "HorizontalPodAutoscaler", || {
         vec![
             NAME_COLUMN,
-            doc::<autoscaling_v2::HorizontalPodAutoscalerSpec>(
+            doc(
                 "Reference",
                 "string",
-                "scaleTargetRef",
+                "api.autoscaling.v2.HorizontalPodAutoscalerSpec.scaleTargetRef",
             ),
-            doc::<autoscaling_v2::HorizontalPodAutoscalerSpec>("Targets", "string", "metrics"),
-            doc::<autoscaling_v2::HorizontalPodAutoscalerSpec>("MinPods", "string", "minReplicas"),
-            doc::<autoscaling_v2::HorizontalPodAutoscalerSpec>("MaxPods", "string", "maxReplicas"),
-            doc::<autoscaling_v2::HorizontalPodAutoscalerStatus>(
+            doc("Targets", "string", "api.autoscaling.v2.HorizontalPodAutoscalerSpec.metrics"),
+            doc("MinPods", "string", "api.autoscaling.v2.HorizontalPodAutoscalerSpec.minReplicas"),
+            doc("MaxPods", "string", "api.autoscaling.v2.HorizontalPodAutoscalerSpec.maxReplicas"),
+            doc(
                 "Replicas",
                 "string",
-                "currentReplicas",
+                "api.autoscaling.v2.HorizontalPodAutoscalerStatus.currentReplicas",
             ),
             age(),
         ]
@@ -368,24 +384,24 @@ const COLUMNS: &[Row] = &[
         ]
     }),
     ("networking.k8s.io/v1", "IPAddress", || {
-        vec![NAME_COLUMN, doc::<networking::IPAddressSpec>("ParentRef", "string", "parentRef")]
+        vec![NAME_COLUMN, doc("ParentRef", "string", "api.networking.v1.IPAddressSpec.parentRef")]
     }),
     ("batch/v1", "Job", || {
         vec![
             NAME_COLUMN,
             text("Status", "string", "Status of the job."),
-            doc::<batch::JobStatus>("Completions", "string", "succeeded"),
+            doc("Completions", "string", "api.batch.v1.JobStatus.succeeded"),
             text("Duration", "string", "Time required to complete the job."),
             age(),
             text("Containers", "string", "Names of each container in the template.").wide(),
             text("Images", "string", "Images referenced by each container in the template.").wide(),
-            doc::<batch::JobSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.batch.v1.JobSpec.selector").wide(),
         ]
     }),
     ("coordination.k8s.io/v1", "Lease", || {
         vec![
             NAME_COLUMN,
-            doc::<coordination::LeaseSpec>("Holder", "string", "holderIdentity"),
+            doc("Holder", "string", "api.coordination.v1.LeaseSpec.holderIdentity"),
             age(),
         ]
     }),
@@ -439,7 +455,7 @@ const COLUMNS: &[Row] = &[
     ("networking.k8s.io/v1", "NetworkPolicy", || {
         vec![
             NAME_COLUMN,
-            doc::<networking::NetworkPolicySpec>("Pod-Selector", "string", "podSelector"),
+            doc("Pod-Selector", "string", "api.networking.v1.NetworkPolicySpec.podSelector"),
             age(),
         ]
     }),
@@ -449,45 +465,49 @@ const COLUMNS: &[Row] = &[
             text("Status", "string", "The status of the node"),
             text("Roles", "string", "The roles of the node"),
             age(),
-            doc::<core::NodeSystemInfo>("Version", "string", "kubeletVersion"),
-            doc::<core::NodeStatus>("Internal-IP", "string", "addresses").wide(),
-            doc::<core::NodeStatus>("External-IP", "string", "addresses").wide(),
-            doc::<core::NodeSystemInfo>("OS-Image", "string", "osImage").wide(),
-            doc::<core::NodeSystemInfo>("Kernel-Version", "string", "kernelVersion").wide(),
-            doc::<core::NodeSystemInfo>("Container-Runtime", "string", "containerRuntimeVersion")
-                .wide(),
+            doc("Version", "string", "api.core.v1.NodeSystemInfo.kubeletVersion"),
+            doc("Internal-IP", "string", "api.core.v1.NodeStatus.addresses").wide(),
+            doc("External-IP", "string", "api.core.v1.NodeStatus.addresses").wide(),
+            doc("OS-Image", "string", "api.core.v1.NodeSystemInfo.osImage").wide(),
+            doc("Kernel-Version", "string", "api.core.v1.NodeSystemInfo.kernelVersion").wide(),
+            doc(
+                "Container-Runtime",
+                "string",
+                "api.core.v1.NodeSystemInfo.containerRuntimeVersion",
+            )
+            .wide(),
         ]
     }),
     ("v1", "PersistentVolumeClaim", || {
         vec![
             NAME_COLUMN,
-            doc::<core::PersistentVolumeClaimStatus>("Status", "string", "phase"),
-            doc::<core::PersistentVolumeClaimSpec>("Volume", "string", "volumeName"),
-            doc::<core::PersistentVolumeClaimStatus>("Capacity", "string", "capacity"),
-            doc::<core::PersistentVolumeClaimStatus>("Access Modes", "string", "accessModes"),
+            doc("Status", "string", "api.core.v1.PersistentVolumeClaimStatus.phase"),
+            doc("Volume", "string", "api.core.v1.PersistentVolumeClaimSpec.volumeName"),
+            doc("Capacity", "string", "api.core.v1.PersistentVolumeClaimStatus.capacity"),
+            doc("Access Modes", "string", "api.core.v1.PersistentVolumeClaimStatus.accessModes"),
             text("StorageClass", "string", "StorageClass of the pvc"),
             text("VolumeAttributesClass", "string", "VolumeAttributesClass of the pvc"),
             age(),
-            doc::<core::PersistentVolumeClaimSpec>("VolumeMode", "string", "volumeMode").wide(),
+            doc("VolumeMode", "string", "api.core.v1.PersistentVolumeClaimSpec.volumeMode").wide(),
         ]
     }),
     ("v1", "PersistentVolume", || {
         vec![
             NAME_COLUMN,
-            doc::<core::PersistentVolumeSpec>("Capacity", "string", "capacity"),
-            doc::<core::PersistentVolumeSpec>("Access Modes", "string", "accessModes"),
-            doc::<core::PersistentVolumeSpec>(
+            doc("Capacity", "string", "api.core.v1.PersistentVolumeSpec.capacity"),
+            doc("Access Modes", "string", "api.core.v1.PersistentVolumeSpec.accessModes"),
+            doc(
                 "Reclaim Policy",
                 "string",
-                "persistentVolumeReclaimPolicy",
+                "api.core.v1.PersistentVolumeSpec.persistentVolumeReclaimPolicy",
             ),
-            doc::<core::PersistentVolumeStatus>("Status", "string", "phase"),
-            doc::<core::PersistentVolumeSpec>("Claim", "string", "claimRef"),
+            doc("Status", "string", "api.core.v1.PersistentVolumeStatus.phase"),
+            doc("Claim", "string", "api.core.v1.PersistentVolumeSpec.claimRef"),
             text("StorageClass", "string", "StorageClass of the pv"),
             text("VolumeAttributesClass", "string", "VolumeAttributesClass of the pv"),
-            doc::<core::PersistentVolumeStatus>("Reason", "string", "reason"),
+            doc("Reason", "string", "api.core.v1.PersistentVolumeStatus.reason"),
             age(),
-            doc::<core::PersistentVolumeSpec>("VolumeMode", "string", "volumeMode").wide(),
+            doc("VolumeMode", "string", "api.core.v1.PersistentVolumeSpec.volumeMode").wide(),
         ]
     }),
     ("policy/v1", "PodDisruptionBudget", || {
@@ -522,10 +542,10 @@ const COLUMNS: &[Row] = &[
                 "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted.",
             ),
             age(),
-            doc::<core::PodStatus>("IP", "string", "podIP").wide(),
-            doc::<core::PodSpec>("Node", "string", "nodeName").wide(),
-            doc::<core::PodStatus>("Nominated Node", "string", "nominatedNodeName").wide(),
-            doc::<core::PodSpec>("Readiness Gates", "string", "readinessGates").wide(),
+            doc("IP", "string", "api.core.v1.PodStatus.podIP").wide(),
+            doc("Node", "string", "api.core.v1.PodSpec.nodeName").wide(),
+            doc("Nominated Node", "string", "api.core.v1.PodStatus.nominatedNodeName").wide(),
+            doc("Readiness Gates", "string", "api.core.v1.PodSpec.readinessGates").wide(),
         ]
     }),
     ("v1", "PodTemplate", || {
@@ -539,27 +559,27 @@ const COLUMNS: &[Row] = &[
     ("scheduling.k8s.io/v1", "PriorityClass", || {
         vec![
             NAME_COLUMN,
-            doc::<scheduling::PriorityClass>("Value", "integer", "value"),
-            doc::<scheduling::PriorityClass>("Global-Default", "boolean", "globalDefault"),
+            doc("Value", "integer", "api.scheduling.v1.PriorityClass.value"),
+            doc("Global-Default", "boolean", "api.scheduling.v1.PriorityClass.globalDefault"),
             age(),
-            doc::<scheduling::PriorityClass>("PreemptionPolicy", "string", "preemptionPolicy"),
+            doc("PreemptionPolicy", "string", "api.scheduling.v1.PriorityClass.preemptionPolicy"),
         ]
     }),
     ("flowcontrol.apiserver.k8s.io/v1", "PriorityLevelConfiguration", || {
         vec![
             NAME_COLUMN,
-            doc::<flowcontrol::PriorityLevelConfigurationSpec>("Type", "string", "type"),
-            doc::<flowcontrol::LimitedPriorityLevelConfiguration>(
+            doc("Type", "string", "api.flowcontrol.v1.PriorityLevelConfigurationSpec.type"),
+            doc(
                 "NominalConcurrencyShares",
                 "string",
-                "nominalConcurrencyShares",
+                "api.flowcontrol.v1.LimitedPriorityLevelConfiguration.nominalConcurrencyShares",
             ),
-            doc::<flowcontrol::QueuingConfiguration>("Queues", "string", "queues"),
-            doc::<flowcontrol::QueuingConfiguration>("HandSize", "string", "handSize"),
-            doc::<flowcontrol::QueuingConfiguration>(
+            doc("Queues", "string", "api.flowcontrol.v1.QueuingConfiguration.queues"),
+            doc("HandSize", "string", "api.flowcontrol.v1.QueuingConfiguration.handSize"),
+            doc(
                 "QueueLengthLimit",
                 "string",
-                "queueLengthLimit",
+                "api.flowcontrol.v1.QueuingConfiguration.queueLengthLimit",
             ),
             age(),
         ]
@@ -567,25 +587,25 @@ const COLUMNS: &[Row] = &[
     ("apps/v1", "ReplicaSet", || {
         vec![
             NAME_COLUMN,
-            doc::<apps::ReplicaSetSpec>("Desired", "integer", "replicas"),
-            doc::<apps::ReplicaSetStatus>("Current", "integer", "replicas"),
-            doc::<apps::ReplicaSetStatus>("Ready", "integer", "readyReplicas"),
+            doc("Desired", "integer", "api.apps.v1.ReplicaSetSpec.replicas"),
+            doc("Current", "integer", "api.apps.v1.ReplicaSetStatus.replicas"),
+            doc("Ready", "integer", "api.apps.v1.ReplicaSetStatus.readyReplicas"),
             age(),
             text("Containers", "string", "Names of each container in the template.").wide(),
             text("Images", "string", "Images referenced by each container in the template.").wide(),
-            doc::<apps::ReplicaSetSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.apps.v1.ReplicaSetSpec.selector").wide(),
         ]
     }),
     ("v1", "ReplicationController", || {
         vec![
             NAME_COLUMN,
-            doc::<core::ReplicationControllerSpec>("Desired", "integer", "replicas"),
-            doc::<core::ReplicationControllerStatus>("Current", "integer", "replicas"),
-            doc::<core::ReplicationControllerStatus>("Ready", "integer", "readyReplicas"),
+            doc("Desired", "integer", "api.core.v1.ReplicationControllerSpec.replicas"),
+            doc("Current", "integer", "api.core.v1.ReplicationControllerStatus.replicas"),
+            doc("Ready", "integer", "api.core.v1.ReplicationControllerStatus.readyReplicas"),
             age(),
             text("Containers", "string", "Names of each container in the template.").wide(),
             text("Images", "string", "Images referenced by each container in the template.").wide(),
-            doc::<core::ReplicationControllerSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.core.v1.ReplicationControllerSpec.selector").wide(),
         ]
     }),
     ("resource.k8s.io/v1", "ResourceClaim", || {
@@ -619,9 +639,9 @@ const COLUMNS: &[Row] = &[
     ("resource.k8s.io/v1", "ResourceSlice", || {
         vec![
             NAME_COLUMN,
-            doc::<resource::ResourceSliceSpec>("Node", "string", "nodeName"),
-            doc::<resource::ResourceSliceSpec>("Driver", "string", "driver"),
-            doc::<resource::ResourcePool>("Pool", "string", "name"),
+            doc("Node", "string", "api.resource.v1.ResourceSliceSpec.nodeName"),
+            doc("Driver", "string", "api.resource.v1.ResourceSliceSpec.driver"),
+            doc("Pool", "string", "api.resource.v1.ResourcePool.name"),
             age(),
         ]
     }),
@@ -644,24 +664,24 @@ const COLUMNS: &[Row] = &[
     ("v1", "Secret", || {
         vec![
             NAME_COLUMN,
-            doc::<core::Secret>("Type", "string", "type"),
-            doc::<core::Secret>("Data", "string", "data"),
+            doc("Type", "string", "api.core.v1.Secret.type"),
+            doc("Data", "string", "api.core.v1.Secret.data"),
             age(),
         ]
     }),
     ("v1", "ServiceAccount", || vec![NAME_COLUMN, age()]),
     ("networking.k8s.io/v1", "ServiceCIDR", || {
-        vec![NAME_COLUMN, doc::<networking::ServiceCIDRSpec>("CIDRs", "string", "cidrs"), age()]
+        vec![NAME_COLUMN, doc("CIDRs", "string", "api.networking.v1.ServiceCIDRSpec.cidrs"), age()]
     }),
     ("v1", "Service", || {
         vec![
             NAME_COLUMN,
-            doc::<core::ServiceSpec>("Type", "string", "type"),
-            doc::<core::ServiceSpec>("Cluster-IP", "string", "clusterIP"),
-            doc::<core::ServiceSpec>("External-IP", "string", "externalIPs"),
-            doc::<core::ServiceSpec>("Port(s)", "string", "ports"),
+            doc("Type", "string", "api.core.v1.ServiceSpec.type"),
+            doc("Cluster-IP", "string", "api.core.v1.ServiceSpec.clusterIP"),
+            doc("External-IP", "string", "api.core.v1.ServiceSpec.externalIPs"),
+            doc("Port(s)", "string", "api.core.v1.ServiceSpec.ports"),
             age(),
-            doc::<core::ServiceSpec>("Selector", "string", "selector").wide(),
+            doc("Selector", "string", "api.core.v1.ServiceSpec.selector").wide(),
         ]
     }),
     ("apps/v1", "StatefulSet", || {
@@ -683,10 +703,14 @@ const COLUMNS: &[Row] = &[
     ("storage.k8s.io/v1", "StorageClass", || {
         vec![
             NAME_COLUMN,
-            doc::<storage::StorageClass>("Provisioner", "string", "provisioner"),
-            doc::<storage::StorageClass>("ReclaimPolicy", "string", "reclaimPolicy"),
-            doc::<storage::StorageClass>("VolumeBindingMode", "string", "volumeBindingMode"),
-            doc::<storage::StorageClass>("AllowVolumeExpansion", "string", "allowVolumeExpansion"),
+            doc("Provisioner", "string", "api.storage.v1.StorageClass.provisioner"),
+            doc("ReclaimPolicy", "string", "api.storage.v1.StorageClass.reclaimPolicy"),
+            doc("VolumeBindingMode", "string", "api.storage.v1.StorageClass.volumeBindingMode"),
+            doc(
+                "AllowVolumeExpansion",
+                "string",
+                "api.storage.v1.StorageClass.allowVolumeExpansion",
+            ),
             age(),
         ]
     }),
@@ -736,17 +760,17 @@ const COLUMNS: &[Row] = &[
     ("storage.k8s.io/v1", "VolumeAttachment", || {
         vec![
             NAME_COLUMN,
-            doc::<storage::VolumeAttachmentSpec>("Attacher", "string", "attacher").named(),
-            doc::<storage::VolumeAttachmentSource>("PV", "string", "persistentVolumeName"),
-            doc::<storage::VolumeAttachmentSpec>("Node", "string", "nodeName"),
-            doc::<storage::VolumeAttachmentStatus>("Attached", "boolean", "attached"),
+            doc("Attacher", "string", "api.storage.v1.VolumeAttachmentSpec.attacher").named(),
+            doc("PV", "string", "api.storage.v1.VolumeAttachmentSource.persistentVolumeName"),
+            doc("Node", "string", "api.storage.v1.VolumeAttachmentSpec.nodeName"),
+            doc("Attached", "boolean", "api.storage.v1.VolumeAttachmentStatus.attached"),
             age(),
         ]
     }),
     ("storage.k8s.io/v1", "VolumeAttributesClass", || {
         vec![
             NAME_COLUMN,
-            doc::<storage::VolumeAttributesClass>("DriverName", "string", "driverName"),
+            doc("DriverName", "string", "api.storage.v1.VolumeAttributesClass.driverName"),
             age(),
         ]
     }),
@@ -783,6 +807,17 @@ mod tests {
             checked += 1;
         }
         assert!(checked > 50);
+    }
+
+    #[test]
+    fn columns_name_fields_that_have_a_description() {
+        for (version, kind, columns) in COLUMNS {
+            for column in columns() {
+                if let Doc::Field(_, path) = column.description {
+                    assert_ne!(column.description.text(), "", "{version} {kind}: {path}");
+                }
+            }
+        }
     }
 
     fn shown(column: &Column) -> Value {
