@@ -229,7 +229,7 @@ fn groups<'a>(table: &'a ResourceTable, remotes: &'a [Remote], order: &[&str]) -
     let mut groups: Vec<Group<'_>> = by_name
         .into_iter()
         .map(|(name, mut versions)| {
-            versions.sort_by_key(|(version, _)| version_rank(version));
+            versions.sort_unstable_by_key(|(version, _)| version_rank(version));
             Group { name, versions }
         })
         .collect();
@@ -278,7 +278,7 @@ fn resource_list(group: &str, version: &str, rows: &[&Resource]) -> Value {
     for row in rows {
         resources.push(api_resource(row));
         let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
-        subresources.sort_by_key(|one| one.name);
+        subresources.sort_unstable_by_key(|one| one.name);
         resources.extend(subresources.into_iter().map(|one| api_subresource(row, one)));
     }
     let mut json = json!({
@@ -370,7 +370,7 @@ fn aggregated_resource(row: &Resource) -> Value {
         json["categories"] = row.categories.clone().into();
     }
     let mut subresources: Vec<&Subresource> = row.subresources.iter().collect();
-    subresources.sort_by_key(|one| one.name);
+    subresources.sort_unstable_by_key(|one| one.name);
     if !subresources.is_empty() {
         json["subresources"] =
             subresources.into_iter().map(|one| aggregated_subresource(row, one)).collect();

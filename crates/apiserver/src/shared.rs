@@ -52,7 +52,7 @@ impl Shared {
                 .into();
         paths.extend(self.options.pages.iter().map(|page| page.path.clone()));
         paths.extend(self.discovery.paths(&self.registry, &self.options));
-        paths.sort();
+        paths.sort_unstable();
         paths.dedup();
         paths
     }

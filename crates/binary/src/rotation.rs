@@ -148,7 +148,7 @@ impl Rotation {
                 all.extend([cert, key].iter().filter_map(|path| path.parent().map(Path::to_owned)));
             }
         }
-        all.sort();
+        all.sort_unstable();
         all.dedup();
         all
     }

@@ -36,7 +36,7 @@ pub fn check(
             (line, column, message)
         })
         .collect();
-    errors.sort();
+    errors.sort_unstable();
     errors.dedup();
     let shown: Vec<String> = errors
         .iter()

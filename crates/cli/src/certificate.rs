@@ -124,7 +124,7 @@ fn find(data_dir: &Path) -> Result<Vec<Found>> {
             }
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     if found.is_empty() {
         bail!(
             "there are no certificates in {}; name the place with --data-dir",

@@ -173,7 +173,7 @@ fn table(images: &[ImageRecord], quiet: bool) -> String {
         return images.iter().map(|image| format!("{}\n", image.id)).collect();
     }
     let mut rows: Vec<Vec<String>> = images.iter().flat_map(rows).collect();
-    rows.sort();
+    rows.sort_unstable();
     let headers = ["IMAGE", "TAG", "IMAGE ID", "SIZE"].map(str::to_owned).to_vec();
     rows.insert(0, headers);
     Grid::default().render(&rows)

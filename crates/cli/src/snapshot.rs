@@ -220,7 +220,7 @@ fn snapshots(directory: &Path) -> Result<Vec<PathBuf>> {
             found.push(path);
         }
     }
-    found.sort();
+    found.sort_unstable();
     Ok(found)
 }
 

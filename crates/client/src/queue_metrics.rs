@@ -80,7 +80,7 @@ pub fn encode(out: &mut String) {
     if all.is_empty() {
         return;
     }
-    all.sort_by_key(|(name, _)| *name);
+    all.sort_unstable_by_key(|(name, _)| *name);
     for (family, kind, help, number) in FAMILIES {
         let _ = writeln!(out, "# HELP {family} {help}\n# TYPE {family} {kind}");
         for (name, counts) in &all {

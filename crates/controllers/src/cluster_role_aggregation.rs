@@ -83,7 +83,7 @@ fn aggregate(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Vec<PolicyRule> {
     });
     let mut sorted: Vec<_> =
         all.iter().filter(|one| one.metadata.name != role.metadata.name).collect();
-    sorted.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    sorted.sort_unstable_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
     let mut rules: Vec<PolicyRule> = vec![];
     for selector in selectors.unwrap_or_default() {
         for part in sorted.iter().filter(|one| selector.matches(one.metadata.labels.as_ref())) {

@@ -293,7 +293,7 @@ fn surplus(cron: &CronJob, jobs: &[Arc<Job>]) -> Vec<String> {
     for (end, limit) in limits {
         let Some(limit) = limit else { continue };
         let mut ended: Vec<_> = jobs.iter().filter(|job| end_of(job) == Some(end)).collect();
-        ended.sort_by_key(|job| {
+        ended.sort_unstable_by_key(|job| {
             let started = job.status.as_ref().and_then(|status| status.start_time.clone());
             (started.is_none(), started, job.metadata.name.clone())
         });

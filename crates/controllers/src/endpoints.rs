@@ -167,7 +167,7 @@ fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
             ))
         });
         let mut ports: Ports = ports.collect();
-        ports.sort();
+        ports.sort_unstable();
         if ports.is_empty() && !specs.is_empty() {
             continue; // no port of the service is served here
         }

@@ -233,7 +233,7 @@ fn group_of(slice: &EndpointSlice) -> Group {
             (port.name.clone(), port.port, port.protocol.clone(), port.app_protocol.clone())
         })
         .collect();
-    ports.sort();
+    ports.sort_unstable();
     (slice.address_type.clone(), ports)
 }
 
@@ -311,7 +311,7 @@ fn ports_of(service: &Service, pod: &Pod) -> Ports {
             Some((Some(name), Some(number), Some(protocol), port.app_protocol.clone()))
         })
         .collect();
-    ports.sort();
+    ports.sort_unstable();
     ports
 }
 

@@ -145,7 +145,7 @@ type Group = (String, String);
 
 fn group_of(family: &str, ports: &[EndpointPort]) -> Group {
     let mut names: Vec<_> = ports.iter().map(|port| format!("{port:?}")).collect();
-    names.sort();
+    names.sort_unstable();
     (family.to_owned(), names.join(" "))
 }
 

@@ -143,7 +143,7 @@ async fn subjects(client: &Client, policy: &ValidatingAdmissionPolicy) -> Result
 fn named(rule: &NamedRuleWithOperations) -> Vec<(String, String, String)> {
     let list = |list: &Option<Vec<String>>| {
         let mut list = list.clone().unwrap_or_default();
-        list.sort();
+        list.sort_unstable();
         list
     };
     let (groups, versions) = (list(&rule.api_groups), list(&rule.api_versions));

@@ -48,7 +48,7 @@ fn service_ips(service: &Service) -> Vec<String> {
     let Some(spec) = &service.spec else { return vec![] };
     let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
     let mut ips: Vec<String> = all.filter(|ip| ip.parse::<IpAddr>().is_ok()).cloned().collect();
-    ips.sort();
+    ips.sort_unstable();
     ips.dedup();
     ips
 }

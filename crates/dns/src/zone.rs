@@ -160,7 +160,7 @@ impl Zone {
                 let slices = cluster.slices(namespace, service);
                 let mut ips: Vec<IpAddr> =
                     endpoints(&object, &slices).flat_map(|e| ips_of(e.1)).collect();
-                ips.sort();
+                ips.sort_unstable();
                 ips.dedup();
                 shuffle(&mut ips);
                 ips

@@ -255,7 +255,7 @@ impl Store for Etcd {
                 });
             }
         }
-        leases.sort_by_key(|lease| lease.id);
+        leases.sort_unstable_by_key(|lease| lease.id);
         Ok(leases)
     }
 

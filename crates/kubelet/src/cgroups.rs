@@ -247,7 +247,7 @@ impl Cgroups {
         match &self.layout {
             Layout::V1(points) => {
                 let mut all: Vec<PathBuf> = points.values().map(|p| below(p)).collect();
-                all.sort();
+                all.sort_unstable();
                 all.dedup();
                 all
             }

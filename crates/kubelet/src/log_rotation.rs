@@ -89,7 +89,7 @@ fn rotated_name(path: &Path) -> PathBuf {
 /// Makes room, so that at most `keep` files are left with the new one and the one that it follows.
 fn remove_oldest(path: &Path, keep: usize) -> io::Result<()> {
     let mut rotated = rotated_files(path)?;
-    rotated.sort();
+    rotated.sort_unstable();
     let spare = rotated.len().saturating_sub(keep.saturating_sub(2));
     for old in rotated.into_iter().take(spare) {
         fs::remove_file(old)?;

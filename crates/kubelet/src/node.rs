@@ -149,7 +149,7 @@ fn handler(handler: &cri::RuntimeHandler) -> NodeRuntimeHandler {
 
 /// The biggest first, as the scheduler's image locality wants them.
 fn images(mut all: Vec<cri::Image>) -> Vec<ContainerImage> {
-    all.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
+    all.sort_unstable_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
     let one = |image: cri::Image| {
         let names = image.repo_digests.into_iter().chain(image.repo_tags).take(MAX_NAMES);
         ContainerImage { names: Some(names.collect()), size_bytes: Some(image.size as i64) }

@@ -29,7 +29,7 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
         Err(_) if path.is_file() => vec![path.to_path_buf()],
         Err(_) => vec![],
     };
-    files.sort();
+    files.sort_unstable();
     let mut out = BTreeMap::new();
     for file in files {
         let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();

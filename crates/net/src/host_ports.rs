@@ -48,7 +48,7 @@ pub fn ruleset(name: &str, ports: &[HostPort]) -> Ruleset {
         let mut own: Vec<&HostPort> =
             ports.iter().filter(|port| Ip::of(&port.to.ip()) == ip).collect();
         // One address before all addresses.
-        own.sort_by_key(|port| (port.host.is_none(), *port));
+        own.sort_unstable_by_key(|port| (port.host.is_none(), *port));
         if !own.is_empty() {
             out.tables.insert((ip.family(), name.to_owned()), table(ip, &own));
         }

@@ -167,7 +167,7 @@ impl Row {
 
     /// The finished row.
     pub fn build(mut self, schema: Option<Arc<dyn Schema>>) -> Resource {
-        self.0.subresources.sort_by_key(|sub| sub.name);
+        self.0.subresources.sort_unstable_by_key(|sub| sub.name);
         self.0.schema = schema;
         self.0
     }

@@ -125,7 +125,7 @@ fn read(directories: &[&Path]) -> (Known, BTreeMap<PathBuf, Edits>) {
         let mut own = Known::new();
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-        files.sort();
+        files.sort_unstable();
         for file in files {
             let is_spec = file.extension().is_some_and(|one| one == "json" || one == "yaml");
             if !is_spec {

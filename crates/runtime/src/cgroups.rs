@@ -78,7 +78,7 @@ impl Hierarchies {
         let below = cgroup.trim_start_matches('/');
         let mut all: Vec<PathBuf> =
             self.v1.values().chain(&self.v2).map(|point| point.join(below)).collect();
-        all.sort();
+        all.sort_unstable();
         all.dedup();
         all
     }

@@ -95,7 +95,7 @@ pub fn requests(
             first_available: None,
         }));
     }
-    requests.sort_by(|a, b| a.name.cmp(&b.name));
+    requests.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     (requests, mappings)
 }
 

@@ -329,7 +329,7 @@ impl fmt::Display for Diagnosis {
             }
             let mut texts: Vec<_> =
                 counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-            texts.sort();
+            texts.sort_unstable();
             write!(f, " {}.", texts.join(", "))?;
         }
         if !self.post_filter.is_empty() {

@@ -51,7 +51,7 @@ pub struct Image {
 
 impl Image {
     pub fn new(revision: Revision, mut kvs: Vec<KeyValue>, leases: Vec<(LeaseId, i64)>) -> Self {
-        kvs.sort_by(|a, b| (a.mod_revision, &a.key).cmp(&(b.mod_revision, &b.key)));
+        kvs.sort_unstable_by(|a, b| (a.mod_revision, &a.key).cmp(&(b.mod_revision, &b.key)));
         Self { revision, kvs, leases }
     }
 
@@ -76,7 +76,7 @@ impl Image {
             .iter()
             .map(|(id, ttl)| (id.to_be_bytes().to_vec(), wire::lease(*id, *ttl)))
             .collect();
-        leases.sort();
+        leases.sort_unstable();
         Layout::new(keys, leases, wire::meta(self.revision))
     }
 

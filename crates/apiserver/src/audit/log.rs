@@ -92,7 +92,7 @@ impl Log {
         let _one = self.old.lock().expect("no panic under the lock");
         let mut old = backups(&path)?;
         // Names carry the time: the newest first.
-        old.sort();
+        old.sort_unstable();
         old.reverse();
         let days = i64::try_from(self.rotation.max_age_days).unwrap_or(i64::MAX);
         let oldest =

@@ -362,7 +362,7 @@ impl Inner {
                 specs.push(mandatory);
             }
         }
-        specs.sort_by(|a, b| (a.precedence, &a.name).cmp(&(b.precedence, &b.name)));
+        specs.sort_unstable_by(|a, b| (a.precedence, &a.name).cmp(&(b.precedence, &b.name)));
         let schema = |spec: FlowSchema| {
             let is_same =
                 |one: &&Schema| one.spec.name == spec.name && one.spec.level == spec.level;

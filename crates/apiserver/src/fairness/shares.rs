@@ -114,7 +114,7 @@ fn allocate(sum: f64, items: &[Item]) -> Option<(Vec<f64>, f64)> {
         .iter()
         .flat_map(|item| [item.lower / item.target, item.upper / item.target])
         .collect();
-    bends.sort_by(f64::total_cmp);
+    bends.sort_unstable_by(f64::total_cmp);
     let start = bends.iter().copied().rfind(|bend| total(*bend) <= sum).unwrap_or(0.0);
     let grows =
         |item: &&Item| item.lower <= start * item.target && start * item.target < item.upper;

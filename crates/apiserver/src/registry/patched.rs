@@ -93,7 +93,7 @@ type Fields<'a> = Vec<(&'a str, &'a Value)>;
 
 fn sorted(fields: &Map<String, Value>) -> Fields<'_> {
     let mut all: Fields<'_> = fields.iter().map(|(name, value)| (name.as_str(), value)).collect();
-    all.sort_by_key(|(name, _)| *name);
+    all.sort_unstable_by_key(|(name, _)| *name);
     all
 }
 

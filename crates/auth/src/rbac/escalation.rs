@@ -155,7 +155,7 @@ fn compacted(rules: Vec<PolicyRule>) -> Vec<String> {
         );
     }
     let mut texts: Vec<String> = order.iter().map(|key| shown(key, &merged[key])).collect();
-    texts.sort();
+    texts.sort_unstable();
     texts
 }
 

@@ -150,7 +150,7 @@ impl TokenKeys {
     pub fn openid_configuration(&self, jwks_uri: &str) -> Value {
         let mut algorithms: Vec<String> =
             self.0.trusted.iter().map(|key| format!("{:?}", key.algorithm)).collect();
-        algorithms.sort();
+        algorithms.sort_unstable();
         algorithms.dedup();
         json!({
             "issuer": self.issuer(),

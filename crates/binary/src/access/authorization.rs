@@ -38,7 +38,7 @@ impl Access {
             }
         }
         let mut sorted = modes.clone();
-        sorted.sort();
+        sorted.sort_unstable();
         sorted.dedup();
         if sorted.len() != modes.len() {
             bail!("authorization-mode {modes:?} has mode specified more than once");

@@ -192,7 +192,7 @@ fn directory(path: &Path, recursive: bool, depth: usize) -> Result<Vec<PathBuf>>
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<std::io::Result<_>>()
         .map_err(failed)?;
-    entries.sort();
+    entries.sort_unstable();
     let mut files = vec![];
     for entry in entries {
         if entry.is_dir() {

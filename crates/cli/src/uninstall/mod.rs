@@ -131,7 +131,7 @@ impl Place {
         let mut found: Vec<_> =
             told.flat_map(|list| list.split(',')).filter_map(|text| text.parse().ok()).collect();
         found.extend(leftovers::nameservers(&self.runtime_dir.join("sandboxes")));
-        found.sort();
+        found.sort_unstable();
         found.dedup();
         found
     }

@@ -67,7 +67,7 @@ pub struct Pass {
 
 pub fn plan(observed: Observed) -> Plan {
     let Observed { deployment, mut sets, pods, now } = observed;
-    sets.sort_by(by_age);
+    sets.sort_unstable_by(by_age);
     let found = sets.iter().position(|set| same_template(set, &deployment));
     let new = found.map(|at| sets.remove(at));
     let mut pass = Pass { deployment, new, old: sets, actions: vec![], now };

@@ -91,7 +91,7 @@ fn scale_old_down(pass: &mut Pass, new: &ReplicaSet) -> bool {
         return false;
     }
     let mut names: Vec<_> = pass.old.iter().filter(|set| replicas(set) > 0).cloned().collect();
-    names.sort_by(by_age);
+    names.sort_unstable_by(by_age);
     // Pods that do not serve go first: they cost nothing.
     let mut cleaned = 0;
     for set in &mut names {
@@ -151,9 +151,9 @@ fn scale_in_proportion(pass: &mut Pass) {
     let allowed = if wanted > 0 { wanted + max_surge(&pass.deployment) } else { 0 };
     let to_add = allowed - total;
     if to_add > 0 {
-        active.sort_by(by_size_newer);
+        active.sort_unstable_by(by_size_newer);
     } else {
-        active.sort_by(by_size_older);
+        active.sort_unstable_by(by_size_older);
     }
     let mut added = 0;
     let mut sizes = vec![];

@@ -200,7 +200,7 @@ impl Pass<'_> {
                 None => {}
             }
         }
-        condemned.sort_by_key(|(ordinal, _)| -ordinal);
+        condemned.sort_unstable_by_key(|(ordinal, _)| -ordinal);
         let condemned: Vec<_> = condemned.into_iter().map(|(_, pod)| pod).collect();
         let start = start_of(set);
         let replicas: Vec<Replica> = (start..start + replicas_of(set))

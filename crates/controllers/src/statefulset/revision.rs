@@ -62,7 +62,7 @@ pub fn change(set: &StatefulSet, sorted: &[Arc<ControllerRevision>], collisions:
 }
 
 pub fn sort(revisions: &mut [Arc<ControllerRevision>]) {
-    revisions.sort_by_key(|one| {
+    revisions.sort_unstable_by_key(|one| {
         let created = one.metadata.creation_timestamp.as_ref().map(|time| time.0);
         (one.revision, created, one.metadata.name.clone())
     });

@@ -135,7 +135,7 @@ impl Strategy for Custom {
         let known = old.and_then(|old| old.meta().finalizers.clone()).unwrap_or_default();
         let mut added = object.meta().finalizers.clone().unwrap_or_default();
         added.retain(|one| !known.contains(one));
-        added.sort();
+        added.sort_unstable();
         added.dedup();
         added.iter().flat_map(|name| finalizer_warnings(name)).collect()
     }

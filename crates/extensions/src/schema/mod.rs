@@ -140,7 +140,7 @@ impl Schema {
             .flatten()
             .map(|(name, schema)| (name.as_str().into(), Schema::new(schema)))
             .collect();
-        properties.sort_by(|a, b| a.0.cmp(&b.0));
+        properties.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let kind = if int_or_string { Kind::Any } else { Kind::parse(from.type_.as_deref()) };
         let list = match from.x_kubernetes_list_type.as_deref() {
             Some("set") => List::Set,

@@ -16,7 +16,7 @@ pub fn normalize(fields: &mut Fields, schema: &Schema) -> Vec<String> {
     let mut pruning = Pruning::default();
     pruning.fields(fields, schema, true);
     drop_nulls(fields, Some(schema));
-    pruning.unknown.sort();
+    pruning.unknown.sort_unstable();
     pruning.unknown
 }
 

@@ -133,7 +133,7 @@ pub fn unmount_below(dir: &Path) -> io::Result<()> {
     let dir = fs::canonicalize(dir)?;
     let mut points: Vec<PathBuf> =
         mount_points()?.into_iter().filter(|point| point.starts_with(&dir)).collect();
-    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    points.sort_unstable_by_key(|point| std::cmp::Reverse(point.components().count()));
     for point in points {
         match umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) | Err(nix::Error::EINVAL) => {}

@@ -59,7 +59,7 @@ impl Descriptors {
         out: &mut Vec<u8>,
     ) -> Result<(), Error> {
         let mut entries: Vec<_> = map.iter().collect();
-        entries.sort_by_key(|(key, _)| *key);
+        entries.sort_unstable_by_key(|(key, _)| *key);
         for (key, value) in entries {
             put_nested(out, field.number, |out| {
                 put_bytes(out, 1, key.as_bytes());

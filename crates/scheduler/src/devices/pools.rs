@@ -148,7 +148,7 @@ fn build<'a>(
         state: State::Ready,
         counters: Counters::new(),
     };
-    mine.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    mine.sort_unstable_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
     let mut rest: Vec<&ResourceSlice> = vec![];
     if mine.len() != wanted {
         let of_pool = |slice: &&ResourceSlice| {

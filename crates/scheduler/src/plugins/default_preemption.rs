@@ -95,7 +95,7 @@ impl PostFilter for DefaultPreemption {
         if hopeless > 0 {
             parts.push(format!("{hopeless} Preemption is not helpful for scheduling"));
         }
-        parts.sort();
+        parts.sort_unstable();
         nothing(format!("preemption: 0/{} nodes are available: {}.", why.nodes, parts.join(", ")))
     }
 }

@@ -260,7 +260,7 @@ fn root_leaf(keys: u64, leases: u64, meta: &Rows) -> Vec<u8> {
     tables.push((b"key".to_vec(), table(keys)));
     tables.push((b"lease".to_vec(), table(leases)));
     tables.push((b"meta".to_vec(), inside(meta)));
-    tables.sort();
+    tables.sort_unstable();
     leaf(&tables, TABLE)
 }
 

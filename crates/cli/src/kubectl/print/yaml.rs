@@ -50,7 +50,7 @@ pub fn go_escapes(json: &str) -> String {
 
 fn block_map(out: &mut String, map: &Map<String, Value>, indent: usize, is_first_inline: bool) {
     let mut keys: Vec<&String> = map.keys().collect();
-    keys.sort_by(|a, b| natural(a, b));
+    keys.sort_unstable_by(|a, b| natural(a, b));
     for (index, key) in keys.into_iter().enumerate() {
         if index > 0 || !is_first_inline {
             out.extend(std::iter::repeat_n(' ', indent));

@@ -149,7 +149,7 @@ impl Managers {
         let seconds = |entry: &ManagedFieldsEntry| {
             entry.time.as_ref().map_or(0, |Time(time)| time.as_second())
         };
-        entries.sort_by(|a, b| {
+        entries.sort_unstable_by(|a, b| {
             (a.operation.cmp(&b.operation))
                 .then(seconds(a).cmp(&seconds(b)))
                 .then_with(|| a.manager.cmp(&b.manager))

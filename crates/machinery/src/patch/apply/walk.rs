@@ -99,7 +99,7 @@ pub(super) fn element_of(item: &Value, list: &ListType) -> Result<Element, Strin
             names.join(" ")
         ));
     }
-    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     Ok(Element::Key(found.into()))
 }
 

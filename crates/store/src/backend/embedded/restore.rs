@@ -60,7 +60,7 @@ pub fn restore(dir: &Path, content: &Content, revision: Revision, mark: &str) ->
 fn fill(durable: &Durable, content: &Content, revision: Revision, mark: &str) -> Result<()> {
     let at = u64::try_from(base::clock::now().as_millisecond()).unwrap_or_default();
     let mut kvs: Vec<&KeyValue> = content.kvs.iter().filter(|kv| kv.key != MARK).collect();
-    kvs.sort_by(|a, b| (a.mod_revision, &a.key).cmp(&(b.mod_revision, &b.key)));
+    kvs.sort_unstable_by(|a, b| (a.mod_revision, &a.key).cmp(&(b.mod_revision, &b.key)));
     let commit = |records: &[(Address, Record)], trim| {
         durable.commit(&Batch { records, granted: &[], revoked: &[], trim })
     };
