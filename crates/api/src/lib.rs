@@ -4,10 +4,12 @@
 //! Invariants: no I/O; facts come from `facts/*.tsv`, which an xtask derives from published data;
 //! nothing but the schemas is generated at build time, by `build.rs`.
 
+pub mod declared;
 pub mod facts;
 pub mod kinds;
 pub mod protobuf;
 pub mod quota;
+pub mod restarts;
 pub mod schema;
 pub mod taints;
 pub mod types;

@@ -31,6 +31,15 @@ pub fn admit<'a>(
         let message = "Failed to admit pod as the OS field doesn't match node OS";
         return Err(reject("PodOSNotSupported", message.into()));
     }
+    let declared = api::declared::declared().unwrap_or_default();
+    let needs = pod.spec.as_ref().map(api::declared::needs).unwrap_or_default();
+    let missing: Vec<&str> =
+        needs.into_iter().filter(|need| !declared.iter().any(|one| one == need)).collect();
+    if !missing.is_empty() {
+        let message =
+            format!("Pod requires node features that are not available: {}", missing.join(", "));
+        return Err(reject("PodFeatureUnsupported", message));
+    }
     if !matches_node(pod, node) {
         let why = "node(s) didn't match Pod's node affinity/selector";
         return Err(predicate("NodeAffinity", why));
@@ -218,6 +227,21 @@ mod tests {
 
     fn asking(cpu: &str) -> Value {
         json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": cpu}}}]})
+    }
+
+    #[test]
+    fn features_are_there_or_not() {
+        use base::features::{Feature, Gates, scoped};
+        let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In"}});
+        let spec = || {
+            json!({"containers": [{"name": "a", "restartPolicy": "Never",
+                "restartPolicyRules": [rule.clone()]}]})
+        };
+        check(spec(), &[], Ok(()));
+        let gates = Gates::DEFAULT.with(Feature::RestartAllContainersOnContainerExits, false);
+        let why = "Pod requires node features that are not available: \
+                   RestartAllContainersOnContainerExits";
+        scoped(gates, || check(spec(), &[], Err(("PodFeatureUnsupported", why))));
     }
 
     #[test]

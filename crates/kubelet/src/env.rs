@@ -1,14 +1,18 @@
 //! A container's environment.
 //!
-//! In: the pod, the container, the services it may see, the ConfigMaps and Secrets it refers to
-//! (fetched before by the caller: [`references`] lists them). Out: names and values in order. Pure.
+//! In: the pod, the container, the services it may see, the ConfigMaps, Secrets and files it refers
+//! to (fetched before by the caller: [`references`] and [`file_references`] list them). Out: names
+//! and values in order. Pure.
 //! Upstream: `kubelet_pods.go` makeEnvironmentVariables, `pkg/kubelet/envvars`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret, Service};
+use base::features::{self, Feature};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, EnvVarSource, FileKeySelector, Pod, Secret, Service,
+};
 
 use crate::downward::{self, Addresses, DownwardError};
 use crate::expand::expand;
@@ -48,6 +52,13 @@ pub enum EnvError {
     NoConfigMapKey { key: String, namespace: String, name: String },
     #[error("couldn't find key {key} in Secret {namespace}/{name}")]
     NoSecretKey { key: String, namespace: String, name: String },
+    #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
+    NoVolume(String),
+    /// Upstream says no more of it, but in its log.
+    #[error("couldn't parse env file")]
+    File,
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    NoFileKey { key: String, path: String },
     #[error(transparent)]
     Downward(#[from] DownwardError),
 }
@@ -57,6 +68,21 @@ pub struct Surroundings<'a> {
     pub addresses: &'a Addresses,
     pub allocatable: &'a ResourceList,
     pub sources: &'a Sources,
+}
+
+/// Values from files, by volume, path and key: the value, empty where the file has none, and what
+/// the file is to be called.
+pub type FileValues = BTreeMap<(String, String, String), Result<(String, String), EnvError>>;
+
+/// The keys of files that a container's env needs.
+pub fn file_references(container: &Container) -> impl Iterator<Item = &FileKeySelector> {
+    let sources = container.env.iter().flatten().filter_map(|var| var.value_from.as_ref());
+    let files = sources.filter_map(|source| source.file_key_ref.as_ref());
+    files.filter(|_| features::enabled(Feature::EnvFiles))
+}
+
+pub fn file_key(from: &FileKeySelector) -> (String, String, String) {
+    (from.volume_name.clone(), from.path.clone(), from.key.clone())
 }
 
 /// Names of the ConfigMaps and Secrets that a container's env needs.
@@ -79,6 +105,7 @@ pub fn environment(
     container: &Container,
     services: &BTreeMap<String, String>,
     around: &Surroundings<'_>,
+    files: &FileValues,
 ) -> Result<Vec<(String, String)>, EnvError> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let mut values: Vec<(String, String)> = vec![];
@@ -97,10 +124,16 @@ pub fn environment(
         let value = if written.is_empty() {
             match &var.value_from {
                 None => String::new(),
-                Some(source) => match one_source(pod, container, source, namespace, around)? {
-                    Some(value) => value,
-                    None => continue,
-                },
+                Some(source) => {
+                    let found = match &source.file_key_ref {
+                        Some(from) => from_file(from, files)?,
+                        None => one_source(pod, container, source, namespace, around)?,
+                    };
+                    match found {
+                        Some(value) => value,
+                        None => continue,
+                    }
+                }
             }
         } else {
             expand(written, |name| {
@@ -149,6 +182,21 @@ fn from_whole_objects(
         }
     }
     Ok(out)
+}
+
+/// A file must be there, and well-formed, also where its key is optional.
+fn from_file(from: &FileKeySelector, files: &FileValues) -> Result<Option<String>, EnvError> {
+    if !features::enabled(Feature::EnvFiles) {
+        return Ok(Some(String::new()));
+    }
+    let known = files.get(&file_key(from)).cloned();
+    let (value, path) =
+        known.unwrap_or_else(|| Err(EnvError::NoVolume(from.volume_name.clone())))?;
+    match value.is_empty() {
+        false => Ok(Some(value)),
+        true if from.optional == Some(true) => Ok(None),
+        true => Err(EnvError::NoFileKey { key: from.key.clone(), path }),
+    }
 }
 
 /// `None` when an optional source is absent: the variable does not exist then.
@@ -314,12 +362,43 @@ mod tests {
             allocatable: &ResourceList::new(),
             sources: &sources,
         };
-        let got = environment(&pod, &container, &services, &around).map_err(|e| e.to_string());
+        let found = |value: &str| Ok((value.to_owned(), "/v/f".to_owned()));
+        let key = |path: &str, key: &str| ("v".to_owned(), path.to_owned(), key.to_owned());
+        let files = FileValues::from([
+            (key("f", "K"), found("file")),
+            (key("f", "L"), found("")),
+            (key("g", "K"), Err(EnvError::File)),
+        ]);
+        let got = environment(&pod, &container, &services, &around, &files);
+        let got = got.map_err(|error| error.to_string());
         let expected = expected.map_err(String::from).map(|pairs| {
             let own = |pair: &(&str, &str)| (pair.0.to_string(), pair.1.to_string());
             pairs.iter().map(own).collect::<Vec<_>>()
         });
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn files_have_values_too() {
+        let var = |volume: &str, path: &str, key: &str, optional: bool| {
+            json!({"name": "c", "env": [{"name": "X", "valueFrom": {"fileKeyRef":
+                {"volumeName": volume, "path": path, "key": key, "optional": optional}}},
+                {"name": "Y", "value": "$(X)"}]})
+        };
+        const LINKS: (&str, &str) = ("SVC_HOST", "10.0.0.1");
+        check(var("v", "f", "K", false), Ok(&[("X", "file"), ("Y", "file"), LINKS]));
+        check(var("v", "f", "L", true), Ok(&[("Y", "$(X)"), LINKS]));
+        let no_key = "environment variable key \"L\" not found in file \"/v/f\"";
+        check(var("v", "f", "L", false), Err(no_key));
+        check(var("v", "g", "K", true), Err("couldn't parse env file"));
+        check(
+            var("w", "f", "K", true),
+            Err("cannot find the volume \"w\" referenced by FileKeyRef"),
+        );
+        let gates = features::Gates::DEFAULT.with(Feature::EnvFiles, false);
+        features::scoped(gates, || {
+            check(var("v", "f", "K", false), Ok(&[("X", ""), ("Y", ""), LINKS]));
+        });
     }
 
     #[test]

@@ -226,6 +226,7 @@ pub fn status(
         images: Some(health.images.clone()).filter(|images| !images.is_empty()),
         runtime_handlers: Some(health.handlers.clone()).filter(|handlers| !handlers.is_empty()),
         volumes_in_use: Some(health.volumes_in_use.clone()).filter(|all| !all.is_empty()),
+        declared_features: api::declared::declared(),
         ..NodeStatus::default()
     }
 }
@@ -348,6 +349,7 @@ fn comparable(status: &NodeStatus) -> NodeStatus {
         images: status.images.clone(),
         runtime_handlers: status.runtime_handlers.clone(),
         volumes_in_use: status.volumes_in_use.clone(),
+        declared_features: status.declared_features.clone(),
         ..NodeStatus::default()
     }
 }

@@ -5,8 +5,14 @@
 
 use std::net::IpAddr;
 
+use api::restarts;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{
+    Container, EphemeralContainer, Pod, PodCondition, PodSpec, PodStatus,
+};
+
+/// The condition of a pod whose containers may all start anew.
+pub const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -41,6 +47,8 @@ pub struct ObservedContainer {
     pub grace_period: Option<i64>,
     /// What the runtime says that it may use.
     pub resources: Option<cri::LinuxContainerResources>,
+    /// What it gets when it must end; empty where the runtime does not say.
+    pub stop_signal: String,
 }
 
 impl ObservedContainer {
@@ -158,16 +166,26 @@ pub fn should_restart(pod: &Pod, container: &Container, observed: &Observed) -> 
     match status.state {
         State::Running => false,
         State::Unknown | State::Created => true,
-        State::Exited => match restart_policy(pod, container) {
-            "Never" => false,
-            "OnFailure" => status.exit_code != 0,
-            _ => true,
-        },
+        State::Exited => {
+            pod.spec.as_ref().is_none_or(|spec| restarts::after(spec, container, status.exit_code))
+        }
     }
 }
 
-/// The container's own policy (sidecars, restart rules) before the pod's.
-pub fn restart_policy<'a>(pod: &'a Pod, container: &'a Container) -> &'a str {
-    let of_pod = pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref());
-    container.restart_policy.as_deref().or(of_pod).unwrap_or("Always")
+/// Whether all containers are to start anew, for one of them ended in a way that its rules name, or
+/// because that was begun (`before` says so) and is not done. Upstream: ShouldAllContainersRestart.
+pub fn all_restart(spec: &PodSpec, observed: &Observed, before: &PodStatus) -> bool {
+    if !restarts::all_may(spec) {
+        return false;
+    }
+    let has_begun =
+        |condition: &PodCondition| condition.type_ == ALL_RESTARTING && condition.status == "True";
+    if before.conditions.iter().flatten().any(has_begun) {
+        return true;
+    }
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    all.any(|container| {
+        let newest = observed.container(&container.name).filter(|c| c.state == State::Exited);
+        newest.is_some_and(|ended| restarts::all_after(container, ended.exit_code))
+    })
 }

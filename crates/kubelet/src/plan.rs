@@ -14,15 +14,18 @@
 //! ```
 //!
 //! In: pod, [`Observed`], probe results. Out: a [`Plan`]. Pure; back-off is the executor's.
-//! Upstream: `kuberuntime_manager.go` computePodActions, computeInitContainerActions.
+//! Where a container's rules ask for all containers to start anew, [`restart_all`] is the plan: all
+//! leave the runtime, the sandbox and its volumes stay, and the next plan finds a pod that has not
+//! begun.
+//! Upstream: `kuberuntime_manager.go` computePodActions, computeInitContainerActions,
+//! getContainersToReset.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use api::restarts;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
-use crate::observed::{
-    Observed, ObservedContainer, State, any_main_created, restart_policy, should_restart,
-};
+use crate::observed::{Observed, ObservedContainer, State, any_main_created, should_restart};
 use crate::resize::Resize;
 use crate::resources::is_sidecar;
 
@@ -46,6 +49,14 @@ pub struct Kill {
     pub by_probe: Option<Probe>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remove {
+    pub id: String,
+    pub name: String,
+    /// It must end first.
+    pub kill: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     Liveness,
@@ -60,6 +71,8 @@ pub struct Plan {
     /// The new sandbox's attempt.
     pub attempt: u32,
     pub kill: Vec<Kill>,
+    /// Containers that leave the runtime, in that order.
+    pub remove: Vec<Remove>,
     /// Indexes into the spec's lists, in the order to start.
     pub start_init: Vec<usize>,
     pub start: Vec<usize>,
@@ -73,6 +86,7 @@ impl Plan {
         !self.kill_pod
             && !self.create_sandbox
             && self.kill.is_empty()
+            && self.remove.is_empty()
             && self.start_init.is_empty()
             && self.start.is_empty()
             && self.start_ephemeral.is_empty()
@@ -117,7 +131,7 @@ pub fn plan(
         match verdict(container, status, health, changed, "Container") {
             None => kept += 1,
             Some((mut message, by_probe)) => {
-                if changed || restart_policy(pod, container) != "Never" {
+                if changed || restarts::policy(spec, container) != "Never" {
                     message.push_str(", will be restarted");
                     out.start.push(index);
                 }
@@ -143,7 +157,7 @@ fn plan_fresh_start(pod: &Pod, observed: &Observed, attempt: u32, out: &mut Plan
     }
     let wanted = spec.containers.iter().enumerate().filter(|(_, container)| {
         let done = observed.container(&container.name).is_some_and(ObservedContainer::succeeded);
-        !(policy == "OnFailure" && done)
+        !(restarts::policy(spec, container) == "OnFailure" && done)
     });
     let start: Vec<usize> = wanted.map(|(index, _)| index).collect();
     if start.is_empty() && any_main_created(pod, observed) {
@@ -200,7 +214,8 @@ fn verdict(
 
 /// Fills the init part; true when the main containers may run.
 fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan) -> bool {
-    let inits = pod.spec.as_ref().and_then(|s| s.init_containers.as_deref()).unwrap_or_default();
+    let Some(spec) = &pod.spec else { return true };
+    let inits = spec.init_containers.as_deref().unwrap_or_default();
     if inits.is_empty() {
         return true;
     }
@@ -236,20 +251,19 @@ fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan)
             State::Running => {}
             State::Exited if sidecar => out.start_init.push(index),
             State::Exited if status.exit_code != 0 => {
-                if restart_policy(pod, container) == "Never" {
-                    out.kill_pod = true;
-                    out.start_init.clear();
-                    return false;
+                if !should_restart(pod, container, observed) {
+                    return plan_end(out);
                 }
                 out.start_init.push(index);
             }
             State::Exited if is_last => initialized = true,
             State::Exited => out.start_init.push(index + 1),
             State::Unknown => {
-                out.kill.extend(unknown_first(Some(status)));
-                if sidecar || restart_policy(pod, container) != "Never" {
-                    out.start_init.push(index);
+                if restarts::policy(spec, container) == "Never" {
+                    return plan_end(out);
                 }
+                out.kill.extend(unknown_first(Some(status)));
+                out.start_init.push(index);
             }
         }
         past = true;
@@ -260,6 +274,38 @@ fn plan_init(pod: &Pod, observed: &Observed, health: &HealthMap, out: &mut Plan)
     out.start_init.sort_unstable();
     out.start_init.dedup();
     initialized
+}
+
+/// An init container failed for good.
+fn plan_end(out: &mut Plan) -> bool {
+    out.kill_pod = true;
+    out.start_init.clear();
+    false
+}
+
+/// All containers are to start anew: every run of each goes, those last whose end was the cause, so
+/// that a kubelet that dies meanwhile sees the cause again.
+pub fn restart_all(spec: &PodSpec, observed: &Observed) -> Plan {
+    let runs_of = |list: &[Container]| -> (Vec<Remove>, Vec<Remove>) {
+        let runs = list.iter().flat_map(|container| {
+            let own = observed.containers.iter().filter(|run| run.name == container.name);
+            own.map(move |run| (container, run))
+        });
+        let is_cause = |(container, run): &(&Container, &ObservedContainer)| {
+            run.state == State::Exited && restarts::all_after(container, run.exit_code)
+        };
+        let (causes, others): (Vec<_>, Vec<_>) = runs.partition(is_cause);
+        let leave = |(_, run): (&Container, &ObservedContainer)| Remove {
+            id: run.id.clone(),
+            name: run.name.clone(),
+            kill: run.state != State::Exited,
+        };
+        (causes.into_iter().map(leave).collect(), others.into_iter().map(leave).collect())
+    };
+    let (init_causes, init_others) = runs_of(spec.init_containers.as_deref().unwrap_or_default());
+    let (main_causes, main_others) = runs_of(&spec.containers);
+    let order = [main_others, init_others, main_causes, init_causes];
+    Plan { remove: order.concat(), ..Plan::default() }
 }
 
 /// A running sidecar that fails a probe is killed and started again.
@@ -279,7 +325,8 @@ fn plan_sidecar(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::observed::ObservedSandbox;
+    use crate::observed::{ObservedSandbox, all_restart};
+    use k8s_openapi::api::core::v1::PodStatus;
     use serde_json::{Value, json};
 
     pub(crate) fn pod(spec: Value) -> Pod {
@@ -307,6 +354,7 @@ pub(crate) mod tests {
             user: None,
             grace_period: None,
             resources: None,
+            stop_signal: String::new(),
         }
     }
 
@@ -326,7 +374,11 @@ pub(crate) mod tests {
     use jiff::Timestamp;
 
     fn check(spec: Value, containers: Vec<ObservedContainer>, expected: &str) {
-        let got = plan(&pod(spec), &observed(containers), &HealthMap::new(), |_| "h".into());
+        check_plan(&pod(spec), containers, expected);
+    }
+
+    fn check_plan(pod: &Pod, containers: Vec<ObservedContainer>, expected: &str) {
+        let got = plan(pod, &observed(containers), &HealthMap::new(), |_| "h".into());
         assert_eq!(show(&got), expected);
     }
 
@@ -339,6 +391,8 @@ pub(crate) mod tests {
             out.push(format!("sandbox{}", plan.attempt));
         }
         out.extend(plan.kill.iter().map(|k| format!("kill {} ({})", k.name, k.message)));
+        let how = |kill| if kill { "kill+remove" } else { "remove" };
+        out.extend(plan.remove.iter().map(|r| format!("{} {}", how(r.kill), r.name)));
         for (name, list) in
             [("init", &plan.start_init), ("start", &plan.start), ("eph", &plan.start_ephemeral)]
         {
@@ -418,6 +472,59 @@ pub(crate) mod tests {
         let done = container("j", Exited, 0);
         check(with_sidecar(), vec![s(Exited), done.clone(), container("a", Running, 0)], "init[0]");
         check(with_sidecar(), vec![s(Running), done, container("a", Exited, 0)], "killpod");
+    }
+
+    /// Rules of one container: action, exit code.
+    fn ruled(name: &str, policy: &str, action: &str, code: i32) -> Value {
+        json!({"name": name, "restartPolicy": policy, "restartPolicyRules":
+            [{"action": action, "exitCodes": {"operator": "In", "values": [code]}}]})
+    }
+
+    #[test]
+    fn containers_have_policies_and_rules_of_their_own() {
+        let spec = json!({"restartPolicy": "Never",
+            "containers": [ruled("a", "Never", "Restart", 42), {"name": "b"}]});
+        let b = container("b", Exited, 1);
+        check(spec.clone(), vec![container("a", Exited, 42), b.clone()], "start[0]");
+        check(spec.clone(), vec![container("a", Exited, 1), b.clone()], "killpod");
+        check(spec, vec![container("a", Exited, 1), container("b", Running, 0)], "");
+        let spec = json!({"restartPolicy": "Always",
+            "containers": [{"name": "a", "restartPolicy": "OnFailure"},
+                {"name": "b", "restartPolicy": "Never"}]});
+        check(spec.clone(), vec![container("a", Exited, 0), b.clone()], "killpod");
+        check(spec, vec![container("a", Exited, 1), b], "start[0]");
+        let spec = json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+            "initContainers": [ruled("i", "Never", "Restart", 42)]});
+        check(spec.clone(), vec![container("i", Exited, 42)], "init[0]");
+        check(spec.clone(), vec![container("i", Exited, 1)], "killpod");
+        check(spec, vec![container("i", Exited, 0)], "start[0]");
+    }
+
+    #[test]
+    fn all_start_anew() {
+        let spec = json!({"restartPolicy": "Never",
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+            "containers": [ruled("a", "Never", "RestartAllContainers", 42), {"name": "b"}]});
+        let pod = pod(spec);
+        let spec = pod.spec.as_ref().expect("a spec");
+        let check = |a: ObservedContainer, expected: Option<&str>| {
+            let mut earlier = container("b", Exited, 1);
+            earlier.id = "earlier".into();
+            let (i, s) = (container("i", Exited, 0), container("s", Running, 0));
+            let state = observed(vec![a, container("b", Running, 0), earlier, s, i]);
+            let none = PodStatus::default();
+            let got = all_restart(spec, &state, &none).then(|| show(&restart_all(spec, &state)));
+            assert_eq!(got.as_deref(), expected);
+        };
+        check(container("a", Running, 0), None);
+        check(container("a", Exited, 0), None);
+        let expected = "kill+remove b remove b remove i kill+remove s remove a";
+        check(container("a", Exited, 42), Some(expected));
+        // What was begun is brought to its end, whatever is left.
+        let begun = json!({"conditions": [{"type": "AllContainersRestarting", "status": "True"}]});
+        let begun: PodStatus = serde_json::from_value(begun).expect("a status");
+        assert!(all_restart(spec, &observed(vec![]), &begun));
+        check_plan(&pod, vec![], "init[0]");
     }
 
     #[test]

@@ -85,6 +85,7 @@ fn container_of(sandbox_id: &str, status: ContainerStatus) -> ObservedContainer 
         ContainerState::Exited => State::Exited,
         ContainerState::Unknown => State::Unknown,
     };
+    let stop_signal = status.stop_signal().name();
     let annotation = |key: &str| status.annotations.get(key).map(String::as_str);
     let mut message = status.message.clone();
     if state == State::Exited
@@ -116,6 +117,7 @@ fn container_of(sandbox_id: &str, status: ContainerStatus) -> ObservedContainer 
         image: shown.unwrap_or_default(),
         image_id: status.image_ref,
         log_path: status.log_path,
+        stop_signal,
         resources: status.resources.and_then(|all| all.linux),
         user: status
             .user

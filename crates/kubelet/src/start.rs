@@ -10,14 +10,15 @@ use std::time::Duration;
 use client::{ErrorExt, EventType};
 use cri::{PodSandboxConfig, UserNamespace};
 use futures::future::{join, join_all};
-use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Secret};
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret};
 use machinery::selector::Selector;
 
 use crate::claims::{Claimed, not_set_up};
 use crate::container::{Prepared, container_config};
 use crate::context::reference;
 use crate::downward::Addresses;
-use crate::env::{self, Sources, Surroundings};
+use crate::env::{self, EnvError, FileValues, Sources, Surroundings};
+use crate::env_file;
 use crate::handler::{self, Outcome};
 use crate::hosts;
 use crate::images::ImageError;
@@ -27,6 +28,7 @@ use crate::observed::{Observed, Role, State, ephemeral_as_container};
 use crate::plan::Plan;
 use crate::resize::amounts;
 use crate::sandbox::sandbox_config;
+use crate::status::RESTARTING;
 use crate::users;
 use crate::volumes::payload::{Tokens, references};
 use crate::volumes::{self, Gathered, Occasion, Ready, VolumeError};
@@ -76,11 +78,19 @@ impl Worker {
     async fn carry_out(&mut self, plan: Plan, observed: &Observed) -> Result<Option<Duration>, ()> {
         let mut progress = false;
         if plan.kill_pod {
-            self.stop_everything(observed).await;
+            match plan.create_sandbox {
+                true => self.stop_everything(observed).await,
+                // It will not run again.
+                false => self.stop_containers().await.map_err(|_| ())?,
+            }
             progress = true;
         }
         for kill in &plan.kill {
             self.stop_for_restart(observed, kill).await;
+            progress = true;
+        }
+        if !plan.remove.is_empty() {
+            self.remove_for_restart(&plan.remove).await?;
             progress = true;
         }
         if !plan.resize.is_empty() {
@@ -103,18 +113,9 @@ impl Worker {
             false => self.existing_place(observed, volumes).await?,
         };
         progress |= plan.create_sandbox;
-        let spec = self.pod.clone();
-        let Some(spec) = &spec.spec else { return Ok(None) };
-        let mut queue: Vec<(Role, Container)> = vec![];
-        let ephemeral = spec.ephemeral_containers.as_deref().unwrap_or_default();
-        let inits = spec.init_containers.as_deref().unwrap_or_default();
-        let ephemeral = plan.start_ephemeral.iter().filter_map(|i| ephemeral.get(*i));
-        queue.extend(ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e))));
-        let pick = |list: &[Container], i: &usize| list.get(*i).cloned();
-        queue
-            .extend(plan.start_init.iter().filter_map(|i| pick(inits, i)).map(|c| (Role::Init, c)));
-        let main = plan.start.iter().filter_map(|i| pick(&spec.containers, i));
-        queue.extend(main.map(|c| (Role::Main, c)));
+        let pod = self.pod.clone();
+        let Some(spec) = &pod.spec else { return Ok(None) };
+        let queue = in_order(&plan, spec);
         let mut wait = None;
         for (role, container) in queue {
             match self.start_container(role, &container, observed, &place).await {
@@ -655,7 +656,34 @@ impl Worker {
             allocatable: &allocatable,
             sources: &sources,
         };
-        env::environment(pod, container, &variables, &around).map_err(|error| error.to_string())
+        let files = self.file_values(container, place).await;
+        env::environment(pod, container, &variables, &around, &files)
+            .map_err(|error| error.to_string())
+    }
+
+    /// What the files say that the container's variables come from.
+    async fn file_values(&self, container: &Container, place: &Place) -> FileValues {
+        let mut out = FileValues::new();
+        for from in env::file_references(container) {
+            let Some(root) = place.volumes.get(&from.volume_name).map(|ready| ready.path.clone())
+            else {
+                continue;
+            };
+            let shown = root.join(from.path.trim_start_matches('/')).display().to_string();
+            let wanted = from.clone();
+            let read = move || env_file::read(&root, &wanted.path, &wanted.key);
+            let done = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string());
+            let value = match done.and_then(|read| read.map_err(|error| error.to_string())) {
+                Ok(value) => Ok((value, shown)),
+                Err(error) => {
+                    let pod = names::full(&self.pod);
+                    tracing::warn!(pod, file = shown, error, "a file with variables is not read");
+                    Err(EnvError::File)
+                }
+            };
+            out.insert(env::file_key(from), value);
+        }
+        out
     }
 
     /// One more than the last run that anybody remembers.
@@ -664,9 +692,13 @@ impl Worker {
         let lists = [&self.published.init_container_statuses, &self.published.container_statuses];
         let mut statuses = lists.into_iter().flatten().flatten();
         let known = statuses.find(|s| s.name == name);
-        let ran = |s: &&k8s_openapi::api::core::v1::ContainerStatus| {
-            s.last_state.is_some() || s.container_id.is_some()
+        let ended = |s: &k8s_openapi::api::core::v1::ContainerStatus| {
+            let last = s.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+            // A run that was removed so that all start anew is counted already.
+            last.is_some_and(|last| last.reason.as_deref() != Some(RESTARTING))
         };
+        let ran =
+            |s: &&k8s_openapi::api::core::v1::ContainerStatus| ended(s) || s.container_id.is_some();
         let told =
             known.map(|s| s.restart_count.max(0) as u32 + u32::from(ran(&s) && seen.is_none()));
         seen.unwrap_or(0).max(told.unwrap_or(0))
@@ -708,6 +740,18 @@ impl Worker {
         self.stop_container(role, container, id, "FailedPostStartHook", grace).await;
         Err(NotStarted::new("PostStartHookError", text))
     }
+}
+
+/// The containers to start, in their order.
+fn in_order(plan: &Plan, spec: &PodSpec) -> Vec<(Role, Container)> {
+    let ephemeral = spec.ephemeral_containers.as_deref().unwrap_or_default();
+    let inits = spec.init_containers.as_deref().unwrap_or_default();
+    let ephemeral = plan.start_ephemeral.iter().filter_map(|i| ephemeral.get(*i));
+    let ephemeral = ephemeral.map(|e| (Role::Ephemeral, ephemeral_as_container(e)));
+    let pick = |role: Role, list: &[Container], i: &usize| Some((role, list.get(*i)?.clone()));
+    let inits = plan.start_init.iter().filter_map(|i| pick(Role::Init, inits, i));
+    let main = plan.start.iter().filter_map(|i| pick(Role::Main, &spec.containers, i));
+    ephemeral.chain(inits).chain(main).collect()
 }
 
 /// One lifecycle hook. There is no time limit but the caller's.

@@ -4,11 +4,12 @@
 //! `PodStatus`. Pure.
 //! Invariants: a phase never leaves Succeeded or Failed; a restart count never goes down;
 //! `lastTransitionTime` changes exactly when a condition's status does.
-//! Upstream: `kubelet_pods.go` generateAPIPodStatus, getPhase, `pkg/kubelet/status/generate.go`.
+//! Upstream: `kubelet_pods.go` generateAPIPodStatus, `pkg/kubelet/status/generate.go`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use api::restarts;
 use base::features::{self, Feature};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -20,12 +21,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::allocation::{IN_PROGRESS, PENDING};
 use crate::observed::{
-    Observed, ObservedContainer, Role, State, all_containers, any_main_created, should_restart,
+    ALL_RESTARTING, Observed, ObservedContainer, Role, State, all_containers, all_restart,
+    any_main_created, should_restart,
 };
+use crate::phase::phase;
 use crate::resources::{
     MIN_MILLI_CPU_LIMIT, MIN_SHARES, ResourceList, bytes_quantity, is_sidecar, milli,
     milli_quantity, pod_limits, pod_requests, qos_class,
 };
+
+/// Why a container waits, and how its last run ended, while all of its pod's start anew.
+pub const RESTARTING: &str = "RestartingAllContainers";
+const REMOVED: &str = "The container is removed because RestartAllContainers in place";
 
 /// Everything besides the pod itself.
 pub struct Facts<'a> {
@@ -57,8 +64,10 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
     let refused = facts.forced.is_some()
         && *facts.observed == Observed::default()
         && before.container_statuses.is_none();
+    let context =
+        Context { behind_init: has_init, restarting: all_restart(spec, facts.observed, before) };
     for (role, container) in all_containers(spec).into_iter().filter(|_| !refused) {
-        let status = container_status(pod, role, &container, has_init, &old, facts);
+        let status = container_status(pod, role, &container, context, &old, facts);
         by_role.entry(role).or_default().push(status);
     }
     let take = |by_role: &mut BTreeMap<Role, Vec<ContainerStatus>>, role| {
@@ -121,7 +130,8 @@ fn set_phase(
         out.message = before.message.clone();
         return;
     }
-    out.phase = Some(phase(pod, spec, out, facts).to_string());
+    let initialized = any_main_created(pod, facts.observed);
+    out.phase = Some(phase(spec, out, initialized, facts.terminal).to_string());
 }
 
 fn set_addresses(spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mut PodStatus) {
@@ -149,6 +159,14 @@ fn set_addresses(spec: &PodSpec, before: &PodStatus, facts: &Facts<'_>, out: &mu
         (!ips.is_empty()).then(|| ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect());
 }
 
+/// What containers without a run wait for.
+#[derive(Clone, Copy)]
+struct Context {
+    behind_init: bool,
+    /// All start anew.
+    restarting: bool,
+}
+
 struct PreviousStatuses<'a>(BTreeMap<&'a str, &'a ContainerStatus>);
 
 impl<'a> PreviousStatuses<'a> {
@@ -166,7 +184,7 @@ fn container_status(
     pod: &Pod,
     role: Role,
     container: &Container,
-    has_init: bool,
+    context: Context,
     old: &PreviousStatuses<'_>,
     facts: &Facts<'_>,
 ) -> ContainerStatus {
@@ -183,7 +201,10 @@ fn container_status(
             }
             status
         }
-        None => absent(container, before, has_init, facts),
+        None if context.restarting && role != Role::Ephemeral && !waits(before) => {
+            removed(container, before)
+        }
+        None => absent(container, before, context.behind_init, facts),
     };
     let init_done = role == Role::Init
         && !is_sidecar(container)
@@ -271,6 +292,9 @@ fn from_observed(
         resources: Some(resources_of(container, seen)),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
         volume_mounts: mounts_of(container),
+        stop_signal: Some(seen.stop_signal.clone()).filter(|signal| {
+            !signal.is_empty() && features::enabled(Feature::ContainerStopSignals)
+        }),
         user: seen.user.as_ref().map(|(uid, gid, groups)| ContainerUser {
             linux: Some(LinuxContainerUser {
                 uid: *uid,
@@ -322,6 +346,30 @@ fn mounts_of(container: &Container) -> Option<Vec<VolumeMountStatus>> {
         ..VolumeMountStatus::default()
     };
     Some(mounts.iter().map(one).collect())
+}
+
+fn waits(status: Option<&ContainerStatus>) -> bool {
+    let state = status.and_then(|status| status.state.as_ref());
+    state.is_none_or(|state| state.running.is_none() && state.terminated.is_none())
+}
+
+/// A container that was removed so that all start anew.
+fn removed(container: &Container, before: Option<&ContainerStatus>) -> ContainerStatus {
+    let last = ContainerStateTerminated {
+        reason: Some(RESTARTING.into()),
+        message: Some(REMOVED.into()),
+        exit_code: 137,
+        ..ContainerStateTerminated::default()
+    };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(waiting_state(RESTARTING, Some(&REMOVED.to_owned()))),
+        last_state: Some(ContainerState { terminated: Some(last), ..ContainerState::default() }),
+        restart_count: before.map_or(0, |before| before.restart_count) + 1,
+        volume_mounts: mounts_of(container),
+        ..ContainerStatus::default()
+    }
 }
 
 /// A container that the runtime does not have: not yet, or no longer.
@@ -422,68 +470,6 @@ fn state_of(seen: &ObservedContainer, facts: &Facts<'_>) -> ContainerState {
     }
 }
 
-/// Upstream: getPhase.
-fn phase(pod: &Pod, spec: &PodSpec, status: &PodStatus, facts: &Facts<'_>) -> &'static str {
-    let policy = spec.restart_policy.as_deref().unwrap_or("Always");
-    let (pending_init, failed_init) = init_progress(spec, status);
-    if failed_init && policy == "Never" {
-        return "Failed";
-    }
-    if (pending_init || failed_init) && !any_main_created(pod, facts.observed) {
-        return "Pending";
-    }
-    let (mut running, mut waiting, mut stopped, mut succeeded) = (0, 0, 0, 0);
-    for container in status.container_statuses.iter().flatten() {
-        let state = container.state.clone().unwrap_or_default();
-        if state.running.is_some() {
-            running += 1;
-        } else if let Some(terminated) = state.terminated {
-            stopped += 1;
-            succeeded += i32::from(terminated.exit_code == 0);
-        } else if container.last_state.as_ref().is_some_and(|s| s.terminated.is_some()) {
-            stopped += 1;
-        } else {
-            waiting += 1;
-        }
-    }
-    match () {
-        () if waiting > 0 => "Pending",
-        () if running > 0 => "Running",
-        () if stopped > 0 => match policy {
-            _ if facts.terminal && stopped == succeeded => "Succeeded",
-            _ if facts.terminal => "Failed",
-            "Always" => "Running",
-            _ if stopped == succeeded => "Succeeded",
-            "Never" => "Failed",
-            _ => "Running",
-        },
-        () => "Pending",
-    }
-}
-
-/// (some init container is not done, some has failed)
-fn init_progress(spec: &PodSpec, status: &PodStatus) -> (bool, bool) {
-    let (mut pending, mut failed) = (false, false);
-    let statuses = status.init_container_statuses.iter().flatten();
-    for (container, status) in spec.init_containers.iter().flatten().zip(statuses) {
-        if is_sidecar(container) {
-            pending |= status.started != Some(true);
-            continue;
-        }
-        let state = status.state.clone().unwrap_or_default();
-        let last = status.last_state.as_ref().and_then(|s| s.terminated.as_ref());
-        match (&state.terminated, &state.waiting) {
-            (Some(terminated), _) => failed |= terminated.exit_code != 0,
-            (None, Some(_)) => match last {
-                Some(last) if last.exit_code != 0 => failed = true,
-                _ => pending = true,
-            },
-            _ => pending = true,
-        }
-    }
-    (pending, failed)
-}
-
 fn conditions(
     pod: &Pod,
     spec: &PodSpec,
@@ -498,7 +484,7 @@ fn conditions(
     // The first one has a gate.
     let computed = [
         ("PodReadyToStartContainers", Verdict::plain(has_sandbox)),
-        ("Initialized", initialized(pod, spec, facts, status)),
+        ("Initialized", initialized(pod, spec, before, facts, status)),
         ("Ready", ready),
         ("ContainersReady", containers_ready),
         ("PodScheduled", Verdict::plain(true)),
@@ -506,7 +492,7 @@ fn conditions(
     let mut out: Vec<PodCondition> = vec![];
     // Conditions of others (gates, DisruptionTarget, ...) stay.
     for condition in before.conditions.iter().flatten() {
-        let ours = [PENDING, IN_PROGRESS].contains(&condition.type_.as_str());
+        let ours = [PENDING, IN_PROGRESS, ALL_RESTARTING].contains(&condition.type_.as_str());
         if !ours && !computed.iter().any(|(name, _)| *name == condition.type_) {
             out.push(condition.clone());
         }
@@ -519,7 +505,33 @@ fn conditions(
         let old = before.conditions.iter().flatten().find(|c| c.type_ == name);
         out.push(verdict.condition(name, old, pod.metadata.generation, facts.now));
     }
+    if restarts::all_may(spec) {
+        let old = before.conditions.iter().flatten().find(|c| c.type_ == ALL_RESTARTING);
+        let verdict = all_restarting(spec, before, facts, status);
+        out.push(verdict.condition(ALL_RESTARTING, old, None, facts.now));
+    }
     out
+}
+
+/// Upstream: GenerateAllContainersRestartingCondition.
+fn all_restarting(
+    spec: &PodSpec,
+    before: &PodStatus,
+    facts: &Facts<'_>,
+    status: &PodStatus,
+) -> Verdict {
+    match status.phase.as_deref() {
+        Some("Succeeded") => return Verdict::new(false, "PodCompleted", String::new()),
+        Some("Failed") => return Verdict::new(false, "PodFailed", String::new()),
+        _ => {}
+    }
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let is_left = all.any(|container| facts.observed.container(&container.name).is_some());
+    if is_left && all_restart(spec, facts.observed, before) {
+        let why = "container exited with restart policy rule";
+        return Verdict::new(true, "RestartAllContainersStarted", why.into());
+    }
+    Verdict::plain(false)
 }
 
 /// A condition's content.
@@ -561,7 +573,13 @@ impl Verdict {
     }
 }
 
-fn initialized(pod: &Pod, spec: &PodSpec, facts: &Facts<'_>, status: &PodStatus) -> Verdict {
+fn initialized(
+    pod: &Pod,
+    spec: &PodSpec,
+    before: &PodStatus,
+    facts: &Facts<'_>,
+    status: &PodStatus,
+) -> Verdict {
     let inits: Vec<&Container> = spec.init_containers.iter().flatten().collect();
     if status.phase.as_deref() == Some("Succeeded") {
         return Verdict::new(true, "PodCompleted", String::new());
@@ -579,7 +597,11 @@ fn initialized(pod: &Pod, spec: &PodSpec, facts: &Facts<'_>, status: &PodStatus)
         })
         .map(|(container, _)| container.name.as_str())
         .collect();
-    if incomplete.is_empty() {
+    // Who was initialized once stays so, also when all containers start anew.
+    let was =
+        before.conditions.iter().flatten().any(|c| c.type_ == "Initialized" && c.status == "True");
+    let stays = was && features::enabled(Feature::RestartAllContainersOnContainerExits);
+    if incomplete.is_empty() || stays {
         return Verdict::plain(true);
     }
     let message = format!("containers with incomplete status: [{}]", incomplete.join(" "));
@@ -647,12 +669,16 @@ fn pod_ready(spec: &PodSpec, before: &PodStatus, containers: &Verdict) -> Verdic
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::plan::tests::{container, observed, pod};
     use serde_json::{Value, json};
 
-    fn status_of(spec: Value, containers: Vec<ObservedContainer>, before: &PodStatus) -> PodStatus {
+    pub(crate) fn status_of(
+        spec: Value,
+        containers: Vec<ObservedContainer>,
+        before: &PodStatus,
+    ) -> PodStatus {
         status_with(spec, containers, before, false)
     }
 
@@ -706,6 +732,76 @@ mod tests {
         let failed = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
         let after = status_of(spec("Always"), vec![container("a", Running, 0)], &failed);
         assert_eq!(after.phase.as_deref(), Some("Failed"));
+    }
+
+    /// A pod whose container's end has all start anew: before, while they go, after.
+    #[test]
+    fn all_containers_start_anew() {
+        let spec = || {
+            json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}],
+                "containers": [{"name": "b"}, {"name": "a", "restartPolicy": "Never",
+                    "restartPolicyRules": [{"action": "RestartAllContainers",
+                        "exitCodes": {"operator": "In", "values": [42]}}]}]})
+        };
+        let show = |status: &PodStatus| -> String {
+            let lists = [&status.init_container_statuses, &status.container_statuses];
+            let one = |s: &ContainerStatus| {
+                let state = s.state.clone().unwrap_or_default();
+                let what = match (state.waiting, state.running, state.terminated) {
+                    (Some(waiting), ..) => waiting.reason.unwrap_or_default(),
+                    (_, Some(_), _) => "runs".to_owned(),
+                    (.., ended) => ended.map_or(String::new(), |e| e.exit_code.to_string()),
+                };
+                let last = s.last_state.as_ref().and_then(|s| s.terminated.as_ref());
+                let last = last.map_or(String::new(), |end| {
+                    format!(" after {} {}", end.exit_code, end.reason.as_deref().unwrap_or("-"))
+                });
+                format!("{}{}: {what}{last}", s.name, s.restart_count)
+            };
+            let all: Vec<String> = lists.into_iter().flatten().flatten().map(one).collect();
+            let phase = status.phase.as_deref().unwrap_or_default();
+            let anew = &condition(status, ALL_RESTARTING).status;
+            format!("{phase} {anew} [{}]", all.join(", "))
+        };
+        let i = || container("i", Exited, 0);
+        let running = vec![container("a", Running, 0), container("b", Running, 0), i()];
+        let status = status_of(spec(), running, &PodStatus::default());
+        assert_eq!(show(&status), "Running False [i0: 0, b0: runs, a0: runs]");
+        let ended = vec![container("a", Exited, 42), container("b", Running, 0), i()];
+        let status = status_of(spec(), ended, &status);
+        assert_eq!(show(&status), "Running True [i0: 0, b0: runs, a0: 42]");
+        let part = vec![container("a", Exited, 42), i()];
+        let status = status_of(spec(), part, &status);
+        const LAST: &str = "after 137 RestartingAllContainers";
+        let b = format!("b1: RestartingAllContainers {LAST}");
+        assert_eq!(show(&status), format!("Running True [i0: 0, {b}, a0: 42]"));
+        let status = status_of(spec(), vec![], &status);
+        let waits = |name: &str, why: &str| format!("{name}1: {why} {LAST}");
+        let (i, a) = (waits("i", RESTARTING), waits("a", RESTARTING));
+        let b = waits("b", "PodInitializing");
+        assert_eq!(show(&status), format!("Running False [{i}, {b}, {a}]"));
+        assert_eq!(condition(&status, "Initialized").status, "True");
+        let mut again = container("i", Running, 0);
+        again.attempt = 1;
+        let status = status_of(spec(), vec![again], &status);
+        let (b, a) = (format!("b1: PodInitializing {LAST}"), format!("a1: PodInitializing {LAST}"));
+        assert_eq!(show(&status), format!("Pending False [i1: runs {LAST}, {b}, {a}]"));
+        assert_eq!(condition(&status, "Initialized").status, "True");
+    }
+
+    #[test]
+    fn stop_signals_are_shown_behind_their_gate() {
+        let mut seen = container("a", Running, 0);
+        seen.stop_signal = "SIGUSR1".into();
+        let gates = features::Gates::DEFAULT;
+        for (is_on, expected) in [(false, None), (true, Some("SIGUSR1"))] {
+            let gates = gates.with(Feature::ContainerStopSignals, is_on);
+            let status = features::scoped(gates, || {
+                status_of(spec("Always"), vec![seen.clone()], &PodStatus::default())
+            });
+            let shown = status.container_statuses.expect("statuses")[0].stop_signal.clone();
+            assert_eq!(shown.as_deref(), expected);
+        }
     }
 
     fn condition<'a>(status: &'a PodStatus, name: &str) -> &'a PodCondition {

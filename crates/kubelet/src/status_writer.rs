@@ -129,6 +129,11 @@ async fn write(
             Ok(())
         }
         Err(error) if error.is_not_found() => Ok(()),
+        // It stays refused; a pod that is deleted must not wait for it.
+        Err(error) if error.is_invalid() => {
+            tracing::warn!(pod = names::full(pod), error = error.text(), "a status is refused");
+            Ok(())
+        }
         // Another pod of that name, or a patch that lost its race, or a webhook's word.
         Err(error) if error.is_conflict() => match standing(context, &base).await? {
             None => Ok(()),

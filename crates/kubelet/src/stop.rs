@@ -17,7 +17,7 @@ use crate::downward::Addresses;
 use crate::handler::Outcome;
 use crate::names;
 use crate::observed::{Observed, ObservedContainer, Role, find_container};
-use crate::plan::{Kill, Probe};
+use crate::plan::{Kill, Probe, Remove};
 use crate::resources::is_sidecar;
 use crate::runtime::observe;
 use crate::start::run_hook;
@@ -149,6 +149,26 @@ impl Worker {
         if observed.by_id(&kill.id).is_some() {
             self.stop_container(role, &container, &kill.id, &kill.message, grace).await;
         }
+    }
+
+    /// All containers are to start anew: these leave the runtime, without hooks. Their logs stay.
+    pub(crate) async fn remove_for_restart(&mut self, all: &[Remove]) -> Result<(), ()> {
+        self.waiting.clear();
+        for one in all {
+            let known = find_container(&self.pod, &one.name).filter(|_| one.kill);
+            if let Some((role, container)) = known {
+                self.hooked.insert(one.id.clone());
+                self.stop_container(role, &container, &one.id, "killing", MINIMUM).await;
+            }
+            match self.context.runtime.remove_container(&one.id).await {
+                Err(error) if !error.is_not_found() => {
+                    tracing::warn!(pod = names::full(&self.pod), container = one.name, %error, "a container is not removed yet");
+                    return Err(());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The `Killing` event, the hook, the signal, the end.

@@ -36,8 +36,8 @@ use crate::backoff::Delays;
 use crate::context::{Context, reference};
 use crate::hosts;
 use crate::names;
-use crate::observed::{Observed, State, all_containers};
-use crate::plan::plan;
+use crate::observed::{ALL_RESTARTING, Observed, State, all_containers};
+use crate::plan::{Plan, plan, restart_all};
 use crate::probe::{Probes, Target};
 use crate::resize;
 use crate::runtime::observe;
@@ -256,10 +256,7 @@ impl Worker {
         if matches!(self.published.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return self.stop().await;
         }
-        let health = self.probes.health();
-        let mut plan = plan(&self.pod, &observed, &health, names::container_hash);
-        plan.resize.pod = self.pod_cgroup_is_old && !plan.create_sandbox;
-        resize::plan(&self.pod, &observed, &self.actuated, &mut plan);
+        let plan = self.plan(&observed);
         if plan.is_empty() {
             self.waiting.clear();
             self.collect_garbage(&observed).await;
@@ -280,6 +277,21 @@ impl Worker {
                 Next::Wait(self.retry.step())
             }
         }
+    }
+
+    fn plan(&self, observed: &Observed) -> Plan {
+        let mut told = self.published.conditions.iter().flatten();
+        let spec = self.pod.spec.as_ref();
+        if let Some(spec) = spec
+            && told.any(|told| told.type_ == ALL_RESTARTING && told.status == "True")
+        {
+            return restart_all(spec, observed);
+        }
+        let health = self.probes.health();
+        let mut plan = plan(&self.pod, observed, &health, names::container_hash);
+        plan.resize.pod = self.pod_cgroup_is_old && !plan.create_sandbox;
+        resize::plan(&self.pod, observed, &self.actuated, &mut plan);
+        plan
     }
 
     /// The steady state: volumes follow their sources.
@@ -413,7 +425,8 @@ impl Worker {
 
     /// Conditions that others wrote (readiness gates, disruption targets) count and stay.
     fn adopt_foreign_conditions(&mut self) {
-        const OURS: [&str; 7] = [
+        const OURS: [&str; 8] = [
+            ALL_RESTARTING,
             allocation::PENDING,
             allocation::IN_PROGRESS,
             "PodReadyToStartContainers",

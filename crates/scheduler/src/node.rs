@@ -17,6 +17,8 @@ pub struct NodeInfo {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
+    /// What its kubelet says that it can do.
+    pub declared: Vec<String>,
     pub allocatable: Resources,
     /// Sizes by name.
     pub images: BTreeMap<String, i64>,
@@ -42,6 +44,7 @@ impl NodeInfo {
             labels: self.labels.clone(),
             taints: self.taints.clone(),
             unschedulable: self.unschedulable,
+            declared: self.declared.clone(),
             allocatable: self.allocatable.clone(),
             ..Self::default()
         }
@@ -51,6 +54,7 @@ impl NodeInfo {
     pub fn is_like(&self, other: &Self) -> bool {
         self.unschedulable == other.unschedulable
             && self.labels == other.labels
+            && self.declared == other.declared
             && self.taints == other.taints
             && self.allocatable == other.allocatable
     }
@@ -63,6 +67,7 @@ impl NodeInfo {
         self.labels = node.metadata.labels.clone().unwrap_or_default();
         self.taints = spec.taints.unwrap_or_default();
         self.unschedulable = spec.unschedulable.unwrap_or(false);
+        self.declared = status.declared_features.unwrap_or_default();
         self.allocatable = Resources::from_list(status.allocatable.as_ref());
         self.images = status
             .images

@@ -53,6 +53,8 @@ pub struct PodInfo {
     /// Kind and name of its controller.
     pub owner: Option<(String, String)>,
     pub generation: i64,
+    /// What its node must have declared.
+    pub needs: Vec<&'static str>,
 }
 
 /// The name of a claim for devices, as far as it is known.
@@ -246,6 +248,7 @@ impl PodInfo {
             extended: extended::of_pod(spec),
             owner: controller(pod),
             generation: meta.generation.unwrap_or(0),
+            needs: api::declared::needs(spec),
             labels,
             key,
         }

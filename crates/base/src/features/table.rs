@@ -103,7 +103,7 @@ gates! {
     DisableCPUQuotaWithExclusiveCPUs: Deprecated On Absent;
     DisableNodeKubeProxyVersion: Deprecated LockedOn BuiltIn;
     DynamicResourceAllocation: Stable LockedOn BuiltIn;
-    EnvFiles: Beta On Fields;
+    EnvFiles: Beta On Decides;
     EventedPLEG: Alpha Off Absent;
     ExecProbeTimeout: Stable LockedOn BuiltIn;
     ExtendWebSocketsToKubelet: Beta On Absent;
@@ -164,7 +164,7 @@ gates! {
     MutatingAdmissionPolicy: Stable On Decides;
     NFTablesProxyMode: Stable LockedOn BuiltIn;
     NativeHistograms: Alpha Off Absent;
-    NodeDeclaredFeatures: Beta On Fields;
+    NodeDeclaredFeatures: Beta On Decides;
     NodeInclusionPolicyInPodTopologySpread: Stable LockedOn BuiltIn;
     NodeLogQuery: Stable LockedOn Absent;
     NodeSwap: Stable LockedOn Absent;
@@ -204,7 +204,7 @@ gates! {
     ResilientWatchCacheInitialization: Stable LockedOn BuiltIn;
     ResourceHealthStatus: Beta On Fields;
     ResourceHealthStatusMessage: Beta On Fields;
-    RestartAllContainersOnContainerExits: Beta On Absent;
+    RestartAllContainersOnContainerExits: Beta On Decides;
     RetryGenerateName: Stable LockedOn BuiltIn;
     RotateKubeletServerCertificate: Beta On BuiltIn;
     RuntimeClassInImageCriAPI: Alpha Off Absent;

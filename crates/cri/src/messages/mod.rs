@@ -104,6 +104,11 @@ impl Signal {
         format!("{self:?}").to_ascii_uppercase().replace("PLUS", "+").replace("MINUS", "-")
     }
 
+    /// The first of that number; some have two names.
+    pub fn from_number(number: i32) -> Option<Self> {
+        (0..=65).filter_map(|n| Self::try_from(n).ok()).find(|one| one.number() == Some(number))
+    }
+
     /// The inverse of [`Signal::name`].
     pub fn from_name(name: &str) -> Option<Self> {
         (0..=65).filter_map(|n| Self::try_from(n).ok()).find(|signal| signal.name() == name)
@@ -144,6 +149,16 @@ mod tests {
         check("SIGRTMIN+3", Some(37));
         check("SIGRTMAX-1", Some(63));
         check("SIGRTMAX", Some(64));
+        for (number, expected) in [
+            (15, Some(Signal::Sigterm)),
+            (6, Some(Signal::Sigabrt)),
+            (37, Some(Signal::Sigrtminplus3)),
+            (63, Some(Signal::Sigrtmaxminus1)),
+            (0, None),
+            (33, None),
+        ] {
+            assert_eq!(Signal::from_number(number), expected, "{number}");
+        }
     }
 
     #[test]

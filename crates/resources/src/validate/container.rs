@@ -1,6 +1,7 @@
 //! Containers of every kind: regular, init, ephemeral.
 //! Upstream: `validateContainerCommon` and what it calls.
 
+use base::features::{self, Feature};
 use machinery::names;
 use serde_json::Value;
 
@@ -519,6 +520,36 @@ fn resize_policy(at: &At<'_>, pod_policy: &str) {
     }
 }
 
+/// The action that has a gate of its own. Upstream lets it pass where it stood before; what is said
+/// here of new pods and of templates is not said of pods that are there.
+pub(super) fn restarts_of_all(spec: &At<'_>) {
+    if features::enabled(Feature::RestartAllContainersOnContainerExits) {
+        return;
+    }
+    for at in spec.get("containers").items() {
+        restart_only(&at);
+    }
+    for at in spec.get("initContainers").items() {
+        let rules = at.get("restartPolicyRules");
+        if !at.get("restartPolicy").is("Always") {
+            restart_only(&at);
+        } else if !rules.is_empty() {
+            rules.forbidden(
+                "restartPolicyRules are not allowed for init containers with restart policy Always",
+            );
+        }
+    }
+}
+
+fn restart_only(at: &At<'_>) {
+    for rule in at.get("restartPolicyRules").items() {
+        let action = rule.get("action");
+        if action.is("RestartAllContainers") {
+            action.unsupported(&["Restart"]);
+        }
+    }
+}
+
 /// Upstream has rules for restarts of single containers behind a gate that is on by default.
 fn restart_policy(at: &At<'_>) {
     let (policy, rules) = (at.get("restartPolicy"), at.get("restartPolicyRules"));
@@ -554,6 +585,7 @@ fn lifecycle_and_probes(at: &At<'_>, scope: &Scope<'_>) {
             handler(&lifecycle.get(hook), scope.grace());
         }
     }
+    stop_signal(&lifecycle.get("stopSignal"), &scope.spec.get("os"));
     for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
         let at = at.get(name);
         if !at.is_set() {
@@ -568,6 +600,90 @@ fn lifecycle_and_probes(at: &At<'_>, scope: &Scope<'_>) {
         } else if at.get("successThreshold").int() != 1 {
             at.get("successThreshold").invalid_as(at.get("successThreshold").int(), "must be 1");
         }
+    }
+}
+
+/// Upstream's list, which is sorted as text.
+const LINUX_SIGNALS: &[&str] = &[
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGRTMAX",
+    "SIGRTMAX-1",
+    "SIGRTMAX-10",
+    "SIGRTMAX-11",
+    "SIGRTMAX-12",
+    "SIGRTMAX-13",
+    "SIGRTMAX-14",
+    "SIGRTMAX-2",
+    "SIGRTMAX-3",
+    "SIGRTMAX-4",
+    "SIGRTMAX-5",
+    "SIGRTMAX-6",
+    "SIGRTMAX-7",
+    "SIGRTMAX-8",
+    "SIGRTMAX-9",
+    "SIGRTMIN",
+    "SIGRTMIN+1",
+    "SIGRTMIN+10",
+    "SIGRTMIN+11",
+    "SIGRTMIN+12",
+    "SIGRTMIN+13",
+    "SIGRTMIN+14",
+    "SIGRTMIN+15",
+    "SIGRTMIN+2",
+    "SIGRTMIN+3",
+    "SIGRTMIN+4",
+    "SIGRTMIN+5",
+    "SIGRTMIN+6",
+    "SIGRTMIN+7",
+    "SIGRTMIN+8",
+    "SIGRTMIN+9",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// What a signal means is a matter of the system that the pod asks for.
+fn stop_signal(at: &At<'_>, os: &At<'_>) {
+    if !at.is_set() {
+        return;
+    }
+    match os.get("name").str() {
+        _ if !os.is_set() => {
+            at.forbidden("may not be set for containers with empty `spec.os.name`");
+        }
+        "windows" => at.one_of(&["SIGKILL", "SIGTERM"]),
+        "linux" => at.one_of(LINUX_SIGNALS),
+        _ => {}
     }
 }
 
@@ -683,6 +799,104 @@ mod tests {
 
     use super::super::at::judge;
     use super::*;
+
+    fn spec(container: Value, os: Value) -> Value {
+        let mut container = container;
+        container["name"] = "c".into();
+        container["image"] = "i".into();
+        container["imagePullPolicy"] = "Always".into();
+        container["terminationMessagePolicy"] = "File".into();
+        json!({"containers": [container], "os": os})
+    }
+
+    fn regular_errors(tree: &Value) -> Vec<String> {
+        let check = |at: &At<'_>| {
+            let scope = Scope { spec: at.clone(), volumes: vec![], claims: vec![] };
+            regular(&scope);
+            restarts_of_all(at);
+        };
+        judge(tree, check).0.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn stop_signals_are_those_of_the_system() {
+        let check = |os: Value, signal: &str, expected: Option<&str>| {
+            let tree = spec(json!({"lifecycle": {"stopSignal": signal}}), os.clone());
+            let got = regular_errors(&tree);
+            let expected =
+                expected.map(|text| format!("containers[0].lifecycle.stopSignal: {text}"));
+            match expected {
+                None => assert!(got.is_empty(), "{os} {signal}: {got:?}"),
+                Some(text) => {
+                    assert!(got.len() == 1 && got[0].starts_with(&text), "{os} {signal}: {got:?}")
+                }
+            }
+        };
+        let (linux, windows) = (json!({"name": "linux"}), json!({"name": "windows"}));
+        check(linux.clone(), "SIGUSR1", None);
+        check(linux.clone(), "SIGRTMIN+15", None);
+        check(
+            linux,
+            "SIGRTMIN+16",
+            Some(
+                "Unsupported value: \"SIGRTMIN+16\": supported values: \"SIGABRT\", \"SIGALRM\", ",
+            ),
+        );
+        check(windows.clone(), "SIGTERM", None);
+        let two = "Unsupported value: \"SIGUSR1\": supported values: \"SIGKILL\", \"SIGTERM\"";
+        check(windows, "SIGUSR1", Some(two));
+        let no_os = "Forbidden: may not be set for containers with empty `spec.os.name`";
+        check(json!(null), "SIGTERM", Some(no_os));
+        assert!(LINUX_SIGNALS.is_sorted() && LINUX_SIGNALS.len() == 65);
+    }
+
+    #[test]
+    fn rules_of_restarts() {
+        let check = |container: Value, expected: &[&str]| {
+            let got = regular_errors(&spec(container, json!(null)));
+            let expected: Vec<String> =
+                expected.iter().map(|text| format!("containers[0].{text}")).collect();
+            assert_eq!(got, expected);
+        };
+        let rule = |action: &str, operator: &str| json!({"action": action, "exitCodes": {"operator": operator, "values": [42]}});
+        let with = |policy: &str, rules: Value| json!({"restartPolicy": policy, "restartPolicyRules": rules});
+        let good = json!([rule("Restart", "In"), rule("RestartAllContainers", "NotIn")]);
+        check(with("Never", good.clone()), &[]);
+        check(
+            json!({"restartPolicyRules": good}),
+            &[
+                "restartPolicy: Required value: must specify restartPolicy when restart rules are used",
+            ],
+        );
+        check(
+            with("Maybe", json!([])),
+            &[
+                "restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\", \"OnFailure\"",
+            ],
+        );
+        check(
+            with("Never", json!([rule("Stop", "Maybe"), {"action": "Restart"}])),
+            &[
+                "restartPolicyRules[0].action: Unsupported value: \"Stop\": supported values: \"Restart\", \"RestartAllContainers\"",
+                "restartPolicyRules[0].exitCodes.operator: Unsupported value: \"Maybe\": supported values: \"In\", \"NotIn\"",
+                "restartPolicyRules[1].exitCodes: Required value: must be specified",
+            ],
+        );
+        let many = vec![rule("Restart", "In"); 21];
+        check(
+            with("Never", json!(many)),
+            &["restartPolicyRules: Too many: 21: must have at most 20 items"],
+        );
+        let gates = features::Gates::DEFAULT;
+        features::scoped(gates.with(Feature::RestartAllContainersOnContainerExits, false), || {
+            check(
+                with("Never", good.clone()),
+                &[
+                    "restartPolicyRules[1].action: Unsupported value: \"RestartAllContainers\": supported values: \"Restart\"",
+                ],
+            );
+        });
+    }
 
     #[test]
     fn privileged_where_that_is_allowed() {

@@ -16,6 +16,7 @@ use super::{ip, quantity, volumes};
 pub(super) fn create(at: &At<'_>) {
     whole(at);
     let spec = at.get("spec");
+    container::restarts_of_all(&spec);
     if !spec.get("ephemeralContainers").is_empty() {
         spec.get("ephemeralContainers").forbidden("cannot be set on create");
     }
@@ -55,6 +56,7 @@ pub(super) fn template(at: &At<'_>) {
     let spec = at.get("spec");
     annotations(&notes, &spec);
     pod_spec(&spec, "");
+    container::restarts_of_all(&spec);
     profiles_match(&notes, &spec);
     if !spec.get("ephemeralContainers").is_empty() {
         spec.get("ephemeralContainers")

@@ -1,6 +1,8 @@
 //! What a pod may become. Upstream: `ValidatePodUpdate`, `ValidatePodEphemeralContainersUpdate`,
 //! `ValidatePodResize`, `ValidatePodStatusUpdate`.
 
+use api::restarts;
+use k8s_openapi::api::core::v1::PodSpec;
 use machinery::field::Path;
 use serde_json::Value;
 
@@ -307,8 +309,45 @@ pub(super) fn status(at: &At<'_>, old: &At<'_>) {
             super::ip::legacy(&ip.get("ip").called(ip.path.clone()));
         }
     }
+    ended_stay_ended(at, old);
     if status.has("extendedResourceClaimStatus") {
         extended_claim(&status.get("extendedResourceClaimStatus"), &at.get("spec"));
+    }
+}
+
+/// What ended runs again only if its policies and rules say so. Upstream:
+/// `ValidateContainerStateTransition` and its like for init and ephemeral containers.
+fn ended_stay_ended(at: &At<'_>, old: &At<'_>) {
+    let lists = [
+        ("containerStatuses", "containers"),
+        ("initContainerStatuses", "initContainers"),
+        ("ephemeralContainerStatuses", ""),
+    ];
+    let mut spec: Option<PodSpec> = None;
+    for (statuses, containers) in lists {
+        let (place, known) = (at.get("status").get(statuses), old.get("status").get(statuses));
+        for was in known.items().filter(|was| was.get("state").has("terminated")) {
+            let name = was.get("name");
+            let mut now = place.items().filter(|now| now.get("name").is(name.str()));
+            if now.all(|now| now.get("state").has("terminated")) {
+                continue;
+            }
+            let spec = spec.get_or_insert_with(|| {
+                serde_json::from_value(old.get("spec").value.clone()).unwrap_or_default()
+            });
+            let of_kind = match containers {
+                "containers" => Some(spec.containers.as_slice()),
+                "initContainers" => spec.init_containers.as_deref(),
+                _ => None,
+            };
+            let container = of_kind.into_iter().flatten().find(|one| one.name == name.str());
+            let code = was.get("state.terminated.exitCode").int() as i32;
+            let any_may = !containers.is_empty() && restarts::all_may(spec);
+            if !any_may && !container.is_some_and(|one| restarts::after(spec, one, code)) {
+                // The index is that of the old status.
+                was.get("state").forbidden("may not be transitioned to non-terminated state");
+            }
+        }
     }
 }
 
@@ -344,4 +383,52 @@ fn extended_claim(status: &At<'_>, spec: &At<'_>) {
         seen.push(key);
     }
     status.get("resourceClaimName").need_name(machinery::names::dns1123_subdomain);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::at::judge_both;
+    use super::*;
+
+    #[test]
+    fn only_what_restarts_leaves_its_end() {
+        let check = |policy: &str, container: Value, code: i32, expected: &[&str]| {
+            let mut container = container;
+            container["name"] = "a".into();
+            let spec = json!({"restartPolicy": policy, "containers": [container],
+                "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}]});
+            let pod = |state: Value| {
+                let one = |name: &str| json!([{"name": name, "state": state}]);
+                let sidecar = json!({"name": "s", "state": state});
+                let inits = [one("i")[0].clone(), sidecar];
+                json!({"spec": spec, "status": {"containerStatuses": one("a"),
+                    "initContainerStatuses": inits, "ephemeralContainerStatuses": one("e")}})
+            };
+            let (ended, runs) = (json!({"terminated": {"exitCode": code}}), json!({"running": {}}));
+            let errors = judge_both(&pod(runs), &pod(ended.clone()), status);
+            let got: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+            let text = "Forbidden: may not be transitioned to non-terminated state";
+            let expected: Vec<String> =
+                expected.iter().map(|path| format!("status.{path}[0].state: {text}")).collect();
+            assert_eq!(got, expected, "{policy} {code}");
+            assert!(judge_both(&pod(ended.clone()), &pod(ended), status).0.is_empty());
+        };
+        const MAIN: &str = "containerStatuses";
+        const INIT: &str = "initContainerStatuses";
+        const EPHEMERAL: &str = "ephemeralContainerStatuses";
+        let rules = |action: &str| {
+            json!({"restartPolicy": "Never", "restartPolicyRules":
+                [{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]})
+        };
+        check("Always", json!({}), 0, &[EPHEMERAL]);
+        check("OnFailure", json!({}), 1, &[EPHEMERAL]);
+        check("OnFailure", json!({}), 0, &[MAIN, INIT, EPHEMERAL]);
+        check("Never", json!({}), 1, &[MAIN, INIT, EPHEMERAL]);
+        check("Never", rules("Restart"), 42, &[INIT, EPHEMERAL]);
+        check("Never", rules("Restart"), 1, &[MAIN, INIT, EPHEMERAL]);
+        check("Never", rules("RestartAllContainers"), 1, &[EPHEMERAL]);
+        check("Always", rules("Restart"), 1, &[MAIN, EPHEMERAL]);
+    }
 }

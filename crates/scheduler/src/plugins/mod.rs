@@ -11,6 +11,7 @@ mod hints;
 mod image_locality;
 mod inter_pod_affinity;
 mod node_affinity;
+mod node_declared_features;
 mod node_name;
 mod node_ports;
 mod node_unschedulable;
@@ -46,6 +47,7 @@ pub static PLUGINS: &[Row] = &[
     balanced_allocation::ROW,
     image_locality::ROW,
     default_binder::ROW,
+    node_declared_features::ROW,
     crate::gang::ROW,
 ];
 

@@ -122,6 +122,24 @@ async fn a_pod_goes_where_it_fits_best() {
 }
 
 #[tokio::test]
+async fn a_pod_goes_to_a_kubelet_that_can_do_what_it_asks_for() {
+    let framework = framework();
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In"}});
+    let choosy = json!({"spec": {"containers": [{"name": "c", "image": "i",
+        "restartPolicy": "Never", "restartPolicyRules": [rule]}]}});
+    let able = json!({"status": {"declaredFeatures": ["RestartAllContainersOnContainerExits"]}});
+    let nodes = [node("a", json!({})), node("b", able)];
+    let check = |pod: Value, nodes: &[Value], expected: &str| {
+        let found = framework.schedule(&self::pod("p", pod), &cluster(nodes, &[]));
+        assert_eq!(found.unwrap_or_else(|why| why.to_string()), expected);
+    };
+    check(choosy.clone(), &nodes, "b");
+    let why = "0/1 nodes are available: 1 node(s) didn't match Pod's required features.";
+    check(choosy, &nodes[..1], why);
+    check(json!({}), &nodes[..1], "a");
+}
+
+#[tokio::test]
 async fn pods_attract_and_repel_each_other() {
     let framework = framework();
     let term = json!([{"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "web"}}}]);

@@ -5,6 +5,7 @@ mod block;
 mod clients;
 mod commands;
 mod containerd;
+mod containers;
 mod csi;
 mod density;
 mod ending;
@@ -65,6 +66,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("healing: a crash loop backs off", healing::crash_loop),
     chapter("healing: a pod that does not fit fails", healing::does_not_fit),
     chapter("healing: a ReplicaSet replaces a pod that does not fit", healing::replaces_misfit),
+    chapter("containers: rules and files of their own", containers::of_their_own),
     chapter("rolling: an update drops nothing, undo restores", rolling::update_and_undo),
     chapter("rolling: a paused rollout waits", rolling::pause_and_resume),
     chapter("statics: a static pod has a mirror", statics::mirror),

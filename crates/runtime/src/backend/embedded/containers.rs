@@ -507,6 +507,7 @@ impl Embedded {
         let record = &entry.record;
         let phase = entry.phase.borrow().clone();
         let resources = config.linux.as_ref().and_then(|linux| linux.resources.clone());
+        let asked = config.stop_signal();
         let mut status = ContainerStatus {
             id: entry.id.clone(),
             metadata: config.metadata,
@@ -527,7 +528,7 @@ impl Embedded {
                     supplemental_groups: record.groups.iter().map(|gid| (*gid).into()).collect(),
                 }),
             }),
-            stop_signal: config.stop_signal,
+            stop_signal: shown_signal(asked, record.stop_signal) as i32,
             ..Default::default()
         };
         match phase {
@@ -641,7 +642,36 @@ fn stop_signal(config: &ContainerConfig, image: &str) -> i32 {
     Signal::from_name(&full).and_then(Signal::number).unwrap_or(SIGTERM)
 }
 
+/// The one that counts, by the name that was asked for.
+fn shown_signal(asked: Signal, number: i32) -> Signal {
+    match asked {
+        Signal::RuntimeDefault => Signal::from_number(number).unwrap_or(Signal::RuntimeDefault),
+        named => named,
+    }
+}
+
 fn set_private(directory: &std::path::Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signal_that_ends_is_the_pods_the_images_or_sigterm() {
+        let check = |asked: Signal, image: &str, number: i32, shown: Signal| {
+            let config = ContainerConfig { stop_signal: asked as i32, ..Default::default() };
+            assert_eq!(stop_signal(&config, image), number, "{asked:?} {image}");
+            assert_eq!(shown_signal(asked, number), shown, "{asked:?} {image}");
+        };
+        check(Signal::RuntimeDefault, "", 15, Signal::Sigterm);
+        check(Signal::RuntimeDefault, "SIGQUIT", 3, Signal::Sigquit);
+        check(Signal::RuntimeDefault, "QUIT", 3, Signal::Sigquit);
+        check(Signal::RuntimeDefault, "37", 37, Signal::Sigrtminplus3);
+        check(Signal::RuntimeDefault, "nonsense", 15, Signal::Sigterm);
+        check(Signal::Sigusr1, "SIGQUIT", 10, Signal::Sigusr1);
+        check(Signal::Sigcld, "", 17, Signal::Sigcld);
+    }
 }

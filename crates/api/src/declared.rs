@@ -1,0 +1,78 @@
+//! What a node says that its kubelet can do, and which pods need that.
+//!
+//! In: the feature gates, a pod's spec. Out: names for `status.declaredFeatures`, and those that a
+//! node must have declared before the pod may go there. Pure but for the gates.
+//! Upstream: `k8s.io/component-helpers/nodedeclaredfeatures`.
+
+use base::features::{self, Feature};
+use k8s_openapi::api::core::v1::PodSpec;
+
+/// What kubelets here have, if their gates are open, sorted by name.
+const OURS: [Feature; 2] = [
+    Feature::InPlacePodLevelResourcesVerticalScaling,
+    Feature::RestartAllContainersOnContainerExits,
+];
+
+/// What this process declares as a kubelet; nothing while nobody is to know.
+pub fn declared() -> Option<Vec<String>> {
+    let open = OURS.into_iter().filter(|feature| features::enabled(*feature));
+    let names: Vec<String> = open.map(|feature| feature.name().to_owned()).collect();
+    Some(names)
+        .filter(|names| !names.is_empty() && features::enabled(Feature::NodeDeclaredFeatures))
+}
+
+/// What the node of such a pod must have declared. Upstream: `InferForScheduling`.
+pub fn needs(spec: &PodSpec) -> Vec<&'static str> {
+    if !features::enabled(Feature::NodeDeclaredFeatures) {
+        return vec![];
+    }
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let restarts_all = all.any(crate::restarts::names_all);
+    let own_users = spec.host_network == Some(true) && spec.host_users == Some(false);
+    let known = [
+        (restarts_all, Feature::RestartAllContainersOnContainerExits),
+        (own_users, Feature::UserNamespacesHostNetworkSupport),
+    ];
+    known.into_iter().filter(|(is_needed, _)| *is_needed).map(|(_, one)| one.name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn pods_need_what_their_fields_ask_for() {
+        let check = |spec: Value, expected: &[&str]| {
+            let mut tree = spec;
+            tree["containers"].take();
+            let rules = json!([{"action": tree["action"].take(), "exitCodes": {"operator": "In"}}]);
+            tree["containers"] = json!([{"name": "a", "restartPolicyRules": rules}]);
+            let spec: PodSpec = serde_json::from_value(tree.clone()).expect("a spec");
+            assert_eq!(needs(&spec), expected, "{tree}");
+            let gates = features::Gates::DEFAULT.with(Feature::NodeDeclaredFeatures, false);
+            assert!(features::scoped(gates, || needs(&spec)).is_empty());
+        };
+        check(json!({"action": "Restart"}), &[]);
+        let all = "RestartAllContainersOnContainerExits";
+        check(json!({"action": "RestartAllContainers"}), &[all]);
+        let hosts = json!({"action": "Restart", "hostNetwork": true, "hostUsers": false});
+        check(hosts, &["UserNamespacesHostNetworkSupport"]);
+        check(json!({"action": "Restart", "hostNetwork": true}), &[]);
+    }
+
+    #[test]
+    fn nodes_declare_what_is_open() {
+        let gates = features::Gates::DEFAULT;
+        let check = |gates: features::Gates, expected: Option<&[&str]>| {
+            let got = features::scoped(gates, declared);
+            assert_eq!(got, expected.map(|all| all.iter().map(|one| one.to_string()).collect()));
+        };
+        const RESIZE: &str = "InPlacePodLevelResourcesVerticalScaling";
+        check(gates, Some(&[RESIZE, "RestartAllContainersOnContainerExits"]));
+        let without = gates.with(Feature::RestartAllContainersOnContainerExits, false);
+        check(without, Some(&[RESIZE]));
+        check(gates.with(Feature::NodeDeclaredFeatures, false), None);
+    }
+}
