@@ -104,6 +104,8 @@ pub enum ClusterEvent {
     VolumesChanged(Option<ObjectKey>),
     /// What the storage drivers of a node can do changed.
     DriversChanged,
+    /// A storage driver has more room, or does not tell of it any more.
+    RoomGrew,
     /// A claim for devices came, changed or went.
     ClaimChanged {
         claim: ObjectKey,

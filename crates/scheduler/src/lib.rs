@@ -15,6 +15,7 @@
 //! Invariants: one decision at a time, on the state at that moment, assumed pods included; nothing
 //! is awaited while deciding; binding goes through the `/binding` subresource only.
 
+mod capacity;
 pub mod claims;
 pub mod cluster;
 pub mod config;

@@ -70,6 +70,8 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
         this.woken(&mut this.state(), &ClusterEvent::VolumesChanged(claim));
     });
     let this = scheduler.clone();
+    volumes.subscribe_room(move || this.woken(&mut this.state(), &ClusterEvent::RoomGrew));
+    let this = scheduler.clone();
     objects.subscribe_drivers(move || this.woken(&mut this.state(), &ClusterEvent::DriversChanged));
     let this = scheduler.clone();
     objects.claims.subscribe(move |event| this.woken(&mut this.state(), event));

@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
-use client::{Informer, Informers, ObjectKey};
+use client::{Event, Informer, Informers, ObjectKey};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PodSpec};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
 use machinery::selector::Selector;
 use tokio::sync::watch;
 
+use crate::capacity::{grew, is_told};
 use crate::pod::Disk;
 
 #[derive(Clone)]
@@ -17,6 +18,8 @@ pub struct Volumes {
     claims: Informer<PersistentVolumeClaim>,
     volumes: Informer<PersistentVolume>,
     classes: Informer<StorageClass>,
+    drivers: Informer<CSIDriver>,
+    capacities: Informer<CSIStorageCapacity>,
     /// Counts changes, for those that wait for one.
     changes: Arc<watch::Sender<u64>>,
 }
@@ -27,6 +30,8 @@ impl Volumes {
             claims: informers.of(),
             volumes: informers.of(),
             classes: informers.of(),
+            drivers: informers.of(),
+            capacities: informers.of(),
             changes: Arc::new(watch::channel(0).0),
         }
     }
@@ -44,10 +49,28 @@ impl Volumes {
         self.classes.subscribe_raw(move |_| changed(None));
     }
 
+    /// Hears that a driver has, or may have, more room than before.
+    pub fn subscribe_room(&self, wake: impl Fn() + Send + Sync + Clone + 'static) {
+        let woken = wake.clone();
+        self.capacities.subscribe(move |event| {
+            if !event.is_deleted() && grew(event.old().map(AsRef::as_ref), event.object()) {
+                woken();
+            }
+        });
+        self.drivers.subscribe(move |event: &Event<CSIDriver>| {
+            let was_told = is_told(event.old().map(AsRef::as_ref));
+            if was_told && (event.is_deleted() || !is_told(Some(event.object()))) {
+                wake();
+            }
+        });
+    }
+
     pub async fn synced(&self) {
         self.claims.synced().await;
         self.volumes.synced().await;
         self.classes.synced().await;
+        self.drivers.synced().await;
+        self.capacities.synced().await;
     }
 
     pub fn changes(&self) -> watch::Receiver<u64> {
@@ -68,6 +91,14 @@ impl Volumes {
 
     pub fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
         self.classes.lister().get("", name)
+    }
+
+    pub fn driver(&self, name: &str) -> Option<Arc<CSIDriver>> {
+        self.drivers.lister().get("", name)
+    }
+
+    pub fn capacities(&self) -> Vec<Arc<CSIStorageCapacity>> {
+        self.capacities.lister().list(None, &Selector::everything())
     }
 }
 

@@ -332,3 +332,57 @@ async fn a_class_wakes_those_that_it_may_stand_for() {
     check(&implicit, false, None, false);
     tasks.shutdown(Duration::from_secs(5)).await;
 }
+
+#[tokio::test]
+async fn volumes_are_made_where_there_is_room() {
+    let tasks = Tasks::new("test");
+    let class = |name: &str, driver: &str| {
+        json!({"metadata": {"name": name}, "provisioner": driver,
+            "volumeBindingMode": "WaitForFirstConsumer"})
+    };
+    let driver = |name: &str, tells: bool| json!({"metadata": {"name": name}, "spec": {"storageCapacity": tells}});
+    let asks = |name: &str, class: &str, size: &str| {
+        json!({"metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class,
+                "resources": {"requests": {"storage": size}}}})
+    };
+    let room = |name: &str, class: &str, size: &str, zone: &str| {
+        json!({"metadata": {"name": name, "namespace": "kube-system"}, "storageClassName": class,
+            "capacity": size, "nodeTopology": {"matchLabels": {"zone": zone}}})
+    };
+    let collections = vec![
+        ("storageclasses", vec![class("told", "a"), class("untold", "b"), class("other", "c")]),
+        ("csidrivers", vec![driver("a", true), driver("b", false)]),
+        (
+            "csistoragecapacities",
+            vec![room("x", "told", "1Gi", "one"), room("y", "told", "10Gi", "two")],
+        ),
+        (
+            "persistentvolumeclaims",
+            vec![
+                asks("small", "told", "1Gi"),
+                asks("large", "told", "5Gi"),
+                asks("huge", "told", "50Gi"),
+                asks("untold", "untold", "50Gi"),
+                asks("other", "other", "50Gi"),
+            ],
+        ),
+    ];
+    let framework = framework(&tasks, collections).await;
+    let zone = |name: &str| json!({"metadata": {"labels": {"zone": name}}});
+    let check = |nodes: &[(&str, &str)], claim: &str, expected: &str| {
+        let nodes: Vec<_> = nodes.iter().map(|(name, of)| node(name, zone(of))).collect();
+        let cluster = cluster(&nodes, &[]);
+        assert_eq!(placed(&framework, &pod("p", mounts(&[claim])), &cluster), expected, "{claim}");
+    };
+    let both = [("n1", "one"), ("n2", "two")];
+    check(&both, "large", "n2");
+    check(&both[..1], "small", "n1");
+    let full = "0/2 nodes are available: 2 node(s) did not have enough free storage.";
+    check(&both, "huge", full);
+    check(&both[..1], "untold", "n1");
+    check(&both[..1], "other", "n1");
+    let row = PLUGINS.iter().find(|row| row.name == "VolumeBinding").expect("a plugin");
+    assert!((row.helps)(&pod("p", mounts(&["huge"])), &ClusterEvent::RoomGrew));
+    tasks.shutdown(Duration::from_secs(5)).await;
+}

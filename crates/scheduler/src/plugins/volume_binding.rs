@@ -15,8 +15,11 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 
 use super::hints;
+use crate::capacity::{self, Room};
 use crate::cluster::Cluster;
-use crate::framework::{CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row};
+use crate::framework::{
+    ClusterEvent, CycleState, Filter, Next, Points, PreBind, PreFilter, Rejection, Row,
+};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::selector;
@@ -45,7 +48,11 @@ pub const ROW: Row = Row {
             ..Default::default()
         }
     },
-    helps: |pod, event| hints::volumes_change(pod, event) || hints::is_labelled(pod, event),
+    helps: |pod, event| {
+        matches!(event, ClusterEvent::RoomGrew)
+            || hints::volumes_change(pod, event)
+            || hints::is_labelled(pod, event)
+    },
 };
 
 struct VolumeBinding {
@@ -59,8 +66,16 @@ struct VolumeBinding {
 #[derive(Default)]
 struct Found {
     bound: Vec<Arc<PersistentVolume>>,
-    waiting: Vec<(Arc<PersistentVolumeClaim>, Arc<StorageClass>)>,
+    waiting: Vec<Waiting>,
     free: Vec<Arc<PersistentVolume>>,
+}
+
+/// A claim that waits for its first pod.
+struct Waiting {
+    claim: Arc<PersistentVolumeClaim>,
+    class: Arc<StorageClass>,
+    /// Where a volume can be made for it.
+    room: Room,
 }
 
 fn is_bound(claim: &PersistentVolumeClaim) -> bool {
@@ -105,7 +120,10 @@ impl VolumeBinding {
             }
             let class = api::volumes::class_of(&claim).and_then(|name| self.volumes.class(name));
             match class.filter(|class| api::volumes::waits_for_consumer(Some(class))) {
-                Some(class) => found.waiting.push((claim, class)),
+                Some(class) => {
+                    let room = self.room(&claim, &class);
+                    found.waiting.push(Waiting { claim, class, room });
+                }
                 None => {
                     return Err(no("pod has unbound immediate PersistentVolumeClaims".to_owned()));
                 }
@@ -115,6 +133,14 @@ impl VolumeBinding {
             found.free = self.volumes.volumes();
         }
         Ok(found)
+    }
+
+    fn room(&self, claim: &PersistentVolumeClaim, class: &StorageClass) -> Room {
+        if !capacity::is_told(self.volumes.driver(&class.provisioner).as_deref()) {
+            return Room::Everywhere;
+        }
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        capacity::room(claim, name, &self.volumes.capacities())
     }
 
     /// A volume on the node for the claim, or whether one can be made there. Pure but for `found`.
@@ -159,7 +185,7 @@ impl Filter for VolumeBinding {
             return Err(Rejection::unresolvable(why));
         }
         let mut taken = vec![];
-        for (claim, class) in &found.waiting {
+        for Waiting { claim, class, room } in &found.waiting {
             let annotations = claim.metadata.annotations.as_ref();
             let selected = annotations.and_then(|all| all.get(SELECTED_NODE));
             if selected.is_some_and(|selected| *selected != node.name) {
@@ -169,11 +195,17 @@ impl Filter for VolumeBinding {
             }
             match Self::choose(&found.free, claim, &node.name, &node.labels, &taken) {
                 Some(volume) => taken.push(volume),
-                None if class.provisioner != NO_PROVISIONER => {}
-                None => {
+                None if class.provisioner == NO_PROVISIONER
+                    || !capacity::reaches(class, &node.labels) =>
+                {
                     let why = "node(s) didn't find available persistent volumes to bind";
                     return Err(Rejection::unresolvable(why));
                 }
+                None if !room.has(&node.labels) => {
+                    let why = "node(s) did not have enough free storage";
+                    return Err(Rejection::unresolvable(why));
+                }
+                None => {}
             }
         }
         Ok(())
@@ -199,7 +231,7 @@ impl PreBind for VolumeBinding {
             let labels = nodes.get(node).await.map_err(|error| error.text())?.metadata.labels;
             let labels = labels.unwrap_or_default();
             let mut taken = vec![];
-            for (claim, _) in &found.waiting {
+            for Waiting { claim, .. } in &found.waiting {
                 match Self::choose(&found.free, claim, node, &labels, &taken) {
                     Some(volume) => {
                         taken.push(volume);
