@@ -80,7 +80,10 @@ const PLUGINS: &[Entry] = &[
     ("LimitPodHardAntiAffinityTopology", false, |_| Ok(Box::new(anti_affinity::AntiAffinity))),
     ("LimitRanger", true, |_| Ok(Box::new(limit_ranger::LimitRanger))),
     ("ServiceAccount", true, |_| Ok(Box::new(service_account::ServiceAccounts))),
-    ("NodeRestriction", true, |_| Ok(Box::new(node_restriction::NodeRestriction))),
+    ("NodeRestriction", true, |options| {
+        let authorizer = options.authorizer("NodeRestriction")?;
+        Ok(Box::new(node_restriction::NodeRestriction { authorizer }))
+    }),
     ("TaintNodesByCondition", true, |_| {
         Ok(Box::new(taint_nodes_by_condition::TaintNodesByCondition))
     }),

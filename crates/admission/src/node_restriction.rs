@@ -3,13 +3,18 @@
 //! Authorization says which resources a node may write; this says which objects, and what in them,
 //! so that a stolen node certificate reaches nothing but that node.
 
+mod audience;
+mod certificates;
+
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
+use apiserver::authz::Authorizer;
 use async_trait::async_trait;
+use base::features::{self, Feature};
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Container, Node, PersistentVolumeClaim, Pod, PodSpec};
 use machinery::Object;
 
@@ -34,7 +39,11 @@ const KUBELET_LABELS: [&str; 11] = [
 ];
 const KUBELET_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-pub(crate) struct NodeRestriction;
+/// See the module.
+pub(crate) struct NodeRestriction {
+    /// Says for which audiences besides its pods' own a node may ask for tokens.
+    pub authorizer: Arc<dyn Authorizer>,
+}
 
 #[async_trait]
 impl Plugin for NodeRestriction {
@@ -59,14 +68,17 @@ impl Plugin for NodeRestriction {
         let row = &attributes.ctx.resource;
         let outcome = match (&*row.group, &*row.plural) {
             ("", "pods") => return pod(attributes, node).await,
-            ("", "serviceaccounts") => return token(attributes, node).await,
+            ("", "serviceaccounts") => return token(attributes, node, &*self.authorizer).await,
+            ("certificates.k8s.io", "podcertificaterequests") => {
+                return certificates::of_pod(attributes, node).await;
+            }
             ("", "nodes") => own_node(attributes, node),
             ("", "persistentvolumeclaims") => claim_status(attributes, node),
             ("coordination.k8s.io", "leases") => lease(attributes, node),
             ("storage.k8s.io", "csinodes") => named_like(attributes, node),
             ("resource.k8s.io", "resourceslices") => slice(attributes, node),
             ("certificates.k8s.io", "certificatesigningrequests") => {
-                request(attributes, user.name.as_str())
+                certificates::of_node(attributes, user.name.as_str())
             }
             _ => Ok(()),
         };
@@ -102,7 +114,7 @@ async fn pod(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError>
         ("eviction", Operation::Create) => {
             let key = attributes.key;
             let found = attributes.registry.find::<Pod>(&key.namespace, &key.name).await?;
-            let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
+            let pod = found.ok_or_else(|| StatusError::not_found("", "pod", &key.name))?;
             match on_node(Some(&pod), node) {
                 true => Ok(()),
                 false => forbidden(format!(
@@ -159,7 +171,7 @@ async fn mirror_pod(attributes: &Attributes<'_>, node: &str) -> Result<(), Statu
         return Err(attributes.forbidden(why));
     }
     let found = attributes.registry.find::<Node>("", node).await?;
-    let own = found.ok_or_else(|| StatusError::not_found("", "nodes", node))?;
+    let own = found.ok_or_else(|| StatusError::not_found("", "node", node))?;
     let owner = pod.metadata.owner_references.iter().flatten().next();
     let claimed = owner.map(|owner| owner.uid.as_str()).unwrap_or_default();
     if claimed != own.uid() {
@@ -362,25 +374,11 @@ fn slice(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
     Err(format!("can only {verb} ResourceSlice with the same NodeName as the requesting node"))
 }
 
-/// A node's client and serving certificates are in its own name.
-fn request(attributes: &Attributes<'_>, user: &str) -> Result<(), String> {
-    const SIGNERS: [&str; 2] =
-        ["kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"];
-    let Some(csr) = attributes.object_as::<CertificateSigningRequest>() else { return Ok(()) };
-    let created =
-        attributes.operation == Operation::Create && attributes.ctx.subresource.is_empty();
-    if !created || !SIGNERS.contains(&csr.spec.signer_name.as_str()) {
-        return Ok(());
-    }
-    let parsed = pki::Csr::parse(&csr.spec.request.0)
-        .map_err(|error| format!("unable to parse csr: {error}"))?;
-    if parsed.common_name == user {
-        return Ok(());
-    }
-    Err("can only create a node CSR with CN=".to_owned() + user)
-}
-
-async fn token(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusError> {
+async fn token(
+    attributes: &Attributes<'_>,
+    node: &str,
+    authorizer: &dyn Authorizer,
+) -> Result<(), StatusError> {
     let asked = attributes.object_as::<TokenRequest>();
     let wanted = attributes.operation == Operation::Create && attributes.ctx.subresource == "token";
     let Some(asked) = asked.filter(|_| wanted) else { return Ok(()) };
@@ -395,7 +393,7 @@ async fn token(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusErro
         return forbidden("node requested token with a pod binding without a uid");
     };
     let found = attributes.registry.find::<Pod>(&attributes.key.namespace, &name).await?;
-    let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &name))?;
+    let pod = found.ok_or_else(|| StatusError::not_found("", "pod", &name))?;
     if pod.uid() != uid {
         return forbidden(&format!(
             "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
@@ -404,7 +402,10 @@ async fn token(attributes: &Attributes<'_>, node: &str) -> Result<(), StatusErro
     if !on_node(Some(&pod), node) {
         return forbidden("node requested token bound to a pod scheduled on a different node");
     }
-    Ok(())
+    match features::enabled(Feature::ServiceAccountNodeAudienceRestriction) {
+        true => audience::check(attributes, asked, &pod, authorizer).await,
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::authz::{Attributes, Authorizer, Decision};
 use crate::discovery::Discovery;
 use crate::fairness::Fairness;
 use crate::filters::authorization;
+use crate::filters::impersonation::Impersonation;
 use crate::health::Health;
 use crate::limiter::{InFlight, Limiter};
 use crate::metrics::{Metrics, family, labels, samples};
@@ -112,6 +113,7 @@ impl Server {
             registry,
             authenticators,
             authorizers,
+            impersonation: Impersonation::new(&metrics),
             limiter,
             metrics,
             health,

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::authn::Authenticator;
 use crate::authz::Authorizer;
 use crate::discovery::Discovery;
+use crate::filters::impersonation::Impersonation;
 use crate::health::Health;
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub registry: Registry,
     pub authenticators: Vec<Box<dyn Authenticator>>,
     pub authorizers: Vec<Box<dyn Authorizer>>,
+    pub impersonation: Impersonation,
     pub limiter: Limiter,
     pub metrics: Arc<Metrics>,
     pub health: Health,

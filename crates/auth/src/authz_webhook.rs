@@ -11,13 +11,14 @@
 use std::time::Duration;
 
 use apiserver::authz::{Attributes, Authorizer, Decision};
+use apiserver::memory::{Memory, key_of};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
 use cel::{Budget, CompileError, Object, Program, Type, Value};
 use machinery::selector::Selector;
 use serde_json::{Map, Value as Json, json};
 
-use crate::webhook::{Memory, Webhook, key_of};
+use crate::webhook::Webhook;
 
 /// What one condition may cost.
 const COST: u64 = 1_000_000;

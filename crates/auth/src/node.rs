@@ -3,11 +3,11 @@
 //! ```text
 //! node ◄─┬─ pod ◄── secret, config map, service account, claim ◄── volume
 //!        ├─ volume attachment
-//!        └─ resource slice
+//!        ├─ resource slice
+//!        └─ pod certificate request, where they are served
 //! ```
 //!
-//! In: pods, persistent volumes, volume attachments and resource slices, mirrored from the watch
-//! cache. Out: decisions for users named `system:node:NAME` in group `system:nodes`. Upstream:
+//! In: pods, persistent volumes, and what names its node, mirrored from the watch cache. Out: decisions for users named `system:node:NAME` in group `system:nodes`. Upstream:
 //! `plugin/pkg/auth/authorizer/node`.
 
 use std::collections::{HashMap, HashSet};
@@ -15,9 +15,11 @@ use std::sync::{Arc, RwLock};
 
 use apiserver::Registry;
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
-use apiserver::request::{RequestInfo, UserInfo};
+use apiserver::request::{Key, RequestInfo, UserInfo};
 use async_trait::async_trait;
+use base::features::{self, Feature};
 use base::task::Tasks;
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod, PodSpec};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
@@ -30,6 +32,8 @@ use crate::rbac::{bootstrap, rule_allows};
 const USER_PREFIX: &str = "system:node:";
 const NODES_GROUP: &str = "system:nodes";
 const LEASES: &str = "kube-node-lease";
+const CERTIFICATES: &str = "certificates.k8s.io";
+const CERTIFICATE_REQUESTS: &str = "podcertificaterequests";
 
 /// Kinds whose objects a node reaches through its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,8 +72,8 @@ pub struct Graph {
     volumes: HashMap<String, Volume>,
     /// Volumes that need a secret.
     volume_secrets: HashMap<Object, HashSet<String>>,
-    /// Objects without a namespace that name their node themselves.
-    placed: HashMap<Placed, HashMap<String, String>>,
+    /// Objects that name their node themselves, by namespace and name.
+    placed: HashMap<Placed, HashMap<Key, String>>,
 }
 
 /// Kinds of [`Graph::placed`].
@@ -77,6 +81,7 @@ pub struct Graph {
 pub enum Placed {
     VolumeAttachment,
     ResourceSlice,
+    PodCertificateRequest,
 }
 
 impl Graph {
@@ -164,17 +169,17 @@ impl Graph {
     }
 
     /// `node` is empty for what is on none.
-    pub fn put_placed(&mut self, kind: Placed, name: &str, node: &str) {
+    pub fn put_placed(&mut self, kind: Placed, key: Key, node: &str) {
         let nodes = self.placed.entry(kind).or_default();
         match node {
-            "" => nodes.remove(name),
-            node => nodes.insert(name.to_owned(), node.to_owned()),
+            "" => nodes.remove(&key),
+            node => nodes.insert(key, node.to_owned()),
         };
     }
 
-    fn is_placed_on(&self, node: &str, kind: Placed, name: &str) -> bool {
+    fn is_placed_on(&self, node: &str, kind: Placed, key: &Key) -> bool {
         let nodes = self.placed.get(&kind);
-        nodes.and_then(|nodes| nodes.get(name)).is_some_and(|placed| placed == node)
+        nodes.and_then(|nodes| nodes.get(key)).is_some_and(|placed| placed == node)
     }
 
     fn is_pod_on(&self, node: &str, namespace: &str, name: &str) -> bool {
@@ -323,6 +328,18 @@ impl NodeAuthorizer {
             |slice| slice.spec.node_name.as_deref().unwrap_or_default(),
         );
         futures::join!(pods, volumes, attachments, slices);
+        if features::enabled(Feature::PodCertificateRequest)
+            && registry.resources().get(CERTIFICATES, "v1beta1", CERTIFICATE_REQUESTS).is_some()
+        {
+            let kind = Placed::PodCertificateRequest;
+            let follow = authorizer.follow_placed::<PodCertificateRequest>(
+                registry,
+                tasks,
+                kind,
+                |request| &request.spec.node_name,
+            );
+            follow.await;
+        }
         authorizer
     }
 
@@ -338,8 +355,12 @@ impl NodeAuthorizer {
     {
         let graph = self.graph.clone();
         let put = move |graph: &mut Graph, object: &T| {
-            let name = object.metadata().name.as_deref().unwrap_or_default();
-            graph.put_placed(kind, name, node(object));
+            let ObjectMeta { namespace, name, .. } = object.metadata();
+            let key = Key::new(
+                namespace.as_deref().unwrap_or_default(),
+                name.as_deref().unwrap_or_default(),
+            );
+            graph.put_placed(kind, key, node(object));
         };
         let apply = move |change: Change<T>| {
             let mut graph = graph.write().expect("no panic under the lock");
@@ -349,7 +370,7 @@ impl NodeAuthorizer {
                     all.iter().for_each(|object| put(&mut graph, object));
                 }
                 Change::Put(object) => put(&mut graph, &object),
-                Change::Remove(key) => graph.put_placed(kind, &key.name, ""),
+                Change::Remove(key) => graph.put_placed(kind, key, ""),
             }
         };
         mirror::<T>(registry, tasks, apply).await;
@@ -409,6 +430,7 @@ impl NodeAuthorizer {
                 gettable(request).and(self.placed(node, request, Placed::VolumeAttachment))
             }
             ("resource.k8s.io", "resourceslices") => self.decide_slices(node, request),
+            (CERTIFICATES, CERTIFICATE_REQUESTS) => self.decide_certificates(node, request),
             _ => self.decide_statically(request),
         }
     }
@@ -449,6 +471,24 @@ impl NodeAuthorizer {
         }
     }
 
+    /// Whose certificate a new one is about is for admission to see.
+    fn decide_certificates(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
+        check(features::enabled(Feature::PodCertificateRequest), "")?;
+        let part = "nodes may not access the status subresource of PodCertificateRequests";
+        check(request.subresource.is_empty(), part)?;
+        match request.verb.as_str() {
+            "create" => Ok(()),
+            "get" => {
+                gettable(request).and(self.placed(node, request, Placed::PodCertificateRequest))
+            }
+            "list" | "watch" => check(
+                selects_node(request, node),
+                "can only list/watch podcertificaterequests with nodeName field selector",
+            ),
+            verb => Err(format!("nodes may not {verb} podcertificaterequests")),
+        }
+    }
+
     fn decide_nodes(&self, node: &str, request: &RequestInfo) -> Result<(), String> {
         match (request.verb.as_str(), request.name.as_str()) {
             ("get" | "list" | "watch", name) if name == node => Ok(()),
@@ -465,7 +505,8 @@ impl NodeAuthorizer {
     /// Whether the object says that it is of the node.
     fn placed(&self, node: &str, request: &RequestInfo, kind: Placed) -> Result<(), String> {
         let graph = self.graph.read().expect("no panic under the lock");
-        check(graph.is_placed_on(node, kind, &request.name), &unrelated(node))
+        let key = Key::new(request.namespace.as_str(), request.name.as_str());
+        check(graph.is_placed_on(node, kind, &key), &unrelated(node))
     }
 
     /// Whether a pod on the node refers to the object.
@@ -566,6 +607,8 @@ impl Authorizer for NodeAuthorizer {
 
 #[cfg(test)]
 mod tests {
+    use base::features::Gates;
+    use futures::FutureExt;
     use serde_json::json;
 
     use super::*;
@@ -601,9 +644,13 @@ mod tests {
             },
         });
         graph.put_volume(&serde_json::from_value(volume).expect("a volume"));
-        for kind in [Placed::VolumeAttachment, Placed::ResourceSlice] {
-            graph.put_placed(kind, "mine", "n1");
-            graph.put_placed(kind, "other", "n2");
+        for (kind, namespace) in [
+            (Placed::VolumeAttachment, ""),
+            (Placed::ResourceSlice, ""),
+            (Placed::PodCertificateRequest, "web"),
+        ] {
+            graph.put_placed(kind, Key::new(namespace, "mine"), "n1");
+            graph.put_placed(kind, Key::new(namespace, "other"), "n2");
         }
         drop(graph);
         authorizer
@@ -709,5 +756,31 @@ mod tests {
         check(UserInfo::new("system:node:a", &[NODES_GROUP]), Some("a"));
         check(UserInfo::new("system:node:a", &[]), None);
         check(UserInfo::new("jane", &[NODES_GROUP]), None);
+    }
+
+    #[test]
+    fn certificates_of_pods_are_asked_for_where_the_gate_is_open() {
+        let authorizer = authorizer();
+        let pcrs = "certificates.k8s.io/podcertificaterequests";
+        for (verb, rest, expected) in [
+            ("create", "//web/", true),
+            ("create", "/status/web/mine", false),
+            ("get", "//web/mine", true),
+            ("get", "//web/other", false),
+            ("get", "//kube-system/mine", false),
+            ("list", "///", false),
+            ("list", "///?spec.nodeName=n1", true),
+            ("watch", "///?spec.nodeName=n2", false),
+            ("update", "//web/mine", false),
+            ("delete", "//web/mine", false),
+        ] {
+            for is_open in [true, false] {
+                let gates = Gates::DEFAULT.with(Feature::PodCertificateRequest, is_open);
+                let object = format!("{pcrs}{rest}");
+                let asked = may(&authorizer, "n1", verb, &object);
+                let allowed = features::scoped(gates, || asked.now_or_never().expect("at once"));
+                assert_eq!(allowed, is_open && expected, "{verb} {object} {is_open}");
+            }
+        }
     }
 }

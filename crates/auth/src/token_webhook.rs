@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use apiserver::StatusError;
+use apiserver::memory::{Memory, key_of};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1 as authentication;
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::tokens::{Recognized, TokenAuthenticator};
-use crate::webhook::{Memory, Webhook, key_of};
+use crate::webhook::Webhook;
 
 /// With all retries. Upstream's context ends with the request, a minute later.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -1,21 +1,16 @@
-//! Questions to a server outside: one POST of a review, and a memory of answers.
+//! Questions to a server outside: one POST of a review.
 //!
 //! In: a kubeconfig that names the server, a review. Out: the review with its status, or why there
 //! is none. Used by token reviews and by authorization. Upstream: `k8s.io/apiserver/pkg/util/webhook`.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use base::backoff::Backoff;
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
-use lru::LruCache;
 use serde_json::Value as Json;
-use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 use transport::{ClientError, ClientOptions, HttpClient, Token};
 
 /// Upstream: `DefaultAuthWebhookRetryBackoff`.
@@ -123,64 +118,4 @@ fn refused(status: StatusCode, body: &Bytes) -> Failure {
     };
     let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
     if is_passing { Failure::Passing(text) } else { Failure::Lasting(text) }
-}
-
-/// Answers that count for a while, the oldest forgotten first. Keys are hashes, so that no secret
-/// stays in memory.
-pub struct Memory<T>(Mutex<LruCache<[u8; 32], (Instant, T)>>);
-
-impl<T: Clone> Memory<T> {
-    pub fn new(size: usize) -> Self {
-        let size = NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN);
-        Self(Mutex::new(LruCache::new(size)))
-    }
-
-    pub fn get(&self, key: &[u8; 32]) -> Option<T> {
-        let mut memory = self.0.lock().expect("no panic under the lock");
-        let (until, answer) = memory.get(key)?;
-        if *until > Instant::now() {
-            return Some(answer.clone());
-        }
-        memory.pop(key);
-        None
-    }
-
-    pub fn put(&self, key: [u8; 32], answer: T, lasts: Duration) {
-        if !lasts.is_zero() {
-            let mut memory = self.0.lock().expect("as above");
-            memory.put(key, (Instant::now() + lasts, answer));
-        }
-    }
-}
-
-/// The key of a question.
-pub fn key_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part);
-    }
-    hash.finalize().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn answers_are_forgotten_in_time_and_in_number() {
-        let memory = Memory::new(2);
-        let key = |text: &str| key_of([text]);
-        memory.put(key("a"), 1, Duration::from_secs(10));
-        memory.put(key("b"), 2, Duration::from_secs(20));
-        assert_eq!((memory.get(&key("a")), memory.get(&key("b"))), (Some(1), Some(2)));
-        tokio::time::advance(Duration::from_secs(11)).await;
-        assert_eq!((memory.get(&key("a")), memory.get(&key("b"))), (None, Some(2)));
-        memory.put(key("c"), 3, Duration::from_secs(10));
-        memory.put(key("d"), 4, Duration::from_secs(10));
-        assert_eq!((memory.get(&key("b")), memory.get(&key("d"))), (None, Some(4)));
-        memory.put(key("e"), 5, Duration::ZERO);
-        assert_eq!(memory.get(&key("e")), None);
-        assert_ne!(key_of(["ab", ""]), key_of(["a", "b"]));
-    }
 }

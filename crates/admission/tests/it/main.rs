@@ -1,5 +1,6 @@
 //! The admission chain on a real registry.
 
+mod nodes;
 mod plugins;
 mod policies;
 mod races;

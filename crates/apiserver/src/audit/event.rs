@@ -25,6 +25,8 @@ pub struct Event {
     pub verb: String,
     pub user: Option<UserInfo>,
     pub impersonated: Option<UserInfo>,
+    /// The verb by which a constrained mode of impersonation allowed it.
+    pub constraint: Option<&'static str>,
     pub source_ips: Vec<String>,
     pub user_agent: String,
     pub object: Option<ObjectReference>,
@@ -116,6 +118,12 @@ impl<'a> From<&'a UserInfo> for User<'a> {
     }
 }
 
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AuthenticationMetadata {
+    impersonation_constraint: &'static str,
+}
+
 /// An event at a stage, as it is written.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -132,6 +140,8 @@ struct Written<'a> {
     user: User<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     impersonated_user: Option<User<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    authentication_metadata: Option<AuthenticationMetadata>,
     #[serde(rename = "sourceIPs", skip_serializing_if = "<[String]>::is_empty")]
     source_ips: &'a [String],
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -178,6 +188,9 @@ impl Event {
             verb: &self.verb,
             user: self.user.as_ref().unwrap_or(&nobody).into(),
             impersonated_user: self.impersonated.as_ref().map(User::from),
+            authentication_metadata: self
+                .constraint
+                .map(|verb| AuthenticationMetadata { impersonation_constraint: verb }),
             source_ips: &self.source_ips,
             user_agent: &self.user_agent,
             object_ref: &self.object,
@@ -262,6 +275,7 @@ mod tests {
             verb: "list".into(),
             user: Some(UserInfo::new("jane", &["dev", "system:authenticated"])),
             impersonated: None,
+            constraint: None,
             source_ips: vec!["192.0.2.1".into()],
             user_agent: "kubectl/v1.36.2".into(),
             object: Some(ObjectReference {

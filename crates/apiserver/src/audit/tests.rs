@@ -203,6 +203,8 @@ async fn who_acts_as_somebody_else_is_noted_as_both() {
     assert_eq!(event["user"]["username"], "admin");
     assert_eq!(event["impersonatedUser"]["username"], "jane");
     assert_eq!(event["impersonatedUser"]["groups"][0], "dev");
+    let constraint = json!({"impersonationConstraint": "impersonate:user-info"});
+    assert_eq!(event["authenticationMetadata"], constraint);
     assert_eq!(event["responseStatus"]["code"], 403);
 }
 

@@ -82,6 +82,7 @@ impl Trail {
             verb: info.verb.clone(),
             user: user.cloned(),
             impersonated: None,
+            constraint: None,
             source_ips: source_ips(parts),
             user_agent: user_agent(text(&USER_AGENT)),
             object: info.is_resource.then(|| object_reference(info)),
@@ -117,8 +118,12 @@ impl Trail {
         notes.iter().for_each(|(key, value)| self.annotate(key, value));
     }
 
-    pub fn impersonated(&self, user: &UserInfo) {
-        self.note(|event| event.impersonated = Some(user.clone()));
+    /// Who the request counts for, and the verb that allowed it, where that is a constrained one.
+    pub fn impersonated(&self, user: &UserInfo, constraint: Option<&'static str>) {
+        self.note(|event| {
+            event.impersonated = Some(user.clone());
+            event.constraint = constraint;
+        });
     }
 
     pub fn wants_request(&self) -> bool {

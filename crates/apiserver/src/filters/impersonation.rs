@@ -1,16 +1,24 @@
-//! Acting as somebody else: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-*`, each of which the
-//! real user must be allowed to `impersonate`.
+//! Acting as somebody else: `Impersonate-User`, `-Group`, `-Uid` and `-Extra-*`.
+//!
+//! In: the headers, and who the client really is. Out: the user that the request counts for, noted
+//! in the audit trail. [`modes`] says what the real user needs the right to, [`figures`] counts it.
+//! Upstream: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
+
+mod figures;
+mod modes;
+mod names;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base::features::{self, Feature};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use machinery::StatusError;
 
-use super::authentication::{ANONYMOUS, UNAUTHENTICATED, with_group};
-use super::authorization::{decide, forbidden};
-use crate::authz::{Attributes, Decision};
+pub(crate) use self::modes::Impersonation;
+use crate::audit::Trail;
+use crate::authz::Attributes;
 use crate::query::decode_path;
 use crate::request::{RequestInfo, UserInfo, header_text};
 use crate::shared::Shared;
@@ -19,7 +27,7 @@ const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const EXTRA: &str = "impersonate-extra-";
-const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+const AUTHENTICATION: &str = "authentication.k8s.io";
 
 /// The user that the request counts for. The headers are taken off, so that a proxied request does
 /// not carry them on.
@@ -29,46 +37,58 @@ pub async fn impersonate(
     parts: &mut Parts,
     user: UserInfo,
 ) -> Result<UserInfo, StatusError> {
-    let Some(wanted) = wanted(&parts.headers)? else { return Ok(user) };
-    let allowed = async |attributes: &Attributes| {
-        matches!(decide(&shared.authorizers, attributes).await, Decision::Allow { .. })
-    };
-    for request in demands(&wanted) {
-        let attributes = Attributes { user: user.clone(), request };
-        if !allowed(&attributes).await {
-            return Err(refusal(info, &wanted, user));
-        }
-    }
-    tracing::debug!(user = user.name, wanted = wanted.name, "impersonates");
+    let is_constrained = features::enabled(Feature::ConstrainedImpersonation);
+    let Some(wanted) = wanted(&parts.headers, is_constrained)? else { return Ok(user) };
     take_off(&mut parts.headers);
-    Ok(complete(wanted))
+    let request = Attributes { user, request: (**info).clone() };
+    let modes = if is_constrained { modes::ALL } else { modes::LEGACY };
+    let found = shared.impersonation.resolve(modes, &shared.authorizers, &request, &wanted).await?;
+    tracing::debug!(user = request.user.name, wanted = wanted.name, "impersonates");
+    if let Some(trail) = Trail::of(parts) {
+        trail.impersonated(&found.user, found.constraint);
+    }
+    Ok(found.user)
 }
 
 /// Who is to be impersonated; nothing without any of the headers.
-fn wanted(headers: &HeaderMap) -> Result<Option<UserInfo>, StatusError> {
+fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>, StatusError> {
     let text = |name: &HeaderName| {
         headers.get(name).map(|value| header_text(value).into_owned()).unwrap_or_default()
     };
     let texts = |name: &HeaderName| {
-        headers.get_all(name).iter().map(|value| header_text(value).into_owned()).collect()
+        headers.get_all(name).iter().map(|value| header_text(value).into_owned())
     };
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix(EXTRA) {
-            extra.insert(decode_path(key).to_ascii_lowercase(), texts(name));
+            // Several spellings of a key are one key: whatever stands under it is asked about.
+            extra.entry(unescaped(key)).or_default().extend(texts(name));
         }
     }
-    let wanted = UserInfo { name: text(&USER), uid: text(&UID), groups: texts(&GROUP), extra };
+    let groups = texts(&GROUP).collect();
+    let wanted = UserInfo { name: text(&USER), uid: text(&UID), groups, extra };
     if !wanted.name.is_empty() {
         return Ok(Some(wanted));
     }
     if wanted == UserInfo::default() {
         return Ok(None);
     }
-    Err(StatusError::bad_request(format!(
-        "requested {} without impersonating a user name",
-        go_debug(&wanted)
-    )))
+    Err(StatusError::bad_request(match is_constrained {
+        true => format!("requested {} without impersonating a user name", go_debug(&wanted)),
+        false => format!("requested {} without impersonating a user", references(&wanted)),
+    }))
+}
+
+/// A key as it was escaped for the header's name; as it stands where that is no escape.
+fn unescaped(key: &str) -> String {
+    let is_escape = |rest: &str| {
+        let digits = rest.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    match key.split('%').skip(1).all(is_escape) {
+        true => decode_path(key),
+        false => key.to_owned(),
+    }
 }
 
 /// As Go's `%#v` shows a `user.DefaultInfo`.
@@ -95,69 +115,21 @@ fn go_debug(user: &UserInfo) -> String {
     )
 }
 
-/// What the real user must be allowed to do.
-fn demands(wanted: &UserInfo) -> Vec<RequestInfo> {
-    let demand = |group: &str, resource: &str, namespace: &str, name: &str| RequestInfo {
-        is_resource: true,
-        verb: "impersonate".into(),
-        group: group.into(),
-        version: "v1".into(),
-        resource: resource.into(),
-        namespace: namespace.into(),
-        name: name.into(),
-        ..RequestInfo::default()
-    };
-    let mut demands = vec![match service_account(&wanted.name) {
-        Some((namespace, name)) => demand("", "serviceaccounts", namespace, name),
-        None => demand("", "users", "", &wanted.name),
-    }];
-    demands.extend(wanted.groups.iter().map(|group| demand("", "groups", "", group)));
-    const AUTHENTICATION: &str = "authentication.k8s.io";
-    if !wanted.uid.is_empty() {
-        demands.push(demand(AUTHENTICATION, "uids", "", &wanted.uid));
+/// As Go's `%v` shows the `ObjectReference`s that are asked about, their fields in a row: kind,
+/// namespace, name, uid, version, resource version, field path.
+fn references(user: &UserInfo) -> String {
+    let mut all: Vec<String> =
+        user.groups.iter().map(|group| format!("{{Group  {group}    }}")).collect();
+    for (key, values) in &user.extra {
+        let shown = values
+            .iter()
+            .map(|value| format!("{{UserExtra  {value}  {AUTHENTICATION}/v1  {key}}}"));
+        all.extend(shown);
     }
-    for (key, values) in &wanted.extra {
-        for value in values {
-            let mut one = demand(AUTHENTICATION, "userextras", "", value);
-            one.subresource.clone_from(key);
-            demands.push(one);
-        }
+    if !user.uid.is_empty() {
+        all.push(format!("{{UID  {}  {AUTHENTICATION}/v1  }}", user.uid));
     }
-    demands
-}
-
-fn service_account(name: &str) -> Option<(&str, &str)> {
-    name.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')
-}
-
-/// Upstream v1.36 asks first whether the user may impersonate for this very action, and refuses in
-/// those words.
-fn refusal(info: &RequestInfo, wanted: &UserInfo, user: UserInfo) -> StatusError {
-    let mode = match wanted.name.as_str() {
-        name if service_account(name).is_some() => "serviceaccount",
-        name if name.starts_with("system:node:") => "arbitrary-node",
-        _ => "user-info",
-    };
-    let mut request = info.clone();
-    request.verb = format!("impersonate-on:{mode}:{}", info.verb);
-    forbidden(&Attributes { user, request }, "")
-}
-
-/// The groups that come with an identity.
-fn complete(mut user: UserInfo) -> UserInfo {
-    if let Some((namespace, _)) = service_account(&user.name)
-        && user.groups.is_empty()
-    {
-        user.groups =
-            vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
-    }
-    if user.name == ANONYMOUS {
-        if !user.in_group(UNAUTHENTICATED) {
-            user.groups.push(UNAUTHENTICATED.into());
-        }
-        return user;
-    }
-    with_group(user)
+    format!("[{}]", all.join(" "))
 }
 
 fn take_off(headers: &mut HeaderMap) {
@@ -170,42 +142,76 @@ fn take_off(headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
+        }
+        headers
+    }
 
     #[test]
     fn a_name_that_is_no_text_is_a_name() {
         let mut headers = HeaderMap::new();
-        headers.append(&USER, http::HeaderValue::from_bytes(b"\xff\xfe").expect("a value"));
-        let wanted = wanted(&headers).expect("valid").expect("some");
+        headers.append(&USER, HeaderValue::from_bytes(b"\xff\xfe").expect("a value"));
+        let wanted = wanted(&headers, true).expect("valid").expect("some");
         assert_eq!(wanted.name, "\u{fffd}\u{fffd}");
     }
 
     #[test]
     fn headers_name_the_user() {
-        let mut headers = HeaderMap::new();
-        assert_eq!(wanted(&headers).expect("none"), None);
-        headers.append(&GROUP, "g".parse().expect("a value"));
-        assert_eq!(
-            wanted(&headers).expect_err("no name").message,
-            r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"g"}, Extra:map[string][]string(nil)} without impersonating a user name"#
+        assert_eq!(wanted(&headers(&[]), true).expect("none"), None);
+        let given = headers(&[
+            ("impersonate-user", "system:serviceaccount:a:b"),
+            ("impersonate-group", "g"),
+            ("impersonate-group", "h"),
+            ("impersonate-uid", "u"),
+            ("impersonate-extra-acme.io%2fx", "1"),
+            ("impersonate-extra-acme.io%2f%78", "2"),
+            ("impersonate-extra-%41", "3"),
+            ("impersonate-extra-%zz%41", "4"),
+        ]);
+        let mut found = wanted(&given, true).expect("valid").expect("some");
+        assert_eq!(found.name, "system:serviceaccount:a:b");
+        assert_eq!(found.groups, ["g", "h"]);
+        assert_eq!(found.uid, "u");
+        // Headers come in no order.
+        found.extra.values_mut().for_each(|values| values.sort());
+        let extra: Vec<(&str, String)> =
+            found.extra.iter().map(|(key, values)| (key.as_str(), values.join(","))).collect();
+        let expected = [("%zz%41", "4"), ("A", "3"), ("acme.io/x", "1,2")];
+        assert_eq!(extra, expected.map(|(key, values)| (key, values.to_owned())));
+    }
+
+    #[test]
+    fn nobody_is_impersonated_without_a_name() {
+        let check = |pairs: &[(&'static str, &str)], constrained: &str, legacy: &str| {
+            for (is_constrained, expected) in [(true, constrained), (false, legacy)] {
+                let error = wanted(&headers(pairs), is_constrained).expect_err("no name");
+                assert_eq!((error.code, error.message.as_str()), (400, expected), "{pairs:?}");
+            }
+        };
+        check(
+            &[("impersonate-group", "g")],
+            r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"g"}, Extra:map[string][]string(nil)} without impersonating a user name"#,
+            "requested [{Group  g    }] without impersonating a user",
         );
-        headers.append(&USER, "system:serviceaccount:a:b".parse().expect("a value"));
-        headers.append("impersonate-extra-acme.io%2fx", "1".parse().expect("a value"));
-        let wanted = wanted(&headers).expect("valid").expect("some");
-        let demands = demands(&wanted);
-        let shown: Vec<_> = demands
-            .iter()
-            .map(|d| {
-                (d.resource.as_str(), d.namespace.as_str(), d.name.as_str(), d.subresource.as_str())
-            })
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                ("serviceaccounts", "a", "b", ""),
-                ("groups", "", "g", ""),
-                ("userextras", "", "1", "acme.io/x")
-            ]
+        check(
+            &[("impersonate-uid", "u"), ("impersonate-extra-k", "v")],
+            r#"requested &user.DefaultInfo{Name:"", UID:"u", Groups:[]string(nil), Extra:map[string][]string{"k":[]string{"v"}}} without impersonating a user name"#,
+            "requested [{UserExtra  v  authentication.k8s.io/v1  k} {UID  u  authentication.k8s.io/v1  }] without impersonating a user",
         );
+    }
+
+    #[test]
+    fn headers_do_not_travel_on() {
+        let mut given =
+            headers(&[("impersonate-user", "a"), ("impersonate-extra-k", "v"), ("x", "y")]);
+        take_off(&mut given);
+        assert_eq!(given.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x"]);
     }
 }

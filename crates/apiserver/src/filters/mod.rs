@@ -101,13 +101,8 @@ async fn known(
     body: Body,
     time: Duration,
 ) -> Result<Response<Body>, StatusError> {
-    let trail = audit::Trail::of(&parts).cloned();
-    let real = trail.as_ref().map(|_| user.clone());
     // Who do they want to be? Authorized as an action of its own.
     let user = impersonation::impersonate(shared, info, &mut parts, user).await?;
-    if let Some(trail) = trail.as_ref().filter(|_| real.as_ref() != Some(&user)) {
-        trail.impersonated(&user);
-    }
     // No request holds a place here before it is known whose it is, and none without limit.
     let held = match in_flight::enter(shared, info, &user, &parts, time).await {
         Ok(held) => held,

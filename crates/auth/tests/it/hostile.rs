@@ -211,6 +211,51 @@ async fn headers_that_lie_are_not_believed() {
     cluster.world.shutdown().await;
 }
 
+/// KEP-5284: to be somebody is one right, to do something as them another; both are RBAC's.
+#[tokio::test]
+async fn who_may_be_somebody_for_one_thing_is_nobody_for_another() {
+    let cluster = Cluster::start().await;
+    let world = &cluster.world;
+    let rule = |verb: &str, group: &str, resource: &str| json!({"rules": [{"verbs": [verb], "apiGroups": [group], "resources": [resource]}]});
+    let bound = |kind: &str, name: &str, user: &str| {
+        json!({"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            "subjects": [{"kind": "User", "name": user}]})
+    };
+    let mut joe = rule("impersonate:user-info", "authentication.k8s.io", "users");
+    joe["rules"][0]["resourceNames"] = json!(["joe"]);
+    world.create::<ClusterRole>("", "be-joe", joe).await;
+    world.create::<ClusterRoleBinding>("", "be-joe", bound("ClusterRole", "be-joe", "jane")).await;
+    world.create::<Role>("theirs", "reader", rule("get", "", "secrets")).await;
+    world.create::<RoleBinding>("theirs", "joe", bound("Role", "reader", "joe")).await;
+    world.create::<RoleBinding>("mine", "joe", bound("Role", "reader", "joe")).await;
+    let as_joe = [("authorization", "Bearer jane-token"), ("impersonate-user", "joe")];
+    // The right to be joe is of no use alone.
+    assert_eq!(cluster.ask(THEIRS, &as_joe, None).await, 403);
+    let on = rule("impersonate-on:user-info:get", "", "secrets");
+    world.create::<Role>("theirs", "as-joe", on).await;
+    world.create::<RoleBinding>("theirs", "as-joe", bound("Role", "as-joe", "jane")).await;
+    testkit::wait::found("jane reads as joe", async || {
+        (cluster.ask(THEIRS, &as_joe, None).await == 200).then_some(())
+    })
+    .await;
+    let list = THEIRS.strip_suffix("/password").expect("a name");
+    for (path, header) in [
+        (MINE, ("impersonate-user", "joe")),
+        (list, ("impersonate-user", "joe")),
+        (THEIRS, ("impersonate-user", "jim")),
+        (THEIRS, ("impersonate-group", "system:masters")),
+        (THEIRS, ("impersonate-uid", "1")),
+        (THEIRS, ("impersonate-extra-acme.io%2fx", "1")),
+    ] {
+        let headers = match header.0 {
+            "impersonate-user" => vec![as_joe[0], header],
+            _ => vec![as_joe[0], as_joe[1], header],
+        };
+        assert_eq!(cluster.ask(path, &headers, None).await, 403, "{path} {header:?}");
+    }
+    cluster.world.shutdown().await;
+}
+
 #[tokio::test]
 async fn paths_mean_what_was_authorized() {
     let cluster = Cluster::start().await;

@@ -51,7 +51,7 @@ gates! {
     CPUManagerPolicyAlphaOptions: Alpha Off Absent;
     CPUManagerPolicyBetaOptions: Beta On Absent;
     CPUManagerPolicyOptions: Stable LockedOn Absent;
-    CRDObservedGenerationTracking: Beta On Absent;
+    CRDObservedGenerationTracking: Beta On BuiltIn;
     CRDValidationRatcheting: Stable LockedOn BuiltIn;
     CRIListStreaming: Alpha Off Absent;
     CSIServiceAccountTokenSecrets: Stable LockedOn BuiltIn;
@@ -70,7 +70,7 @@ gates! {
     ComponentStatusz: Beta On Decides;
     ConcurrentWatchObjectDecode: Beta Off Absent;
     ConsistentListFromCache: Stable LockedOn BuiltIn;
-    ConstrainedImpersonation: Beta On Absent;
+    ConstrainedImpersonation: Beta On Decides;
     ContainerCheckpoint: Beta On Absent;
     ContainerRestartRules: Beta On Decides;
     ContainerStopSignals: Alpha Off Decides;
@@ -217,7 +217,7 @@ gates! {
     SchedulerQueueingHints: Stable LockedOn BuiltIn;
     SeparateCacheWatchRPC: Deprecated LockedOff Absent;
     SeparateTaintEvictionController: Stable LockedOn BuiltIn;
-    ServiceAccountNodeAudienceRestriction: Beta On Absent;
+    ServiceAccountNodeAudienceRestriction: Beta On Decides;
     ServiceAccountTokenJTI: Stable LockedOn BuiltIn;
     ServiceAccountTokenNodeBinding: Stable LockedOn BuiltIn;
     ServiceAccountTokenNodeBindingValidation: Stable LockedOn BuiltIn;

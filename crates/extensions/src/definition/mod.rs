@@ -109,11 +109,8 @@ impl Strategy for Definitions {
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {
         let (crd, old) = (object.expect_mut::<CustomResourceDefinition>(), of(old));
         if ctx.subresource == "status" {
+            // Upstream means to keep the metadata, too, and does not.
             crd.spec = old.spec.clone();
-            let (meta, before) = (&mut crd.metadata, &old.metadata);
-            meta.labels = before.labels.clone();
-            meta.annotations = before.annotations.clone();
-            meta.owner_references = before.owner_references.clone();
             return;
         }
         crd.status = old.status.clone();

@@ -146,6 +146,61 @@ async fn instances_are_defaulted_pruned_and_validated() {
     server.stop().await;
 }
 
+/// Whoever writes a status notes which generation it is about, and nobody else takes that away: not
+/// a write of the definition, and not the controller.
+#[tokio::test]
+async fn generations_that_were_observed_are_kept() {
+    let server = Server::start().await;
+    server.define(tabs(&[version("v1", true, spec("x"))])).await;
+    let established = server.established().await;
+    let write = async |subresource: &str, change: &dyn Fn(&mut Crd)| {
+        let mut ctx = server.registry.own_context::<Crd>();
+        ctx.subresource = subresource.into();
+        let mut crd = server.registry.find::<Crd>("", NAME).await.expect("reads").expect("some");
+        change(&mut crd);
+        let intent = Intent::Update { object: Box::new(crd) };
+        let written = server.registry.write(&ctx, &Key::new("", NAME), intent).await;
+        written.unwrap_or_else(|error| panic!("{error}"));
+        let crd = server.registry.find::<Crd>("", NAME).await.expect("reads").expect("some");
+        let status = crd.status.expect("has one");
+        let conditions = status.conditions.into_iter().flatten();
+        let of = conditions.map(|one| (one.type_, one.observed_generation)).collect::<Vec<_>>();
+        (crd.metadata.generation, status.observed_generation, of)
+    };
+    assert_eq!(established.status.and_then(|status| status.observed_generation), None);
+    let expected = |generation: i64| {
+        let of = [("NamesAccepted", None), ("Established", Some(1))];
+        let of = of.map(|(kind, generation)| (kind.to_owned(), generation)).to_vec();
+        (Some(generation), Some(1), of)
+    };
+    let observe = |crd: &mut Crd| {
+        let status = crd.status.as_mut().expect("has one");
+        status.observed_generation = Some(1);
+        for condition in status.conditions.iter_mut().flatten() {
+            condition.observed_generation = (condition.type_ == "Established").then_some(1);
+        }
+    };
+    assert_eq!(write("status", &observe).await, expected(1));
+    let forget = |crd: &mut Crd| {
+        crd.status = None;
+        crd.spec.names.short_names = Some(vec!["tb".into()]);
+    };
+    assert_eq!(write("", &forget).await, expected(2));
+    // The controller accepts the new name, and writes its condition anew.
+    let crd = server
+        .until(async |registry| {
+            let crd = registry.find::<Crd>("", NAME).await.ok()??;
+            let status = crd.status.as_ref()?;
+            let names = status.accepted_names.as_ref()?.short_names.as_ref();
+            names.is_some_and(|names| names == &["tb"]).then_some(crd)
+        })
+        .await;
+    let established = definition::conditions::find(&crd, "Established").expect("is there");
+    assert_eq!(established.observed_generation, Some(1));
+    assert_eq!(crd.status.and_then(|status| status.observed_generation), Some(1));
+    server.stop().await;
+}
+
 /// One lost write, and a definition was never established.
 #[tokio::test]
 async fn a_status_that_was_refused_is_written_again() {
