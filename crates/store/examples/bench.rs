@@ -1,7 +1,9 @@
-//! A quick look at the store's speed, for people: `cargo run -p decapod-store --example bench`.
-//! The directory is the first argument; put it on the disk that matters.
+//! A quick look at the store's speed, for people: `cargo run --release -p decapod-store --example
+//! bench [DIR [PART,…]]`. Put the directory on the disk that matters. The parts: `memory` and `small`
+//! (what a key costs, of 1 KiB and of 256 bytes), `opening`, `puts`. `fill` alone leaves a store of
+//! 100,000 keys in the directory, with one beside it as a kill would have left it; `time` opens it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,25 +55,92 @@ async fn many(store: &Arc<dyn Store>, writers: usize, time: Duration) {
     println!("put, {writers:>3} writers        {rate:>10.0}/s");
 }
 
-/// What a live key costs in memory beyond its bytes: a store that was just opened has nothing else.
-async fn memory(dir: &std::path::Path) {
-    const KEYS: usize = 20_000;
+/// So many keys, in transactions of a hundred.
+async fn fill(dir: &Path, keys: usize, size: usize) {
     let key = |i: usize| format!("/registry/configmaps/namespace-{}/name-{i}", i % 50);
     let options = Options { sync: false, ..Options::default() };
-    let store = Embedded::open(dir, options.clone()).expect("the store opens");
-    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(100) {
+    let store = Embedded::open(dir, options).expect("the store opens");
+    for chunk in (0..keys).collect::<Vec<_>>().chunks(100) {
         let op =
-            |i: &usize| Op::Put { key: key(*i).into(), value: vec![b'x'; 1000].into(), lease: 0 };
+            |i: &usize| Op::Put { key: key(*i).into(), value: vec![b'x'; size].into(), lease: 0 };
         let success = chunk.iter().map(op).collect();
         store.txn(Txn { success, ..Txn::default() }).await.expect("the write succeeds");
     }
+    // What a killed process would have left.
+    let copy = dir.with_extension("killed");
+    std::fs::create_dir_all(&copy).expect("a directory");
+    std::fs::copy(dir.join("store.redb"), copy.join("store.redb")).expect("copied");
     store.close().await;
-    let bytes: usize = (0..KEYS).map(|i| key(i).len() + 1000).sum();
+}
+
+/// What a live key costs in memory beyond its bytes.
+async fn memory(dir: &Path, keys: usize, size: usize) {
+    let dir = dir.join(format!("memory-{size}"));
+    fill(&dir, keys, size).await;
+    let bytes = size + "/registry/configmaps/namespace-10/name-10000".len();
+    println!("{keys} keys of {bytes} bytes: {}", in_a_process("weigh", &dir));
+}
+
+/// How long opening takes, and how much processor time, after a clean end and after a kill.
+async fn opening(dir: &Path, keys: usize) {
+    let dir = dir.join("opening");
+    fill(&dir, keys, 1024).await;
+    let killed = dir.with_extension("killed");
+    let again = dir.with_extension("again");
+    std::fs::create_dir_all(&again).expect("a directory");
+    for (what, from) in [("clean", &dir), ("killed", &killed)] {
+        let mut took = vec![];
+        for _ in 0..7 {
+            let file = again.join("store.redb");
+            std::fs::copy(from.join("store.redb"), &file).expect("copied");
+            // Opening syncs, which would have to wait for the copy otherwise.
+            std::fs::File::open(&file).and_then(|file| file.sync_all()).expect("synced");
+            let answer = in_a_process("time", &again);
+            let mut numbers = answer.split(' ').map(|n| n.parse::<u64>().expect("a number"));
+            let mut next = || Duration::from_micros(numbers.next().expect("two numbers"));
+            took.push((next(), next()));
+        }
+        took.sort_unstable();
+        let (least, (wall, cpu)) = (took[0].0, took[took.len() / 2]);
+        println!(
+            "open {keys} keys, {what:>6}   {wall:>10.2?}, {cpu:.2?} of processor time, least {least:.2?}"
+        );
+    }
+}
+
+/// One part in a new process, which has no memory yet that was used for something else.
+fn in_a_process(part: &str, dir: &Path) -> String {
+    let program = std::env::current_exe().expect("Linux");
+    let output = std::process::Command::new(program).arg(dir).arg(part).output().expect("it runs");
+    String::from_utf8(output.stdout).expect("numbers").trim().to_owned()
+}
+
+async fn time(dir: &Path) {
+    let (start, cpu) = (Instant::now(), processor());
+    let store = Embedded::open(dir, Options::default()).expect("the store opens");
+    println!("{} {}", start.elapsed().as_micros(), (processor() - cpu).as_micros());
+    store.close().await;
+}
+
+async fn weigh(dir: &Path) {
     let before = resident();
-    let store = Embedded::open(dir, options).expect("the store opens");
-    let used = resident() - before;
-    println!("{KEYS} keys of {} bytes: {} resident each", bytes / KEYS, used / KEYS);
+    let store = Embedded::open(dir, Options::default()).expect("the store opens");
+    let opened = resident() - before;
+    let all = RangeRequest::new(KeyRange::prefix(&b""[..]));
+    let keys = store.range(all).await.expect("readable").count;
+    let read = resident() - before;
+    println!("{} resident each, {} after a range of all", opened / keys, read / keys);
     store.close().await;
+}
+
+/// The time that this process has had of the processors.
+fn processor() -> Duration {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("Linux");
+    let micros = |time: nix::sys::time::TimeVal| {
+        Duration::from_micros(time.tv_sec() as u64 * 1_000_000 + time.tv_usec() as u64)
+    };
+    micros(usage.user_time()) + micros(usage.system_time())
 }
 
 fn resident() -> usize {
@@ -81,26 +150,55 @@ fn resident() -> usize {
 
 #[tokio::main]
 async fn main() {
-    // First, while the allocator has no free memory to hide in.
-    let fresh = tempfile::tempdir().expect("a temporary directory");
-    memory(fresh.path()).await;
+    let place = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
+    let parts = std::env::args().nth(2).unwrap_or_else(|| "memory,small,opening,puts".into());
+    match &*parts {
+        "time" => return time(&place).await,
+        "weigh" => return weigh(&place).await,
+        "fill" => return fill(&place, 100_000, 1024).await,
+        _ => {}
+    }
+    let dir = tempfile::tempdir_in(place).expect("a temporary directory");
+    let dir = dir.path();
+    for part in parts.split(',') {
+        match part {
+            "memory" => memory(dir, 100_000, 1024).await,
+            "small" => memory(dir, 100_000, 256).await,
+            "opening" => opening(dir, 100_000).await,
+            "puts" => puts(&dir.join("puts")).await,
+            other => panic!("{other}: there are memory, small, opening and puts"),
+        }
+    }
+}
 
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let dir = std::env::args().nth(1).map_or(dir.path().to_owned(), PathBuf::from);
-    let store = open(&dir);
-    single(&*store, 500).await;
+async fn puts(dir: &Path) {
+    disk(dir);
+    let store = open(dir);
+    single(&*store, 1000).await;
     many(&store, 64, Duration::from_secs(5)).await;
     let start = Instant::now();
     let all = RangeRequest::new(KeyRange::prefix(&b""[..]));
     let all = store.range(all).await.expect("readable");
     println!("list {:>6} keys        {:>10.2?}", all.count, start.elapsed());
-    // What a killed process would have left.
-    let crashed = tempfile::tempdir_in(&dir).expect("a directory");
-    std::fs::copy(dir.join("store.redb"), crashed.path().join("store.redb")).expect("copied");
     let start = Instant::now();
     store.close().await;
     println!("close                   {:>10.2?}", start.elapsed());
-    open(&dir).close().await;
-    print!("after a kill: ");
-    open(crashed.path()).close().await;
+}
+
+/// What a put by one writer can be at most: a page appended and synced, again and again.
+fn disk(dir: &Path) {
+    use std::io::Write;
+    std::fs::create_dir_all(dir).expect("a directory");
+    let mut file = std::fs::File::create(dir.join("disk")).expect("a file");
+    let mut took = vec![];
+    for _ in 0..1000 {
+        let start = Instant::now();
+        file.write_all(&[b'x'; 4096]).and_then(|()| file.sync_data()).expect("synced");
+        took.push(start.elapsed());
+    }
+    took.sort_unstable();
+    println!(
+        "append and sync   p50 {:>10.2?}  p90 {:.2?}  p99 {:.2?}",
+        took[500], took[900], took[990]
+    );
 }

@@ -32,7 +32,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use self::committer::{Answer, Committer, Request, Work};
 use self::durable::{Chunk, Durable};
 use self::retention::Limits;
-use self::state::{Overlay, State, Undo};
+use self::state::{Overlay, State, Stored, Undo};
 use self::watch::{Follower, Hub};
 use super::check_sizes;
 use crate::snapshot::Image;
@@ -346,7 +346,7 @@ impl Store for Embedded {
         let mut leases = self.leases().await?;
         let (revision, kvs) = {
             let state = self.shared.state();
-            let kvs = state.live.iter().map(|(key, stored)| stored.key_value(key)).collect();
+            let kvs = state.live.iter().map(Stored::key_value).collect();
             (state.revision, kvs)
         };
         leases.extend(self.leases().await?);

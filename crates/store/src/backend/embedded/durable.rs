@@ -44,13 +44,14 @@
 //! one-phase commit: after a crash a checksum tells whether the newest commit is whole).
 //! Not quick repair, which syncs twice and writes the allocator state each time: measured, a put
 //! took three times as long or more. All it saves is the walk over the file after a crash, and
-//! that adds an eighth to the reading that opening does anyway. Nor two-phase commit: it guards
-//! against values crafted to collide with a checksum over pages whose other content nobody but the
-//! store knows.
+//! that adds a third or so to what opening takes anyway (docs/performance.md). Nor two-phase
+//! commit: it guards against values crafted to collide with a checksum over pages whose other
+//! content nobody but the store knows.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
@@ -65,6 +66,7 @@ use crate::{Error, Event, KeyRange, LeaseId, Result, Revision};
 pub(super) use rewrite::Copy;
 use rewrite::Home;
 
+mod reading;
 mod rewrite;
 
 const FORMAT: u64 = 1;
@@ -212,25 +214,33 @@ impl Durable {
         each: &mut dyn FnMut(Address, View<'_>),
     ) -> std::result::Result<Meta, redb::Error> {
         let database = self.database().map_err(|_| redb::Error::DatabaseClosed)?;
-        let read = database.get().begin_read()?;
-        let meta = read.open_table(META)?;
-        let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(1, |n| n.value()));
-        let (floor, trimmed) = (Revision(number("floor")?), Revision(number("trimmed")?));
-        let mut leases = vec![];
-        for row in ReadableTable::range::<i64>(&read.open_table(LEASES)?, ..)? {
-            let (id, ttl) = row?;
-            leases.push((id.value(), ttl.value()));
-        }
-        let log = read.open_table(LOG)?;
-        let mut used = 0;
-        for row in ReadableTable::range(&log, (from.0, 0)..)? {
-            let (at, bytes) = row?;
-            let at = address(at.value());
-            used += bytes.value().len() as u64;
-            each(at, View::decode(bytes.value()).ok_or_else(|| damaged(at))?);
-        }
+        let meta = meta(database.get())?;
+        let used = read_log(database.get(), from.0..=u64::MAX, &mut |at, bytes| {
+            each(at, decoded(at, bytes)?);
+            Ok(())
+        })?;
         self.used.fetch_add(used, Ordering::Relaxed);
-        Ok(Meta { floor, trimmed, leases })
+        Ok(meta)
+    }
+
+    /// The same for all records. Several threads read a long log: `each` is told which part of it
+    /// a record is of, counted from 0; the records of a part come in order, but parts in between.
+    pub fn load_parts(&self, each: &mut dyn FnMut(usize, Address, View<'_>)) -> Result<Meta> {
+        let database = self.database()?;
+        let mut read = || {
+            let used = reading::all(database.get(), &mut |part, at, bytes| {
+                each(part, at, decoded(at, bytes)?);
+                Ok(())
+            })?;
+            self.used.fetch_add(used, Ordering::Relaxed);
+            meta(database.get())
+        };
+        read().map_err(|e| self.unusable(e))
+    }
+
+    /// What to say of a change whose previous one is not where it says.
+    pub fn inconsistent(&self, at: Address, previous: Address) -> Error {
+        inconsistent(at.revision, previous.revision)
     }
 
     /// Makes the batch durable, wholly or not at all; after an error its fate is open until
@@ -316,10 +326,7 @@ pub fn verify(dir: &Path) -> Result<Verified> {
     // What the floor has passed may be gone.
     missing.retain(|(at, _)| *at > meta.floor.0);
     if let Some((at, previous)) = missing.first() {
-        return Err(Error::unusable(format!(
-            "the change at revision {at} follows one at revision {previous} that is not there; \
-             restore a snapshot into a new data directory (decapod snapshot restore)"
-        )));
+        return Err(inconsistent(*at, *previous));
     }
     durable.close();
     found.keys = live.values().filter(|(_, lives)| *lives).count() as u64;
@@ -366,6 +373,13 @@ fn unusable(path: &Path, error: redb::Error) -> Error {
     Error::unusable(format!("cannot use {}: {error}", path.display()))
 }
 
+fn inconsistent(at: u64, previous: u64) -> Error {
+    Error::unusable(format!(
+        "the change at revision {at} follows one at revision {previous} that is not there; restore \
+         a snapshot into a new data directory (decapod snapshot restore)"
+    ))
+}
+
 fn open_database(path: &Path, open_disk: &OpenDisk) -> Result<Database> {
     let disk =
         open_disk().map_err(|e| Error::unusable(format!("cannot open {}: {e}", path.display())))?;
@@ -387,6 +401,38 @@ fn stored_format(database: &Database) -> std::result::Result<Option<u64>, redb::
         Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+fn meta(database: &Database) -> std::result::Result<Meta, redb::Error> {
+    let read = database.begin_read()?;
+    let meta = read.open_table(META)?;
+    let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(1, |n| n.value()));
+    let (floor, trimmed) = (Revision(number("floor")?), Revision(number("trimmed")?));
+    let mut leases = vec![];
+    for row in ReadableTable::range::<i64>(&read.open_table(LEASES)?, ..)? {
+        let (id, ttl) = row?;
+        leases.push((id.value(), ttl.value()));
+    }
+    Ok(Meta { floor, trimmed, leases })
+}
+
+type EachRecord<'a> = dyn FnMut(Address, &[u8]) -> std::result::Result<(), redb::Error> + 'a;
+
+/// Returns the bytes of the records.
+fn read_log(
+    database: &Database,
+    revisions: RangeInclusive<u64>,
+    each: &mut EachRecord<'_>,
+) -> std::result::Result<u64, redb::Error> {
+    let log = database.begin_read()?.open_table(LOG)?;
+    let mut used = 0;
+    let range = (*revisions.start(), 0)..=(*revisions.end(), u32::MAX);
+    for row in ReadableTable::range(&log, range)? {
+        let (at, bytes) = row?;
+        used += bytes.value().len() as u64;
+        each(address(at.value()), bytes.value())?;
+    }
+    Ok(used)
 }
 
 fn create_tables(database: &Database) -> std::result::Result<(), redb::Error> {
@@ -451,7 +497,7 @@ fn clear(
             break;
         }
         last = at.revision;
-        let view = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+        let view = decoded(at, bytes.value())?;
         doomed.extend(view.previous);
         if view.kind == crate::EventKind::Delete {
             doomed.push(at);
@@ -483,7 +529,7 @@ fn history(
         }
         last = at.revision;
         bytes_read += bytes.value().len();
-        let view = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+        let view = decoded(at, bytes.value())?;
         if !range.contains(view.key) {
             continue;
         }
@@ -510,7 +556,7 @@ fn revision_at(
         let Some(row) = ReadableTable::range(&log, (from, 0)..)?.next() else { return Ok(None) };
         let (at, bytes) = row?;
         let at = address(at.value());
-        let view = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+        let view = decoded(at, bytes.value())?;
         Ok::<_, redb::Error>(Some((at.revision, view.at)))
     };
     let is_past = |from: u64| Ok::<_, redb::Error>(first(from)?.is_none_or(|(_, at)| at > millis));
@@ -534,12 +580,16 @@ fn previous(
 ) -> std::result::Result<Option<crate::KeyValue>, redb::Error> {
     let Some(at) = view.previous else { return Ok(None) };
     let Some(bytes) = log.get((at.revision, at.index))? else { return Ok(None) };
-    let before = View::decode(bytes.value()).ok_or_else(|| damaged(at))?;
+    let before = decoded(at, bytes.value())?;
     Ok(Some(before.key_value(at)))
 }
 
 fn address((revision, index): (u64, u32)) -> Address {
     Address { revision, index }
+}
+
+fn decoded(at: Address, record: &[u8]) -> std::result::Result<View<'_>, redb::Error> {
+    View::decode(record).ok_or_else(|| damaged(at))
 }
 
 fn damaged(at: Address) -> redb::Error {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::durable::exact;
 use crate::{Error, LeaseId, Result};
 
 struct Lease {
@@ -56,8 +57,8 @@ impl Leases {
         Ok(lease.ttl.as_secs() as i64)
     }
 
-    /// A key moves from one lease to another; 0 is none.
-    pub fn attach(&mut self, key: &Bytes, from: LeaseId, to: LeaseId) {
+    /// A key moves from one lease to another; 0 is none. The copy keeps no value in memory.
+    pub fn attach(&mut self, key: &[u8], from: LeaseId, to: LeaseId) {
         if from == to {
             return;
         }
@@ -65,7 +66,7 @@ impl Leases {
             lease.keys.remove(key);
         }
         if let Some(lease) = self.leases.get_mut(&to) {
-            lease.keys.insert(key.clone());
+            lease.keys.insert(exact(key));
         }
     }
 

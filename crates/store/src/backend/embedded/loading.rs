@@ -1,6 +1,7 @@
 //! From the log on disk to the state in memory: all of it when the store is opened, the tail of it
 //! when the disk works again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,9 +11,9 @@ use super::leases::Leases;
 use super::pending::Changes;
 use super::record::{Address, View};
 use super::retention::Retention;
-use super::state::{Group, State, Stored};
+use super::state::{Facts, Group, State, Stored};
 use super::{Options, Shared};
-use crate::{Event, EventKind, KeyRange, Result, Revision};
+use crate::{Error, Event, EventKind, KeyRange, Result, Revision};
 
 /// What the committer starts from.
 pub(super) struct Loaded {
@@ -47,51 +48,143 @@ impl Loaded {
 
 /// Reads everything.
 pub(super) fn load(durable: &Durable, ring_bytes: usize) -> Result<(State, Loaded)> {
-    let mut state = State::new(ring_bytes);
-    let mut written: Vec<Written> = vec![];
-    let meta = durable.load(Revision(0), &mut |at, view| {
-        replay(&mut state, at, &view);
-        let bytes = (view.key.len() + view.value.len()) as u64;
-        let last = Revision(at.revision);
-        match written.last_mut() {
-            Some(group) if view.at < group.at + THIN => {
-                *group = Written { at: group.at, last, bytes: group.bytes + bytes };
-            }
-            _ => written.push(Written { at: view.at, last, bytes }),
+    let mut parts: Vec<Part> = vec![];
+    let meta = durable.load_parts(&mut |part, at, view| {
+        if parts.len() <= part {
+            parts.resize_with(part + 1, Part::default);
         }
+        parts[part].add(at, &view);
     })?;
+    let whole = parts.into_iter().reduce(Part::followed_by).unwrap_or_default();
+    let mut state = State::new(ring_bytes);
+    state.revision = whole.last.unwrap_or(state.revision);
     state.floor = meta.floor;
     state.ring.restart(Revision(state.revision.0 + 1));
+    let Part { stored, lost, written, .. } = whole;
+    // What the floor has passed may be gone.
+    if let Some((at, previous)) = lost.into_iter().find(|(at, _)| at.revision > meta.floor.0) {
+        return Err(durable.inconsistent(at, previous));
+    }
+    state.live = sorted(stored)?;
     let mut leases = Leases::default();
     let now = Instant::now();
     for (id, ttl) in &meta.leases {
         leases.insert(*id, *ttl, now);
     }
-    for (key, stored) in state.live.iter().filter(|(_, stored)| stored.lease != 0) {
-        leases.attach(key, 0, stored.lease);
+    for stored in state.live.iter().filter(|stored| stored.lease != 0) {
+        leases.attach(stored.key(), 0, stored.lease);
     }
     Ok((state, Loaded { leases, trimmed: meta.trimmed, written }))
 }
 
-fn replay(state: &mut State, at: Address, view: &View<'_>) {
-    state.revision = Revision(at.revision);
-    match view.kind {
-        EventKind::Put => {
-            let key = state.live.get_key_value(view.key).map(|(key, _)| key.clone());
-            state.apply(&key.unwrap_or_else(|| exact(view.key)), Some(stored(at, view)));
+/// Of live values, in the order of the log, the set. Put in one by one they would be looked up three
+/// times each, in nodes that stay half empty.
+fn sorted(stored: Vec<Option<Stored>>) -> Result<BTreeSet<Stored>> {
+    let live: Vec<Stored> = stored.into_iter().flatten().collect();
+    let count = live.len();
+    let live: BTreeSet<Stored> = live.into_iter().collect();
+    if live.len() < count {
+        return Err(Error::unusable(format!(
+            "{} keys have two newest changes; restore a snapshot into a new data directory \
+             (decapod snapshot restore)",
+            count - live.len()
+        )));
+    }
+    Ok(live)
+}
+
+/// What a part of the log comes to. A record says which one it replaces, so that nothing has to be
+/// looked up by its key, and parts can be read beside each other:
+///
+/// ```text
+///  (2,0) put a "1"   prev –        first part      addresses (2,0) (3,0)   stored –  b "2"
+///  (3,0) put b "2"   prev –
+///  ─────────────────────────
+///  (4,0) put a "3"   prev (2,0)    second part     addresses (4,0) (5,0)   stored a "3"  –
+///  (5,0) put c "4"   prev –                        lost (4,0) after (2,0): the first part has it
+///  (6,0) del c       prev (5,0)
+/// ```
+#[derive(Default)]
+struct Part {
+    /// Of every put, in order…
+    addresses: Vec<Address>,
+    /// …what it wrote, unless that was replaced.
+    stored: Vec<Option<Stored>>,
+    dead: usize,
+    /// Changes whose previous one is in no part yet: which, and the previous one.
+    lost: Vec<(Address, Address)>,
+    last: Option<Revision>,
+    written: Vec<Written>,
+}
+
+/// So many replaced values are worth a place each.
+const DEAD: usize = 4096;
+
+impl Part {
+    fn add(&mut self, at: Address, view: &View<'_>) {
+        if let Some(previous) = view.previous
+            && !self.forget(previous)
+        {
+            self.lost.push((at, previous));
         }
-        EventKind::Delete => drop(state.live.remove(view.key)),
+        if view.kind == EventKind::Put {
+            if self.dead > DEAD.max(self.stored.len() / 2) {
+                self.close_ranks();
+            }
+            self.addresses.push(at);
+            self.stored.push(Some(stored(at, view)));
+        }
+        let last = Revision(at.revision);
+        self.last = Some(last);
+        let bytes = (view.key.len() + view.value.len()) as u64;
+        self.note(Written { at: view.at, last, bytes });
+    }
+
+    /// False if no value is known to have been written there.
+    fn forget(&mut self, at: Address) -> bool {
+        let Ok(found) = self.addresses.binary_search(&at) else { return false };
+        let was_live = self.stored[found].take().is_some();
+        self.dead += usize::from(was_live);
+        was_live
+    }
+
+    fn close_ranks(&mut self) {
+        let mut stored = self.stored.iter();
+        self.addresses.retain(|_| stored.next().is_some_and(Option::is_some));
+        self.stored.retain(Option::is_some);
+        self.dead = 0;
+    }
+
+    fn note(&mut self, new: Written) {
+        match self.written.last_mut() {
+            Some(group) if new.at < group.at + THIN => {
+                *group = Written { at: group.at, last: new.last, bytes: group.bytes + new.bytes };
+            }
+            _ => self.written.push(new),
+        }
+    }
+
+    /// This part and the one behind it.
+    fn followed_by(mut self, next: Self) -> Self {
+        for (at, previous) in next.lost {
+            if !self.forget(previous) {
+                self.lost.push((at, previous));
+            }
+        }
+        self.addresses.extend(next.addresses);
+        self.stored.extend(next.stored);
+        self.dead += next.dead;
+        self.last = next.last.or(self.last);
+        for written in next.written {
+            self.note(written);
+        }
+        self
     }
 }
 
 fn stored(at: Address, view: &View<'_>) -> Stored {
-    Stored {
-        value: exact(view.value),
-        create: Revision(view.create),
-        modified: at,
-        version: view.version,
-        lease: view.lease,
-    }
+    let (create, version, lease) = (Revision(view.create), view.version, view.lease);
+    Stored::new(view.key, view.value, Facts { create, modified: at, version, lease })
 }
 
 /// What is durable from `from` on, as changes yet to be shown.

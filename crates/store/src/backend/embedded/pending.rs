@@ -7,10 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use super::durable::exact;
 use super::leases::Leases;
 use super::record::{Address, Record};
-use super::state::{Group, Overlay, State, Stored, event, merge};
+use super::state::{Facts, Group, Overlay, State, Stored, event, merge};
 use crate::{
     Compare, Error, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, OpResult, Result, Revision,
     Txn, TxnResponse,
@@ -126,7 +125,7 @@ impl<'a> Pending<'a> {
     fn holds(&self, compare: &Compare) -> bool {
         match compare {
             Compare::ModRevision(key, revision) => {
-                self.current(key).map_or(0, |stored| stored.modified.revision) == revision.0
+                self.current(key).map_or(0, |stored| stored.modified().revision) == revision.0
             }
             Compare::Version(key, version) => {
                 self.current(key).map_or(0, |stored| stored.version) == *version
@@ -136,7 +135,7 @@ impl<'a> Pending<'a> {
     }
 
     fn scan(&self, range: &KeyRange) -> Vec<KeyValue> {
-        merge(&self.state.live, &self.overlay, range).map(|(k, s)| s.key_value(k)).collect()
+        merge(&self.state.live, &self.overlay, range).map(Stored::key_value).collect()
     }
 }
 
@@ -161,7 +160,7 @@ impl<'p, 'a> Step<'p, 'a> {
             Op::DeleteRange { range } => {
                 let keys: Vec<Bytes> =
                     merge(&self.pending.state.live, &self.pending.overlay, &range)
-                        .map(|(key, _)| key.clone())
+                        .map(Stored::shared_key)
                         .collect();
                 OpResult::Deleted {
                     previous: keys.iter().filter_map(|key| self.delete(key)).collect(),
@@ -173,19 +172,19 @@ impl<'p, 'a> Step<'p, 'a> {
 
     fn put(&mut self, key: &Bytes, value: &Bytes, lease: LeaseId) -> Option<KeyValue> {
         let before = self.pending.current(key).cloned();
-        let stored = Stored {
-            value: exact(value),
+        let facts = Facts {
             create: before.as_ref().map_or(self.revision, |before| before.create),
             modified: self.address(),
             version: before.as_ref().map_or(1, |before| before.version + 1),
             lease,
         };
-        self.change(key, before, Some(stored))
+        let after = Stored::new(key, value, facts);
+        self.change(after.shared_key(), before, Some(after))
     }
 
-    fn delete(&mut self, key: &Bytes) -> Option<KeyValue> {
+    fn delete(&mut self, key: &[u8]) -> Option<KeyValue> {
         let before = self.pending.current(key).cloned()?;
-        self.change(key, Some(before), None)
+        self.change(before.shared_key(), Some(before), None)
     }
 
     fn address(&self) -> Address {
@@ -195,36 +194,27 @@ impl<'p, 'a> Step<'p, 'a> {
 
     fn change(
         &mut self,
-        key: &Bytes,
+        key: Bytes,
         before: Option<Stored>,
         after: Option<Stored>,
     ) -> Option<KeyValue> {
         let at = self.address();
-        let key = self.shared_key(key);
-        let previous = before.as_ref().map(|stored| stored.key_value(&key));
+        let previous = before.as_ref().map(Stored::key_value);
         let record = Record {
             kind: if after.is_some() { EventKind::Put } else { EventKind::Delete },
             at: self.pending.at,
             create: after.as_ref().map_or(0, |stored| stored.create.0),
             version: after.as_ref().map_or(0, |stored| stored.version),
             lease: after.as_ref().map_or(0, |stored| stored.lease),
-            previous: before.map(|stored| stored.modified),
+            previous: before.as_ref().map(Stored::modified),
             key: key.clone(),
-            value: after.as_ref().map_or(Bytes::new(), |stored| stored.value.clone()),
+            value: after.as_ref().map_or(Bytes::new(), Stored::value),
         };
         self.events.push(event(&key, &after, at, previous.clone()));
         self.pending.changes.records.push((at, record));
         self.pending.changes.after.push((key.clone(), after.clone()));
         self.pending.overlay.insert(key, after);
         previous
-    }
-
-    /// The key as it is held already, or an exact copy.
-    fn shared_key(&self, key: &Bytes) -> Bytes {
-        let held = self.pending.overlay.get_key_value(&key[..]).map(|(key, _)| key);
-        let held =
-            held.or_else(|| self.pending.state.live.get_key_value(&key[..]).map(|(key, _)| key));
-        held.cloned().unwrap_or_else(|| exact(key))
     }
 
     fn finish(self) {

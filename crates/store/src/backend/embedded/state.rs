@@ -4,10 +4,13 @@
 //! revisions; recent events for watches that catch up.
 //!
 //! Memory per key is the value once (shared with events, the caller, and the watch cache), the key
-//! once, and about 180 bytes around them. Keys and values are exact copies in buffers of their own,
-//! so that nothing pins a request's buffer, nor a key the value that it came with.
+//! once, and 100 to 170 bytes around them, the less the more of them were there at opening: key and
+//! value are an exact copy in one buffer, so that nothing pins a request's, and the set of them is
+//! all there is. Whoever keeps a key longer than its value must copy it, as leases do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,10 +21,23 @@ use crate::{
     Revision,
 };
 
-/// A live value.
+/// A live key and its value. Compares by the key alone, so that a set of them is a map.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    pub value: Bytes,
+    /// The key, and behind it the value.
+    bytes: Bytes,
+    key_len: u32,
+    // The address of the change, unpacked: four bytes of it fit beside the key's length.
+    index: u32,
+    revision: u64,
+    pub create: Revision,
+    pub version: u64,
+    pub lease: LeaseId,
+}
+
+/// What there is to know about a value but for itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
     pub create: Revision,
     pub modified: Address,
     pub version: u64,
@@ -29,23 +45,82 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub fn key_value(&self, key: &Bytes) -> KeyValue {
+    pub fn new(key: &[u8], value: &[u8], facts: Facts) -> Self {
+        let mut bytes = Vec::with_capacity(key.len() + value.len());
+        bytes.extend_from_slice(key);
+        bytes.extend_from_slice(value);
+        Self {
+            bytes: bytes.into(),
+            // Keys are far below 4 GiB: the value limit bounds the request that they came in.
+            key_len: key.len() as u32,
+            index: facts.modified.index,
+            revision: facts.modified.revision,
+            create: facts.create,
+            version: facts.version,
+            lease: facts.lease,
+        }
+    }
+
+    pub fn key(&self) -> &[u8] {
+        &self.bytes[..self.key_len as usize]
+    }
+
+    /// The key, which keeps the value, too.
+    pub fn shared_key(&self) -> Bytes {
+        self.bytes.slice(..self.key_len as usize)
+    }
+
+    pub fn value(&self) -> Bytes {
+        self.bytes.slice(self.key_len as usize..)
+    }
+
+    pub fn modified(&self) -> Address {
+        Address { revision: self.revision, index: self.index }
+    }
+
+    pub fn key_value(&self) -> KeyValue {
         KeyValue {
-            key: key.clone(),
-            value: self.value.clone(),
+            key: self.shared_key(),
+            value: self.value(),
             create_revision: self.create,
-            mod_revision: Revision(self.modified.revision),
+            mod_revision: Revision(self.revision),
             version: self.version,
             lease: self.lease,
         }
     }
 }
 
+impl Borrow<[u8]> for Stored {
+    fn borrow(&self) -> &[u8] {
+        self.key()
+    }
+}
+
+impl Ord for Stored {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(other.key())
+    }
+}
+
+impl PartialOrd for Stored {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Stored {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Stored {}
+
 /// What differs from the live values: `None` where a key is not there.
 pub(super) type Overlay = BTreeMap<Bytes, Option<Stored>>;
 
 pub(super) struct State {
-    pub live: BTreeMap<Bytes, Stored>,
+    pub live: BTreeSet<Stored>,
     pub revision: Revision,
     pub floor: Revision,
     pub ring: Ring,
@@ -55,7 +130,7 @@ impl State {
     /// The empty store, at revision 1 as in etcd.
     pub fn new(ring_bytes: usize) -> Self {
         Self {
-            live: BTreeMap::new(),
+            live: BTreeSet::new(),
             revision: Revision(1),
             floor: Revision(1),
             ring: Ring { groups: VecDeque::new(), bytes: 0, limit: ring_bytes, start: Revision(2) },
@@ -63,14 +138,10 @@ impl State {
     }
 
     /// One change, as the log has it.
-    pub fn apply(&mut self, key: &Bytes, change: Option<Stored>) {
+    pub fn apply(&mut self, key: &[u8], change: Option<Stored>) {
         match change {
-            // The key that is there stays: it is shared with all events about it.
-            Some(stored) => match self.live.get_mut(&key[..]) {
-                Some(slot) => *slot = stored,
-                None => drop(self.live.insert(key.clone(), stored)),
-            },
-            None => drop(self.live.remove(&key[..])),
+            Some(stored) => drop(self.live.replace(stored)),
+            None => drop(self.live.remove(key)),
         }
     }
 
@@ -93,9 +164,9 @@ impl State {
         };
         let mut kvs = vec![];
         let mut count = 0;
-        for (key, stored) in merge(&self.live, overlay, &request.range) {
+        for stored in merge(&self.live, overlay, &request.range) {
             if count < limit {
-                kvs.push(stored.key_value(key));
+                kvs.push(stored.key_value());
             }
             count += 1;
         }
@@ -111,10 +182,10 @@ impl State {
 
 /// The keys of a range in order, the overlay's word over the live map's.
 pub(super) fn merge<'a>(
-    live: &'a BTreeMap<Bytes, Stored>,
+    live: &'a BTreeSet<Stored>,
     overlay: &'a Overlay,
     range: &KeyRange,
-) -> impl Iterator<Item = (&'a Bytes, &'a Stored)> {
+) -> impl Iterator<Item = &'a Stored> {
     let mut live = live.range::<[u8], _>(range.bounds()).peekable();
     let mut overlay = overlay.range::<[u8], _>(range.bounds()).peekable();
     std::iter::from_fn(move || {
@@ -122,17 +193,17 @@ pub(super) fn merge<'a>(
             let from_overlay = match (live.peek(), overlay.peek()) {
                 (_, None) => return live.next(),
                 (None, Some(_)) => overlay.next(),
-                (Some((a, _)), Some((b, _))) if a < b => return live.next(),
-                (Some((a, _)), Some((b, _))) => {
-                    if a == b {
+                (Some(a), Some((b, _))) if a.key() < &b[..] => return live.next(),
+                (Some(a), Some((b, _))) => {
+                    if a.key() == &b[..] {
                         live.next();
                     }
                     overlay.next()
                 }
             };
             // A key that the overlay denies is skipped.
-            if let Some((key, Some(stored))) = from_overlay {
-                return Some((key, stored));
+            if let Some((_, Some(stored))) = from_overlay {
+                return Some(stored);
             }
         }
     })
@@ -227,12 +298,10 @@ impl Undo {
             if self.overlay.contains_key(&kv.key) {
                 continue;
             }
-            let before = previous.as_ref().map(|kv| Stored {
-                value: kv.value.clone(),
-                create: kv.create_revision,
-                modified: Address { revision: kv.mod_revision.0, index: 0 },
-                version: kv.version,
-                lease: kv.lease,
+            let before = previous.as_ref().map(|kv| {
+                let modified = Address { revision: kv.mod_revision.0, index: 0 };
+                let (create, version, lease) = (kv.create_revision, kv.version, kv.lease);
+                Stored::new(&kv.key, &kv.value, Facts { create, modified, version, lease })
             });
             self.overlay.insert(kv.key.clone(), before);
         }
@@ -259,7 +328,7 @@ pub(super) fn event(
     previous: Option<KeyValue>,
 ) -> Event {
     match after {
-        Some(stored) => Event { kind: EventKind::Put, kv: stored.key_value(key), previous },
+        Some(stored) => Event { kind: EventKind::Put, kv: stored.key_value(), previous },
         None => {
             let kv = KeyValue {
                 key: key.clone(),

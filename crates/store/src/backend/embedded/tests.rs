@@ -17,6 +17,7 @@ use crate::{
 
 #[path = "../../../tests/it/linear.rs"]
 mod linear;
+mod opening;
 mod rewriting;
 
 const SECTOR: usize = 512;

@@ -1,0 +1,87 @@
+//! A log that is long enough for several threads comes to the same state.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::*;
+
+const LOG: redb::TableDefinition<(u64, u32), &[u8]> = redb::TableDefinition::new("log");
+const WRITES: u64 = 12_000;
+
+fn options() -> Options {
+    Options { sync: false, ..Options::default() }
+}
+
+/// Puts and deletes of keys near and far from each other, in transactions of a hundred; what must
+/// be there, and the revision when half of it was written.
+async fn fill(dir: &Path) -> (BTreeMap<String, String>, Revision) {
+    let store = Embedded::open(dir, options()).expect("it opens");
+    let mut expected = BTreeMap::new();
+    let mut half = Revision(0);
+    for batch in 0..WRITES / 100 {
+        let mut success = vec![];
+        for i in batch * 100..batch * 100 + 100 {
+            let key = if i % 3 == 0 { format!("many/{i}") } else { format!("few/{}", i % 97) };
+            if i % 11 == 0 {
+                expected.remove(&key);
+                success.push(Op::DeleteRange { range: KeyRange::one(key) });
+            } else {
+                expected.insert(key.clone(), i.to_string());
+                success.push(Op::Put { key: key.into(), value: i.to_string().into(), lease: 0 });
+            }
+        }
+        let written = store.txn(Txn { success, ..Txn::default() }).await.expect("written");
+        half = if batch == WRITES / 200 { written.revision } else { half };
+    }
+    store.close().await;
+    (expected, half)
+}
+
+async fn all(store: &Arc<dyn Store>, at: Option<Revision>) -> BTreeMap<String, String> {
+    let range = RangeRequest { revision: at, ..RangeRequest::new(KeyRange::prefix(Bytes::new())) };
+    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).expect("text");
+    let answer = store.range(range).await.expect("readable");
+    answer.kvs.iter().map(|kv| (text(&kv.key), text(&kv.value))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_log_is_read_whole_and_in_order() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (expected, half) = fill(dir.path()).await;
+    let store = Embedded::open(dir.path(), options()).expect("it opens");
+    assert_eq!(all(&store, None).await, expected);
+    let then = all(&store, Some(half)).await;
+    assert!(then.len() > 100 && then != expected, "{} keys", then.len());
+    // What is gone from the log is not missed.
+    store.compact(half).await.expect("compacted");
+    let key = |n: u64| Op::Put { key: format!("few/{n}").into(), value: "new".into(), lease: 0 };
+    for n in 0..100 {
+        let success = vec![key(n % 97)];
+        store.txn(Txn { success, ..Txn::default() }).await.expect("written");
+    }
+    let now = all(&store, None).await;
+    store.close().await;
+    let store = Embedded::open(dir.path(), options()).expect("it opens");
+    assert_eq!(all(&store, None).await, now);
+    assert_eq!(all(&store, Some(half)).await, then);
+    store.close().await;
+}
+
+/// Takes away the second change of a revision: one of a key that is written again and again.
+fn damage(file: &Path, revision: Revision) {
+    let database = redb::Database::create(file).expect("a store");
+    let write = database.begin_write().expect("a transaction");
+    let gone =
+        write.open_table(LOG).expect("a log").remove((revision.0, 1)).expect("readable").is_some();
+    assert!(gone, "there was one");
+    write.commit().expect("committed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_is_missing_is_no_silence() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_, half) = fill(dir.path()).await;
+    damage(&dir.path().join("store.redb"), half);
+    let why = refusal(Embedded::open(dir.path(), options()));
+    assert!(why.contains("that is not there; restore a snapshot"), "{why}");
+}
