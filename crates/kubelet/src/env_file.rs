@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
@@ -42,18 +43,21 @@ pub enum FileError {
 
 /// The value of `key` in the file at `path` of the volume at `root`.
 pub fn read(root: &Path, path: &str, key: &str) -> Result<String, FileError> {
-    let file = open(root, path).map_err(FileError::Open)?;
-    if !file.metadata()?.is_file() {
+    let found = find(root, path).map_err(FileError::Open)?;
+    if !found.metadata()?.is_file() {
         return Err(FileError::NoFile);
     }
+    let found = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let file = File::open(found).map_err(FileError::Open)?;
     value_of(key, &mut Lines { from: BufReader::new(file).take(FILE + 1), number: 0 })
 }
 
-/// As if `root` were `/`: links cannot lead out. To open a FIFO would wait for who writes into it.
-fn open(root: &Path, path: &str) -> io::Result<File> {
+/// As if `root` were `/`: links cannot lead out. Nothing is opened yet: it may be a FIFO, which would wait
+/// for who writes into it, or a device, to which being opened may mean something.
+fn find(root: &Path, path: &str) -> io::Result<File> {
     let root = nix::fcntl::open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     Ok(File::from(openat2(&root, path, how)?))
 }

@@ -151,14 +151,21 @@ fn plan_fresh_start(pod: &Pod, observed: &Observed, attempt: u32, out: &mut Plan
     out.kill_pod =
         observed.running().next().is_some() || observed.sandboxes.iter().any(|s| s.ready);
     out.attempt = attempt;
+    // What ended for good does not run in another sandbox either; `None`: it has not ended.
+    let runs_again = |container: &Container| {
+        let ended = observed.container(&container.name).filter(|c| c.state == State::Exited);
+        ended.map(|ended| restarts::after(spec, container, ended.exit_code))
+    };
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
     if policy == "Never" && attempt != 0 && !observed.containers.is_empty() {
-        return;
+        // A sidecar of a pod that is over has nothing to do.
+        let inits = spec.init_containers.iter().flatten().filter(|one| !is_sidecar(one));
+        if !inits.chain(&spec.containers).any(|one| runs_again(one) == Some(true)) {
+            return;
+        }
     }
-    let wanted = spec.containers.iter().enumerate().filter(|(_, container)| {
-        let done = observed.container(&container.name).is_some_and(ObservedContainer::succeeded);
-        !(restarts::policy(spec, container) == "OnFailure" && done)
-    });
+    let wanted = spec.containers.iter().enumerate();
+    let wanted = wanted.filter(|(_, container)| runs_again(container) != Some(false));
     let start: Vec<usize> = wanted.map(|(index, _)| index).collect();
     if start.is_empty() && any_main_created(pod, observed) {
         return;
@@ -539,6 +546,20 @@ pub(crate) mod tests {
         check("OnFailure", |o| o.sandboxes[0].ready = false, "killpod sandbox1 start[0]");
         check("Never", |o| o.sandboxes[0].ready = false, "killpod");
         check("Always", |o| o.sandboxes[0].ips.clear(), "killpod sandbox1 start[0, 1]");
+        // Policies of their own: what runs again does so, what ended for good does not.
+        let lost = |spec: Value, codes: [i32; 2], expected: &str| {
+            let ended = [("a", codes[0]), ("b", codes[1])];
+            let mut state =
+                observed(ended.map(|(name, code)| container(name, Exited, code)).into());
+            state.sandboxes[0].ready = false;
+            let got = plan(&pod(spec), &state, &HealthMap::new(), |_| "h".into());
+            assert_eq!(show(&got), expected);
+        };
+        let own = |pod: &str, a: &str| json!({"restartPolicy": pod, "containers": [{"name": "a", "restartPolicy": a}, {"name": "b"}]});
+        lost(own("Never", "OnFailure"), [255, 255], "sandbox1 start[0]");
+        lost(own("Never", "OnFailure"), [0, 255], "");
+        lost(own("Always", "Never"), [0, 255], "sandbox1 start[1]");
+        lost(own("Never", "Never"), [255, 255], "");
         check("Always", |o| *o = Observed::default(), "sandbox0 start[0, 1]");
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::Tasks;
+use bytes::Bytes;
 use client::ErrorExt;
 use http::Method;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -119,11 +120,17 @@ async fn write(
         None => pod.clone(),
     };
     let Some(fields) = changes(base.status.as_ref(), status) else { return Ok(()) };
-    let patch = json!({"metadata": {"uid": base.metadata.uid}, "status": fields});
-    let path =
-        format!("/api/v1/namespaces/{}/pods/{}/status", names::namespace(pod), names::name(pod));
-    let kind = "application/strategic-merge-patch+json";
-    match context.client.call(Method::PATCH, &path, kind, patch.to_string()).await {
+    let mut sent = send(context, &base, &fields).await;
+    if let Err(error) = &sent
+        && error.is_invalid()
+    {
+        let error = error.text();
+        tracing::warn!(pod = names::full(pod), error, "the containers' statuses are refused");
+        // Phase, conditions and addresses must not wait for them.
+        let Some(rest) = without_containers(fields) else { return Ok(()) };
+        sent = send(context, &base, &rest).await;
+    }
+    match sent {
         Ok(bytes) => {
             *last = serde_json::from_slice(&bytes).ok();
             Ok(())
@@ -144,6 +151,21 @@ async fn write(
         },
         Err(error) => Err(error),
     }
+}
+
+async fn send(context: &Context, base: &Pod, fields: &Value) -> client::Result<Bytes> {
+    let patch = json!({"metadata": {"uid": base.metadata.uid}, "status": fields});
+    let path =
+        format!("/api/v1/namespaces/{}/pods/{}/status", names::namespace(base), names::name(base));
+    let kind = "application/strategic-merge-patch+json";
+    context.client.call(Method::PATCH, &path, kind, patch.to_string()).await
+}
+
+/// What else there is to tell; `None`: nothing.
+fn without_containers(mut fields: Value) -> Option<Value> {
+    let all = fields.as_object_mut()?;
+    all.retain(|name, _| !name.ends_with("ontainerStatuses"));
+    (!all.is_empty()).then_some(fields)
 }
 
 /// The pod as the API has it now. `None` when it is gone, or when another has its name: then nobody
@@ -223,6 +245,15 @@ mod tests {
         let read = |v: Value| serde_json::from_value::<PodStatus>(v).expect("a status");
         let got = changes(Some(&read(old)), &read(new)).unwrap_or(Value::Null);
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn what_is_told_without_containers() {
+        let statuses = json!({"containerStatuses": [], "initContainerStatuses": [], "ephemeralContainerStatuses": []});
+        assert_eq!(without_containers(statuses.clone()), None);
+        let mut more = statuses;
+        more["phase"] = "Failed".into();
+        assert_eq!(without_containers(more), Some(json!({"phase": "Failed"})));
     }
 
     #[test]

@@ -61,6 +61,8 @@ impl fmt::Display for Path {
         }
         for (index, place) in places.iter().rev().enumerate() {
             match &place.step {
+                // As Go's paths show a name that is none.
+                Step::Field(name) if name.is_empty() => f.write_str("[]")?,
                 Step::Field(name) if index == 0 => f.write_str(name)?,
                 Step::Field(name) => write!(f, ".{name}")?,
                 Step::Index(index) => write!(f, "[{index}]")?,
@@ -234,6 +236,9 @@ mod tests {
         let mut errors = FieldErrors::default();
         errors.required(&path, "");
         assert_eq!(errors.summary(), "spec.containers[0].image: Required value");
+        assert_eq!(Path::default().to_string(), "<nil>");
+        assert_eq!(Path::new("").to_string(), "[]");
+        assert_eq!(Path::new("a").named("").child("x").key("k").to_string(), "a[].x[k]");
         errors.invalid(&Path::new("metadata").child("name"), "A", "must be lower case");
         assert_eq!(
             errors.summary(),
