@@ -17,6 +17,9 @@ CLUSTER_CONFIG = "decapod-cluster"
 # The certificates of the clients differ, and who they say that their bearers are.
 CLIENTS = ("admin", "kubernetes-admin")
 
+# What the controllers add to a new node as soon as they get to it: before or after a case's next request.
+NODE_TTL = "node.alpha.kubernetes.io/ttl"
+
 # In the text that tells what an update of a pod may not change: the projected source, and the lines that
 # say where in that text a part of it stands.
 SOURCE_SHOWN = re.compile(r'(,?)\n[-+ ] {5}\{\n[^{}]*"ConfigMap": \{\n[^{}]*"Name": "%s",\n[^{}]*\{[^{}]*\}[^{}]*\}[^{}]*\}' % re.escape(SERVICE_CA))
@@ -49,6 +52,9 @@ def upstream(value):
     out = {key: upstream(item) for key, item in value.items()}
     if out.get("username") in CLIENTS:
         out["username"] = "<client>"
+    annotations = out.get("annotations")
+    if isinstance(annotations, dict) and annotations.pop(NODE_TTL, None) is not None and not annotations:
+        del out["annotations"]
     if str(out.get("ca.crt", "")).startswith("-----BEGIN CERTIFICATE-----"):
         out["ca.crt"] = "<authority>"
     # The server's own Service leads to the port that it happened to get.
