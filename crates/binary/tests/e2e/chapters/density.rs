@@ -57,7 +57,7 @@ fn run(server: &Server, count: u32) -> Result<()> {
     let started = wait::now();
     create(server, 1..=count)?;
     let created = started.elapsed();
-    let addresses = until_ready(server, count as usize + 1, limit)?;
+    let addresses = until_ready(server, count + 1, limit)?;
     let ready = started.elapsed();
     let after = footprint(server)?;
     ensure!(after.processes > before.processes, "shims are found by their name, which is decapod…");
@@ -100,13 +100,17 @@ fn create(server: &Server, numbers: std::ops::RangeInclusive<u32>) -> Result<()>
     })?
 }
 
+fn name(number: u32) -> String {
+    format!("pod-{number}")
+}
+
 fn pod(number: u32) -> String {
     let container =
         json!({"name": "shell", "image": images::BUSYBOX, "command": ["sleep", "36000"]});
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": format!("pod-{number}")},
+        "metadata": {"name": name(number)},
         "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
     })
     .to_string()
@@ -119,14 +123,24 @@ fn list(server: &Server) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
-/// Waits until so many pods are Ready; returns their addresses.
-fn until_ready(server: &Server, count: usize, limit: Duration) -> Result<BTreeSet<String>> {
-    wait::until_every(LOOK, limit, "all pods are Ready", || {
-        let ready: Vec<Value> = list(server)?.into_iter().filter(is_ready).collect();
-        ensure!(ready.len() == count, "{} of {count} pods are Ready", ready.len());
-        let address = |pod: &Value| pod["status"]["podIP"].as_str().map(str::to_owned);
-        Ok(ready.iter().filter_map(address).collect())
-    })
+/// Waits until all of so many pods are Ready; returns their addresses. It asks for one after the other: lists of
+/// all, again and again, would be a good part of what is measured.
+fn until_ready(server: &Server, count: u32, limit: Duration) -> Result<BTreeSet<String>> {
+    let deadline = wait::now() + limit;
+    server.host().in_network(|| {
+        let client = server.api()?;
+        let one = |number| {
+            let path = format!("{PODS}/{}", name(number));
+            let left = deadline.saturating_duration_since(wait::now());
+            wait::until_every(LOOK, left, "a pod is Ready", || {
+                let answer = client.get(&path, CALL)?;
+                let pod: Value = serde_json::from_str(&answer.body)?;
+                ensure!(is_ready(&pod), "{path}: {}", pod["status"]);
+                pod["status"]["podIP"].as_str().map(str::to_owned).context("it has no address")
+            })
+        };
+        (0..count).map(one).collect()
+    })?
 }
 
 fn is_ready(pod: &Value) -> bool {
