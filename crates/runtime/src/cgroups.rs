@@ -13,13 +13,15 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// How often one `kill` looks for processes that were forked meanwhile.
 const KILL_ROUNDS: usize = 16;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The mounted hierarchies: controller → mount point. Under version 2 every controller is at the
 /// same place.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hierarchies {
     v1: BTreeMap<String, PathBuf>,
     v2: Option<PathBuf>,

@@ -1,31 +1,58 @@
 //! Pod addresses: one file per address in use, its content the sandbox that holds it.
 //!
 //! Addresses are given out in turn, starting after the last one, so that a freed address rests for
-//! a while before it is somebody else's. A lock on the directory makes it safe for two processes.
+//! a while before it is somebody else's; after a restart that is the one whose file is the newest.
 //!
 //! ```text
-//! ipam/lock   ipam/last.10.42.0.0   ipam/10.42.0.7 → "<sandbox id>"
+//! ipam/10.42.0.7 → "<sandbox id>"
 //! ```
+//!
+//! Invariant: what is in memory is what the files say. They are read once: a runtime is alone with its
+//! directory, and to read all of them for each pod would take the square of the pods' number.
 
-use std::fs::{self, File, OpenOptions};
+use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::SystemTime;
 
 use ipnet::IpNet;
-use nix::fcntl::{Flock, FlockArg};
 
 /// Beyond this many addresses of an IPv6 network the search wraps around.
 const LARGEST: u128 = 1 << 16;
 
 pub(crate) struct Ipam {
     directory: PathBuf,
+    /// Guards the files, too; held while one of them is written.
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    by: BTreeMap<IpAddr, String>,
+    /// The newest first.
+    last: Vec<IpAddr>,
 }
 
 impl Ipam {
     pub(crate) fn open(directory: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&directory)?;
-        Ok(Self { directory })
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            let Some(address) = entry.file_name().to_str().and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            let written = entry.metadata()?.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            found.push((written, address, fs::read_to_string(entry.path()).unwrap_or_default()));
+        }
+        found.sort_unstable();
+        let last = found.iter().rev().map(|(_, address, _)| *address).collect();
+        let by = found.into_iter().map(|(_, address, holder)| (address, holder)).collect();
+        Ok(Self { directory, held: Mutex::new(Held { by, last }) })
     }
 
     /// The first address of the network: the bridge's.
@@ -35,79 +62,58 @@ impl Ipam {
 
     /// Gives the sandbox an address; the one that it has already, if it has one.
     pub(crate) fn allocate(&self, network: &IpNet, sandbox: &str) -> io::Result<IpAddr> {
-        let _alone = self.lock()?;
-        let count = size(network);
-        if let Some(held) = self.held_by(sandbox)?.into_iter().find(|ip| network.contains(ip)) {
-            return Ok(held);
+        let mut held = self.held();
+        let own = |(ip, holder): &(&IpAddr, &String)| *holder == sandbox && network.contains(*ip);
+        if let Some((address, _)) = held.by.iter().find(own) {
+            return Ok(*address);
         }
-        let last_file = self.directory.join(format!("last.{}", network.network()));
-        let last: u128 = fs::read_to_string(&last_file)
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .filter(|last| (1..count).contains(last))
-            .unwrap_or(1);
+        let count = size(network);
         // 0 is the network, 1 the gateway, the last one the broadcast.
         let usable = count.saturating_sub(3);
+        let last = held.last.iter().position(|ip| network.contains(ip));
+        let before = last.map_or(1, |at| place(network, held.last[at]));
+        let before = if (1..count).contains(&before) { before } else { 1 };
         for step in 1..=usable {
-            let at = 2 + (last + usable - 2 + step) % usable;
-            let address = offset(network, at);
-            let path = self.directory.join(address.to_string());
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(_) => {
-                    crate::files::write_atomic(&path, sandbox.as_bytes())?;
-                    crate::files::write_atomic(&last_file, at.to_string().as_bytes())?;
-                    return Ok(address);
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
+            let address = offset(network, 2 + (before + usable - 2 + step) % usable);
+            if held.by.contains_key(&address) {
+                continue;
             }
+            crate::files::write_atomic(&self.file(address), sandbox.as_bytes())?;
+            held.by.insert(address, sandbox.to_owned());
+            match last {
+                Some(at) => held.last[at] = address,
+                None => held.last.push(address),
+            }
+            return Ok(address);
         }
         Err(io::Error::other(format!("no free address in {network}")))
     }
 
     pub(crate) fn release(&self, sandbox: &str) -> io::Result<()> {
-        let _alone = self.lock()?;
-        for address in self.held_by(sandbox)? {
-            remove(&self.directory.join(address.to_string()))?;
-        }
-        Ok(())
+        self.free(|holder| holder == sandbox)
     }
 
     /// Frees what sandboxes hold that are not (any more).
     pub(crate) fn keep_only(&self, is_known: impl Fn(&str) -> bool) -> io::Result<()> {
-        let _alone = self.lock()?;
-        for (address, holder) in self.all()? {
-            if !is_known(&holder) {
-                remove(&self.directory.join(address.to_string()))?;
-            }
+        self.free(|holder| !is_known(holder))
+    }
+
+    fn free(&self, is_free: impl Fn(&str) -> bool) -> io::Result<()> {
+        let mut held = self.held();
+        let gone = held.by.iter().filter(|(_, holder)| is_free(holder)).map(|(ip, _)| *ip);
+        for address in gone.collect::<Vec<_>>() {
+            remove(&self.file(address))?;
+            held.by.remove(&address);
         }
         Ok(())
     }
 
-    fn held_by(&self, sandbox: &str) -> io::Result<Vec<IpAddr>> {
-        Ok(self
-            .all()?
-            .into_iter()
-            .filter(|(_, holder)| holder == sandbox)
-            .map(|(ip, _)| ip)
-            .collect())
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().expect("no panic while addresses are held")
     }
 
-    fn all(&self) -> io::Result<Vec<(IpAddr, String)>> {
-        let mut all = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let entry = entry?;
-            if let Some(address) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
-                all.push((address, fs::read_to_string(entry.path()).unwrap_or_default()));
-            }
-        }
-        Ok(all)
-    }
-
-    fn lock(&self) -> io::Result<Flock<File>> {
-        let path = self.directory.join("lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    fn file(&self, address: IpAddr) -> PathBuf {
+        self.directory.join(address.to_string())
     }
 }
 
@@ -127,6 +133,15 @@ fn offset(network: &IpNet, by: u128) -> IpAddr {
     match network.network() {
         IpAddr::V4(base) => IpAddr::V4((u32::from(base).wrapping_add(by as u32)).into()),
         IpAddr::V6(base) => IpAddr::V6((u128::from(base).wrapping_add(by)).into()),
+    }
+}
+
+/// Where in the network an address is: the inverse of [`offset`].
+fn place(network: &IpNet, address: IpAddr) -> u128 {
+    match (network.network(), address) {
+        (IpAddr::V4(base), IpAddr::V4(at)) => u32::from(at).wrapping_sub(base.into()).into(),
+        (IpAddr::V6(base), IpAddr::V6(at)) => u128::from(at).wrapping_sub(base.into()),
+        _ => 0,
     }
 }
 
@@ -154,5 +169,29 @@ mod tests {
         assert_eq!(take("h"), at(4));
         ipam.keep_only(|who| who == "h").expect("kept");
         assert_eq!(take("i"), at(5));
+    }
+
+    #[test]
+    fn what_was_given_is_known_after_a_restart() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let open = || Ipam::open(directory.path().into()).expect("opened");
+        let check = |network: &str, who: &str, expected: &str| {
+            let given = open().allocate(&network.parse().expect("a network"), who);
+            assert_eq!(given.expect("an address").to_string(), expected);
+        };
+        check("10.42.0.0/24", "a", "10.42.0.2");
+        check("10.42.0.0/24", "b", "10.42.0.3");
+        check("fd00::/64", "b", "fd00::2");
+        check("10.42.0.0/24", "a", "10.42.0.2");
+        open().release("a").expect("released");
+        // It rests, as long as there are others.
+        check("10.42.0.0/24", "c", "10.42.0.4");
+        check("fd00::/64", "c", "fd00::3");
+        open().keep_only(|who| who == "b").expect("kept");
+        let names = |entry: fs::DirEntry| entry.file_name().into_string().expect("text");
+        let mut left: Vec<String> =
+            fs::read_dir(directory.path()).expect("listed").flatten().map(names).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["10.42.0.3", "fd00::2"]);
     }
 }

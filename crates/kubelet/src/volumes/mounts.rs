@@ -4,9 +4,11 @@
 //! directory for a link to the host's between our check and the runtime's mount. The path is
 //! resolved inside the volume by the kernel (`RESOLVE_IN_ROOT`), opened, and that very file mounted.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -111,13 +113,27 @@ fn unescape(text: &str) -> PathBuf {
     std::ffi::OsString::from_vec(out).into()
 }
 
+/// Whether something is mounted there. The kernel is asked about the place itself: its table of mounts
+/// has some lines for every pod, so that starting many would take the square of their number.
 pub fn is_mounted(path: &Path) -> io::Result<bool> {
-    let path = match fs::canonicalize(path) {
-        Ok(path) => path,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    Ok(mount_points()?.contains(&path))
+    let text = CString::new(path.as_os_str().as_bytes())?;
+    let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path ends with a zero byte, and the kernel fills in what has room for its answer.
+    let code = unsafe { libc::statx(libc::AT_FDCWD, text.as_ptr(), 0, 0, found.as_mut_ptr()) };
+    if code != 0 {
+        return match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            error => Err(error),
+        };
+    }
+    // SAFETY: zero bytes are a valid answer, and the kernel has written one over them.
+    let found = unsafe { found.assume_init() };
+    let root = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    if found.stx_attributes_mask & root != 0 {
+        return Ok(found.stx_attributes & root != 0);
+    }
+    // Linux before 5.8.
+    Ok(mount_points()?.contains(&fs::canonicalize(path)?))
 }
 
 /// As [`unmount_below`], where the directory may be missing.
@@ -149,6 +165,22 @@ pub fn unmount_below(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_is_known_by_its_place() {
+        let check = |path: &Path, expected: bool| {
+            assert_eq!(is_mounted(path).expect("asked"), expected, "{}", path.display());
+        };
+        let directory = tempfile::tempdir().expect("a directory");
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/proc", &link).expect("a link");
+        check(Path::new("/proc"), true);
+        check(&link, true);
+        check(Path::new("/proc/self"), false);
+        check(directory.path(), false);
+        check(&directory.path().join("none"), false);
+        assert!(is_mounted(&directory.path().join("a\0b")).is_err());
+    }
 
     #[test]
     fn escapes_of_the_mount_table() {

@@ -22,7 +22,6 @@ use super::log::{Lines, Log};
 use super::protocol::{self, Answer, Call, ExitRecord, Request, VERSION};
 use super::stdio::{Stdio, set_nonblocking};
 use super::{ShimConfig, StartedRecord, exec, now_nanos};
-use crate::cgroups::Hierarchies;
 use crate::files;
 
 /// How long outputs are read after the end; someone outside of the cgroup may hold them open.
@@ -242,9 +241,7 @@ impl Shim {
     }
 
     fn kill_everything(&self) {
-        if let Ok(hierarchies) = Hierarchies::discover() {
-            hierarchies.kill(&self.config.cgroup);
-        }
+        self.config.hierarchies.kill(&self.config.cgroup);
     }
 
     fn read_source(&mut self, at: usize) {
@@ -421,7 +418,7 @@ impl Shim {
         for reader in &mut self.readers {
             reader.flush();
         }
-        let hierarchies = Hierarchies::discover()?;
+        let hierarchies = &self.config.hierarchies;
         let (code, finished_at) = self.ended.unwrap_or((255, now_nanos()));
         let exit = ExitRecord {
             code,

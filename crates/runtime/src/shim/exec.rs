@@ -30,7 +30,6 @@ use super::container::{execute, has_own_users, outside};
 use super::namespaces::become_root;
 use super::protocol::ExecProcess;
 use super::stdio::{give, receive_descriptor, set_nonblocking};
-use crate::cgroups::Hierarchies;
 
 pub(super) struct Spawned {
     pub pid: i32,
@@ -99,7 +98,7 @@ fn join(
 ) -> io::Result<()> {
     let spec = Spec::load(config.bundle.join("config.json")).map_err(io::Error::other)?;
     let pidfd = pidfd_open(init)?;
-    Hierarchies::discover()?.join(&config.cgroup, 0, false)?;
+    config.hierarchies.join(&config.cgroup, 0, false)?;
     if let Some(score) = spec.process().as_ref().and_then(|p| p.oom_score_adj()) {
         // May be refused, as for the container itself.
         let _ = std::fs::write("/proc/self/oom_score_adj", score.to_string());

@@ -40,6 +40,7 @@ pub(crate) use namespaces::Order;
 pub(crate) use pause::alive as pause_alive;
 pub(crate) use protocol::{ExecProcess, ExitRecord};
 
+use crate::cgroups::Hierarchies;
 use crate::files;
 
 /// The process name (`argv[0]`) that makes the binary a shim.
@@ -63,6 +64,9 @@ pub(crate) struct ShimConfig {
     pub cgroup: String,
     /// The shim's own; shared by all shims.
     pub shim_cgroup: String,
+    /// Where cgroups are. The shim does not look for itself: the table of mounts grows with every pod.
+    #[serde(default)]
+    pub hierarchies: Hierarchies,
     /// For a container with users of its own.
     #[serde(default)]
     pub stage: Option<stage::Stage>,
@@ -172,8 +176,7 @@ fn prepare(config: &Path) -> io::Result<ShimConfig> {
     reset_signals();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     std::env::set_current_dir("/")?;
-    let hierarchies = crate::cgroups::Hierarchies::discover()?;
-    if let Err(error) = hierarchies.join(&config.shim_cgroup, 0, true) {
+    if let Err(error) = config.hierarchies.join(&config.shim_cgroup, 0, true) {
         // Where it is accounted is not worth a container.
         eprintln!("{SHIM_NAME}: join {}: {error}", config.shim_cgroup);
     }

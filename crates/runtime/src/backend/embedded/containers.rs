@@ -1,7 +1,7 @@
 //! Containers: create, start, stop, remove, list.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use cri::*;
@@ -84,7 +84,11 @@ impl ContainerEntry {
     }
 
     pub fn config(&self) -> ContainerConfig {
-        self.config.lock().expect("no panic while the config is held").clone()
+        self.locked().clone()
+    }
+
+    fn locked(&self) -> MutexGuard<'_, ContainerConfig> {
+        self.config.lock().expect("no panic while the config is held")
     }
 
     pub fn is_running(&self) -> bool {
@@ -319,6 +323,7 @@ impl Embedded {
             stdin: config.stdin,
             stdin_once: config.stdin_once,
             cgroup: entry.record.cgroup.clone(),
+            hierarchies: self.0.hierarchies.clone(),
             shim_cgroup: format!("{}/shims", self.0.config.cgroup_root.trim_end_matches('/')),
             stage: files::read_json(&layout.container(&entry.id).join(STAGE))?,
             run: run.clone(),
@@ -480,6 +485,7 @@ impl Embedded {
                 filter.pod_sandbox_id.is_empty()
                     || entry.record.sandbox.starts_with(&filter.pod_sandbox_id)
             })
+            .filter(|entry| selects(&filter.label_selector, &entry.locked().labels))
             .map(|entry| {
                 let config = entry.config();
                 Container {
@@ -495,7 +501,6 @@ impl Embedded {
                     image_id: entry.record.image_id.clone(),
                 }
             })
-            .filter(|container| selects(&filter.label_selector, &container.labels))
             .filter(|container| {
                 filter.state.as_ref().is_none_or(|wanted| wanted.state == container.state)
             })

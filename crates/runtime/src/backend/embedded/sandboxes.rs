@@ -103,6 +103,7 @@ impl Embedded {
         blocking(move || sandbox::set_up(&places, &config)).await??;
         self.make_namespaces(entry).await?;
         let places = self.places(&entry.id);
+        let mut addresses = Vec::new();
         if !modes.host_network {
             let network = self.0.network.borrow().clone();
             if network.cidrs.is_empty() {
@@ -110,10 +111,12 @@ impl Embedded {
                     "network is not ready: the node has no pod CIDR yet".into(),
                 ));
             }
-            let addresses = network.attach(&self.0.ipam, &entry.id, &places.net()).await?;
-            self.save_sandbox(entry, |state| state.addresses = addresses)?;
+            addresses = network.attach(&self.0.ipam, &entry.id, &places.net()).await?;
         }
-        self.save_sandbox(entry, |state| state.ready = true)
+        self.save_sandbox(entry, |state| {
+            state.addresses = addresses;
+            state.ready = true;
+        })
     }
 
     /// Those that a process must make.
