@@ -2,7 +2,7 @@
 //!
 //! In: events of nodes, pods and namespaces, and our own assumptions. Out: reads by plugins.
 //! Invariants: an assumed pod counts on its node until the API confirms or binding fails; a pod
-//! counts on at most one node.
+//! counts on at most one node; what changes here changes in the [`Topology`] too, at once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
+use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Weighed, Who};
 
 pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
-/// Clones share everything: a clone with one node changed ([`Cluster::with_node`]) costs nothing, and
+/// Clones share everything: a clone with one node changed ([`Cluster::what_if`]) costs that node, and
 /// while there is none, changes are made in place.
 #[derive(Clone, Default)]
 pub struct Cluster {
@@ -25,11 +26,14 @@ pub struct Cluster {
     places: Arc<HashMap<String, Place>>,
     /// Pods that wait for room on a node that preemption makes, by node.
     nominated: Arc<HashMap<String, Vec<Arc<PodInfo>>>>,
-    pub namespaces: Arc<Namespaces>,
+    namespaces: Arc<Namespaces>,
+    /// How many nodes exist.
+    known: usize,
     /// On how many nodes each image is.
     image_nodes: Arc<HashMap<String, usize>>,
-    /// Stands for the node at this place.
-    changed: Option<(usize, Arc<NodeInfo>)>,
+    topology: Arc<Topology>,
+    /// Stands for the node at its place.
+    changed: Option<StandIn>,
 }
 
 #[derive(Clone)]
@@ -40,22 +44,66 @@ struct Place {
 
 impl Cluster {
     /// Nodes that exist.
-    pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> + Clone {
-        let changed = self.changed.as_ref();
-        let all = self.nodes.iter().enumerate().map(move |(at, node)| match changed {
-            Some((place, stand_in)) if *place == at => &**stand_in,
-            _ => &**node,
-        });
-        all.filter(|node| node.known)
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes_from(0)
+    }
+
+    /// Nodes that exist, those from this place on first.
+    pub fn nodes_from(&self, place: usize) -> impl Iterator<Item = &NodeInfo> {
+        let (before, after) = self.nodes.split_at(place.min(self.nodes.len()));
+        after.iter().chain(before).map(|node| self.or_stand_in(node)).filter(|node| node.known)
+    }
+
+    fn or_stand_in<'a>(&'a self, node: &'a NodeInfo) -> &'a NodeInfo {
+        match &self.changed {
+            Some(changed) if changed.node.place == node.place => &changed.node,
+            _ => node,
+        }
+    }
+
+    /// How many nodes exist.
+    pub fn count(&self) -> usize {
+        self.known
     }
 
     pub fn node(&self, name: &str) -> Option<&NodeInfo> {
         let at = *self.by_name.get(name)?;
-        let node = match &self.changed {
-            Some((place, changed)) if *place == at => changed,
-            _ => &self.nodes[at],
-        };
-        Some(&**node).filter(|node| node.known)
+        Some(self.or_stand_in(&self.nodes[at])).filter(|node| node.known)
+    }
+
+    fn context(&self) -> Context<'_> {
+        let (nodes, namespaces) = (&**self.nodes, &*self.namespaces);
+        Context { nodes, namespaces, stand_in: self.changed.as_ref() }
+    }
+
+    /// How many such pods there are, by topology value.
+    pub fn matching(&self, who: Who, scope: Scope) -> View {
+        self.topology.matching(who, scope, self.context())
+    }
+
+    /// How many pods carry a term that matches the pod, by topology value.
+    pub fn carrying(&self, pod: &PodInfo, weight: impl Fn(Kind) -> i64) -> Weighed {
+        self.topology.carrying(pod, weight, self.context())
+    }
+
+    pub fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
+
+    /// Its labels, if it exists. Returns what they were.
+    pub fn set_namespace(
+        &mut self,
+        name: String,
+        labels: Option<BTreeMap<String, String>>,
+    ) -> Option<BTreeMap<String, String>> {
+        if self.namespaces.get(&name) != labels.as_ref() {
+            Arc::make_mut(&mut self.topology).namespaces_changed();
+        }
+        let namespaces = Arc::make_mut(&mut self.namespaces);
+        match labels {
+            Some(labels) => namespaces.insert(name, labels),
+            None => namespaces.remove(&name),
+        }
     }
 
     pub fn nodes_with_image(&self, image: &str) -> usize {
@@ -67,9 +115,10 @@ impl Cluster {
         let at = match self.by_name.get(name) {
             Some(at) => *at,
             None => {
-                nodes.push(Arc::new(NodeInfo::named(name)));
-                Arc::make_mut(&mut self.by_name).insert(name.into(), nodes.len() - 1);
-                nodes.len() - 1
+                let place = nodes.len();
+                nodes.push(Arc::new(NodeInfo { place, ..NodeInfo::named(name) }));
+                Arc::make_mut(&mut self.by_name).insert(name.into(), place);
+                place
             }
         };
         Arc::make_mut(&mut nodes[at])
@@ -81,10 +130,17 @@ impl Cluster {
 
     pub fn update_node(&mut self, node: &Node) {
         let entry = self.entry(node.metadata.name.as_deref().unwrap_or_default());
+        let (at, was_known) = (entry.place, entry.known);
         let before: Vec<_> = entry.images.keys().cloned().collect();
         entry.update(node);
         let after: Vec<_> = entry.images.keys().cloned().collect();
         self.count_images(&before, &after);
+        self.known += usize::from(!was_known);
+        self.node_changed(at);
+    }
+
+    fn node_changed(&mut self, at: usize) {
+        Arc::make_mut(&mut self.topology).node_changed(&self.nodes[at], &self.namespaces);
     }
 
     /// Its pods stay until they are gone themselves.
@@ -95,8 +151,10 @@ impl Cluster {
         let images: Vec<_> = self.nodes[at].images.keys().cloned().collect();
         self.count_images(&images, &[]);
         let node = self.node_at(at);
-        node.known = false;
+        let was_known = std::mem::replace(&mut node.known, false);
         node.images.clear();
+        self.known -= usize::from(was_known);
+        self.node_changed(at);
         self.drop_if_empty(at);
     }
 
@@ -119,12 +177,15 @@ impl Cluster {
         if self.nodes[at].known || !self.nodes[at].pods.is_empty() {
             return;
         }
-        let gone = Arc::make_mut(&mut self.nodes).swap_remove(at);
+        let nodes = Arc::make_mut(&mut self.nodes);
+        let gone = nodes.swap_remove(at);
         let by_name = Arc::make_mut(&mut self.by_name);
         by_name.remove(&gone.name);
-        if let Some(moved) = self.nodes.get(at) {
+        if let Some(moved) = nodes.get_mut(at).map(Arc::make_mut) {
+            moved.place = at;
             by_name.insert(moved.name.clone(), at);
         }
+        Arc::make_mut(&mut self.topology).node_removed(at, self.nodes.len());
     }
 
     /// The API says where the pod is.
@@ -157,7 +218,14 @@ impl Cluster {
         }
         let place = Place { node: pod.node_name.clone(), assumed };
         Arc::make_mut(&mut self.places).insert(pod.uid.clone(), place);
-        self.entry(&pod.node_name.clone()).add(pod);
+        let node = self.entry(&pod.node_name);
+        let (at, old) = (node.place, node.add(pod.clone()));
+        self.pod_changed(at, old.as_deref(), Some(&pod));
+    }
+
+    fn pod_changed(&mut self, at: usize, old: Option<&PodInfo>, new: Option<&PodInfo>) {
+        let context = Context { nodes: &self.nodes, namespaces: &self.namespaces, stand_in: None };
+        Arc::make_mut(&mut self.topology).pod_changed(at, old, new, context);
     }
 
     pub fn remove_pod(&mut self, uid: &str) {
@@ -165,7 +233,8 @@ impl Cluster {
             return;
         };
         if let Some(at) = self.by_name.get(&place.node).copied() {
-            self.node_at(at).remove(uid);
+            let old = self.node_at(at).remove(uid);
+            self.pod_changed(at, old.as_deref(), None);
             self.drop_if_empty(at);
         }
     }
@@ -191,9 +260,38 @@ impl Cluster {
         waiting.filter(|one| one.priority >= pod.priority && one.uid != pod.uid).cloned().collect()
     }
 
-    /// This cluster with one node's pods changed: for what-if questions.
-    pub fn with_node(&self, node: NodeInfo) -> Self {
-        let at = self.by_name.get(&node.name).copied();
-        Self { changed: at.map(|at| (at, Arc::new(node))), ..self.clone() }
+    /// This cluster, where pods of one of its nodes may come and go without anybody else's notice.
+    pub fn what_if(&self, node: &NodeInfo) -> WhatIf {
+        let changed = Some(StandIn::of(node));
+        WhatIf { cluster: Self { changed, ..self.clone() }, place: node.place }
+    }
+}
+
+/// A cluster as it would be.
+pub struct WhatIf {
+    cluster: Cluster,
+    place: usize,
+}
+
+impl WhatIf {
+    pub fn add(&mut self, pod: Arc<PodInfo>) {
+        if let Some(changed) = &mut self.cluster.changed {
+            changed.add(pod);
+        }
+    }
+
+    pub fn remove(&mut self, uid: &str) {
+        if let Some(changed) = &mut self.cluster.changed {
+            changed.remove(uid);
+        }
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The node that differs.
+    pub fn node(&self) -> &NodeInfo {
+        self.cluster.or_stand_in(&self.cluster.nodes[self.place])
     }
 }

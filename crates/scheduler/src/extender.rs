@@ -172,7 +172,7 @@ impl Extender {
         {
             let failed = field(&answer, field_name).and_then(Value::as_object);
             for (node, why) in failed.into_iter().flatten() {
-                let reasons = vec![why.as_str().unwrap_or_default().to_owned()];
+                let reasons = vec![why.as_str().unwrap_or_default().to_owned().into()];
                 rejections.insert(
                     node.clone(),
                     Rejection { reasons, unresolvable, ..Rejection::default() },

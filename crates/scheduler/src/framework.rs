@@ -7,6 +7,7 @@
 //! people; scores lie in 0..=100 before weights.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use client::ObjectKey;
 use futures::future::BoxFuture;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, WhatIf};
 use crate::config::{Args, Point, Profile};
 use crate::node::NodeInfo;
 use crate::objects::Objects;
@@ -27,7 +28,7 @@ pub const MAX_SCORE: i64 = 100;
 /// Why a node, or all of them, will not do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rejection {
-    pub reasons: Vec<String>,
+    pub reasons: Vec<Cow<'static, str>>,
     /// Removing pods would not help.
     pub unresolvable: bool,
     /// It could not be found out: the attempt ends here, and time may mend it.
@@ -35,30 +36,31 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    pub fn new(reason: impl Into<String>) -> Self {
+    pub fn new(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { reasons: vec![reason.into()], ..Self::default() }
     }
 
-    pub fn unresolvable(reason: impl Into<String>) -> Self {
+    pub fn unresolvable(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { unresolvable: true, ..Self::new(reason) }
     }
 
-    pub fn broken(reason: impl Into<String>) -> Self {
+    pub fn broken(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { broken: true, ..Self::unresolvable(reason) }
     }
 }
 
-/// What plugins remember between points, for one pod.
+/// What plugins remember between points, for one pod. Few do, and filters ask for every node: a list.
 #[derive(Default)]
-pub struct CycleState(HashMap<&'static str, Box<dyn Any + Send + Sync>>);
+pub struct CycleState(Vec<(&'static str, Box<dyn Any + Send + Sync>)>);
 
 impl CycleState {
     pub fn put<T: Any + Send + Sync>(&mut self, plugin: &'static str, value: T) {
-        self.0.insert(plugin, Box::new(value));
+        self.0.retain(|(known, _)| *known != plugin);
+        self.0.push((plugin, Box::new(value)));
     }
 
     pub fn get<T: Any>(&self, plugin: &'static str) -> Option<&T> {
-        self.0.get(plugin)?.downcast_ref()
+        self.0.iter().find(|(known, _)| *known == plugin)?.1.downcast_ref()
     }
 }
 
@@ -423,17 +425,17 @@ impl Framework {
 
     /// The best node for a pod. Pure but for the choice among equals.
     pub fn schedule(&self, pod: &PodInfo, cluster: &Cluster) -> Result<String, Diagnosis> {
-        self.candidates(pod, cluster).map(choose)
+        self.candidates(pod, cluster).map(|nodes| choose(nodes).to_owned())
     }
 
     /// The nodes that fit, with their scores.
-    pub fn candidates(
+    pub fn candidates<'a>(
         &self,
         pod: &PodInfo,
-        cluster: &Cluster,
-    ) -> Result<Vec<(String, i64)>, Diagnosis> {
+        cluster: &'a Cluster,
+    ) -> Result<Vec<(&'a str, i64)>, Diagnosis> {
         let mut state = CycleState::default();
-        let mut diagnosis = Diagnosis { nodes: cluster.nodes().count(), ..Default::default() };
+        let mut diagnosis = Diagnosis { nodes: cluster.count(), ..Default::default() };
         if diagnosis.nodes == 0 {
             return Err(diagnosis);
         }
@@ -454,13 +456,11 @@ impl Framework {
         };
         let filters = self.active(&skipped);
         let enough = self.enough(diagnosis.nodes);
-        let start = self.start.load(Ordering::Relaxed) % diagnosis.nodes;
         let mut fitting = vec![];
-        let mut looked_at = 0;
+        let mut next = self.start.load(Ordering::Relaxed);
         // From where the last look ended: with many nodes not all are looked at.
-        let nodes = cluster.nodes();
-        for node in nodes.clone().skip(start).chain(nodes.take(start)) {
-            looked_at += 1;
+        for node in cluster.nodes_from(next) {
+            next = node.place + 1;
             match self.filter_with_nominated(&state, pod, node, cluster, &filters) {
                 Ok(()) => fitting.push(node),
                 Err((plugin, rejection)) => {
@@ -478,10 +478,10 @@ impl Framework {
                 break;
             }
         }
-        self.start.store((start + looked_at) % diagnosis.nodes, Ordering::Relaxed);
+        self.start.store(next, Ordering::Relaxed);
         match fitting.as_slice() {
             [] => Err(diagnosis),
-            [only] => Ok(vec![(only.name.clone(), 0)]),
+            [only] => Ok(vec![(&only.name, 0)]),
             _ => Ok(self.scored(&mut state, pod, cluster, &fitting)),
         }
     }
@@ -536,33 +536,35 @@ impl Framework {
     ) -> Result<(), (&'static str, Rejection)> {
         let nominated = cluster.nominated_on(&node.name, pod);
         if !nominated.is_empty() {
-            let mut fuller = node.clone();
+            let mut fuller = cluster.what_if(node);
             nominated.into_iter().for_each(|one| fuller.add(one));
-            let changed = cluster.with_node(fuller.clone());
-            let mut state = CycleState::default();
-            let skipped = self.pre_filter(&mut state, pod, &changed)?;
-            filter(&self.active(&skipped), &state, pod, &fuller)?;
+            self.filter_anew(pod, &fuller)?;
         }
         filter(filters, state, pod, node)
     }
 
     /// Whether the pod fits on a node as it would be: for preemption.
-    pub fn would_fit(&self, pod: &PodInfo, node: &NodeInfo, cluster: &Cluster) -> bool {
-        let changed = cluster.with_node(node.clone());
-        let mut state = CycleState::default();
-        match self.pre_filter(&mut state, pod, &changed) {
-            Ok(skipped) => filter(&self.active(&skipped), &state, pod, node).is_ok(),
-            Err(_) => false,
-        }
+    pub fn would_fit(&self, pod: &PodInfo, what_if: &WhatIf) -> bool {
+        self.filter_anew(pod, what_if).is_ok()
     }
 
-    fn scored(
+    fn filter_anew(
+        &self,
+        pod: &PodInfo,
+        what_if: &WhatIf,
+    ) -> Result<(), (&'static str, Rejection)> {
+        let mut state = CycleState::default();
+        let skipped = self.pre_filter(&mut state, pod, what_if.cluster())?;
+        filter(&self.active(&skipped), &state, pod, what_if.node())
+    }
+
+    fn scored<'a>(
         &self,
         state: &mut CycleState,
         pod: &PodInfo,
         cluster: &Cluster,
-        nodes: &[&NodeInfo],
-    ) -> Vec<(String, i64)> {
+        nodes: &[&'a NodeInfo],
+    ) -> Vec<(&'a str, i64)> {
         let mut totals = vec![0i64; nodes.len()];
         for scorer in &self.scorers {
             if let Some(before) = &scorer.before
@@ -579,7 +581,7 @@ impl Framework {
                 *total += score * scorer.weight;
             }
         }
-        nodes.iter().map(|node| node.name.clone()).zip(totals).collect()
+        nodes.iter().map(|node| node.name.as_str()).zip(totals).collect()
     }
 
     pub fn post_filter(
@@ -683,9 +685,9 @@ fn filter(
 }
 
 /// One of those with the best score.
-pub fn choose(nodes: Vec<(String, i64)>) -> String {
+pub fn choose<N>(nodes: Vec<(N, i64)>) -> N {
     let top = nodes.iter().map(|(_, total)| *total).max().unwrap_or(0);
-    let mut equals: Vec<String> =
+    let mut equals: Vec<N> =
         nodes.into_iter().filter(|(_, total)| *total == top).map(|(name, _)| name).collect();
     let choice = base::rng::below(equals.len() as u64) as usize;
     equals.swap_remove(choice)

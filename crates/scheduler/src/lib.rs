@@ -9,6 +9,8 @@
 //!                 └─────────┴► condition, event, perhaps preemption
 //! ```
 //!
+//! What plugins would count over all pods, `topology` keeps.
+//!
 //! Upstream: `pkg/scheduler` with its framework: every extension point is a trait of
 //! [`framework`], the plugins are the rows of [`plugins::PLUGINS`].
 //!
@@ -35,6 +37,7 @@ mod scheduler;
 mod selector;
 #[cfg(test)]
 mod testing;
+mod topology;
 mod volumes;
 
 pub use config::Config;

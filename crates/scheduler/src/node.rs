@@ -12,6 +12,8 @@ use crate::resources::Resources;
 #[derive(Clone, Debug, Default)]
 pub struct NodeInfo {
     pub name: String,
+    /// Where it is in the cluster's table.
+    pub place: usize,
     /// False while pods name a node that is not known (yet, or any more).
     pub known: bool,
     pub labels: BTreeMap<String, String>,
@@ -26,9 +28,6 @@ pub struct NodeInfo {
     pub pods: BTreeMap<String, Arc<PodInfo>>,
     pub requested: Resources,
     pub nonzero: Resources,
-    /// How many of the pods have (anti-)affinity of their own.
-    pub with_affinity: usize,
-    pub with_anti_affinity: usize,
 }
 
 impl NodeInfo {
@@ -80,14 +79,13 @@ impl NodeInfo {
             .collect();
     }
 
-    pub fn add(&mut self, pod: Arc<PodInfo>) {
+    /// Returns what it stands for now instead.
+    pub fn add(&mut self, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
         self.requested.add(&pod.requests);
         self.nonzero.add(&pod.nonzero);
-        self.with_affinity += usize::from(has_affinity(&pod));
-        self.with_anti_affinity += usize::from(!pod.anti_affinity.is_empty());
-        if let Some(old) = self.pods.insert(pod.uid.clone(), pod) {
-            self.discount(&old);
-        }
+        let old = self.pods.insert(pod.uid.clone(), pod)?;
+        self.discount(&old);
+        Some(old)
     }
 
     pub fn remove(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
@@ -99,15 +97,7 @@ impl NodeInfo {
     fn discount(&mut self, pod: &PodInfo) {
         self.requested.subtract(&pod.requests);
         self.nonzero.subtract(&pod.nonzero);
-        self.with_affinity -= usize::from(has_affinity(pod));
-        self.with_anti_affinity -= usize::from(!pod.anti_affinity.is_empty());
     }
-}
-
-fn has_affinity(pod: &PodInfo) -> bool {
-    !(pod.affinity.is_empty()
-        && pod.preferred_affinity.is_empty()
-        && pod.preferred_anti_affinity.is_empty())
 }
 
 pub fn tolerates_all<'a>(

@@ -1,13 +1,14 @@
 //! A pod as the scheduler sees it: what decisions need, worked out once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 
 use client::ObjectKey;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     NodeSelector, Pod, PodAffinityTerm, PodSpec, PreferredSchedulingTerm, Toleration,
 };
-use machinery::selector::Selector;
+use machinery::selector::{Selector, Test};
 
 use crate::cluster::Namespaces;
 use crate::extended;
@@ -133,7 +134,7 @@ impl HostPort {
 }
 
 /// A term of pod (anti-)affinity.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term {
     pub topology_key: String,
     selector: Selector,
@@ -164,6 +165,11 @@ impl Term {
             && self.selector.matches(Some(&pod.labels))
     }
 
+    /// Whether it matters which labels namespaces have.
+    pub fn selects_namespaces(&self) -> bool {
+        self.namespace_selector.is_some()
+    }
+
     pub fn matches(&self, pod: &PodInfo, namespaces: &Namespaces) -> bool {
         let namespace = &*pod.key.namespace;
         let in_namespace = self.namespaces.contains(namespace)
@@ -172,6 +178,20 @@ impl Term {
                 .as_ref()
                 .is_some_and(|one| one.matches(namespaces.get(namespace)));
         in_namespace && self.selector.matches(Some(&pod.labels))
+    }
+}
+
+impl Hash for Term {
+    /// Terms that differ in what is not looked at here may have the same hash: they are few.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.topology_key.hash(state);
+        self.namespaces.hash(state);
+        for requirement in &self.selector.requirements {
+            requirement.key.hash(state);
+            if let Test::In(values) = &requirement.test {
+                values.hash(state);
+            }
+        }
     }
 }
 
@@ -256,8 +276,7 @@ impl PodInfo {
 
     /// Whether the node's labels are what the pod demands.
     pub fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
-        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
-            && self.node_affinity.as_ref().is_none_or(|one| selector::matches(one, name, labels))
+        selector::selects(&self.node_selector, self.node_affinity.as_ref(), name, labels)
     }
 
     /// Whether something that scheduling depends on differs; a status written by us does not.

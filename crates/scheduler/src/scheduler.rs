@@ -251,11 +251,8 @@ impl Scheduler {
         let meta = &event.object().metadata;
         let name = meta.name.clone().unwrap_or_default();
         let labels = meta.labels.clone().unwrap_or_default();
-        let before = if event.is_deleted() {
-            Arc::make_mut(&mut state.cluster.namespaces).remove(&name)
-        } else {
-            Arc::make_mut(&mut state.cluster.namespaces).insert(name, labels.clone())
-        };
+        let now = (!event.is_deleted()).then(|| labels.clone());
+        let before = state.cluster.set_namespace(name, now);
         if before.is_some_and(|before| before != labels) {
             self.woken(&mut state, &ClusterEvent::NamespaceChanged);
         }
@@ -390,7 +387,7 @@ impl Scheduler {
                     );
                     tracing::debug!(pod = %pod.key, group, "a group is not complete");
                     let diagnosis = Diagnosis {
-                        nodes: state.cluster.nodes().count(),
+                        nodes: state.cluster.count(),
                         general: Some(why),
                         plugins: [crate::gang::NAME].into(),
                         ..Diagnosis::default()
@@ -421,7 +418,7 @@ impl Scheduler {
             Err(error) => Step::Jobs(vec![self.broken(&mut state, &pod, error)]),
             Ok(left) if left.nodes.is_empty() => {
                 let diagnosis = Diagnosis {
-                    nodes: state.cluster.nodes().count(),
+                    nodes: state.cluster.count(),
                     rejections: left.rejections,
                     ..Diagnosis::default()
                 };
@@ -435,8 +432,14 @@ impl Scheduler {
     fn attempt(&self, state: &mut State, pod: Arc<PodInfo>, gang: Option<Gang>) -> Step {
         let Some(framework) = self.profiles.of(&pod) else { return Step::Jobs(vec![]) };
         match framework.candidates(&pod, &state.cluster) {
-            Ok(nodes) if self.extenders.concern(&pod) => Step::Ask(pod, nodes, gang),
-            Ok(nodes) => Step::Jobs(self.commit(state, pod, choose(nodes), gang)),
+            Ok(nodes) if self.extenders.concern(&pod) => {
+                let nodes = nodes.into_iter().map(|(name, score)| (name.to_owned(), score));
+                Step::Ask(pod, nodes.collect(), gang)
+            }
+            Ok(nodes) => {
+                let node = choose(nodes).to_owned();
+                Step::Jobs(self.commit(state, pod, node, gang))
+            }
             Err(diagnosis) => Step::Jobs(self.refuse(state, &pod, diagnosis, gang)),
         }
     }
@@ -463,7 +466,7 @@ impl Scheduler {
             }
             Err(rejection) => {
                 let diagnosis = Diagnosis {
-                    nodes: state.cluster.nodes().count(),
+                    nodes: state.cluster.count(),
                     general: Some(rejection.reasons.join(", ")),
                     ..Default::default()
                 };

@@ -6,6 +6,17 @@ use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSele
 
 type Labels = BTreeMap<String, String>;
 
+/// Labels of a plain node selector, and node affinity: what a pod demands of its node.
+pub fn selects(
+    plain: &Labels,
+    affinity: Option<&NodeSelector>,
+    name: &str,
+    labels: &Labels,
+) -> bool {
+    plain.iter().all(|(key, value)| labels.get(key) == Some(value))
+        && affinity.is_none_or(|one| matches(one, name, labels))
+}
+
 /// Any term.
 pub fn matches(selector: &NodeSelector, name: &str, labels: &Labels) -> bool {
     selector.node_selector_terms.iter().any(|term| term_matches(term, name, labels))

@@ -99,23 +99,22 @@ fn along(shape: &[(i64, i64)], share: i64) -> i64 {
 
 /// How much the pod evens out what is taken of the node: 75 if nothing changes.
 pub fn balance(resources: &[ResourceWeight], pod: &PodInfo, node: &NodeInfo) -> i64 {
-    let all: Vec<Taken> =
-        resources.iter().filter_map(|one| taken(&one.name, pod, node, true)).collect();
-    let with_pod = evenness(all.iter().map(|one| (one.with_pod, one.capacity)));
-    let before = evenness(all.iter().map(|one| (one.before, one.capacity)));
+    let all = resources.iter().filter_map(|one| taken(&one.name, pod, node, true));
+    let with_pod = evenness(all.clone().map(|one| (one.with_pod, one.capacity)));
+    let before = evenness(all.map(|one| (one.before, one.capacity)));
     MAX_SCORE / 2 + (MAX_SCORE / 2 + with_pod - before) / 2
 }
 
-fn evenness(shares: impl Iterator<Item = (i64, i64)>) -> i64 {
-    let shares: Vec<f64> =
-        shares.map(|(used, capacity)| (used as f64 / capacity as f64).min(1.0)).collect();
-    let deviation = match shares.as_slice() {
-        [] | [_] => 0.0,
-        [one, other] => ((one - other) / 2.0).abs(),
-        several => {
-            let count = several.len() as f64;
-            let mean = several.iter().sum::<f64>() / count;
-            (several.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / count).sqrt()
+fn evenness(shares: impl Iterator<Item = (i64, i64)> + Clone) -> i64 {
+    let shares = shares.map(|(used, capacity)| (used as f64 / capacity as f64).min(1.0));
+    let mut first = shares.clone();
+    let deviation = match (first.next(), first.next(), first.next()) {
+        (None, ..) | (_, None, _) => 0.0,
+        (Some(one), Some(other), None) => ((one - other) / 2.0).abs(),
+        _ => {
+            let count = shares.clone().count() as f64;
+            let mean = shares.clone().sum::<f64>() / count;
+            (shares.map(|share| (share - mean).powi(2)).sum::<f64>() / count).sqrt()
         }
     };
     ((1.0 - deviation) * MAX_SCORE as f64) as i64

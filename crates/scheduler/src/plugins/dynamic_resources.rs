@@ -4,6 +4,7 @@
 //! was chosen; PreBind writes them down, and that the pod uses the claims. Extended resources that
 //! classes stand for are one claim more (`extended_claim.rs`). Upstream: `dynamicresources`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -138,7 +139,7 @@ fn wants_devices(pod: &PodInfo) -> bool {
     !pod.device_claims.is_empty() || !pod.extended.is_empty()
 }
 
-pub(super) fn no<T>(why: impl Into<String>) -> Result<T, Rejection> {
+pub(super) fn no<T>(why: impl Into<Cow<'static, str>>) -> Result<T, Rejection> {
     Err(Rejection::unresolvable(why))
 }
 

@@ -24,7 +24,7 @@ impl Score for ImageLocality {
     /// An image counts by its size times the share of nodes that have it, so that one warm node
     /// does not draw all pods.
     fn score(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo, cluster: &Cluster) -> i64 {
-        let total = cluster.nodes().count().max(1) as f64;
+        let total = cluster.count().max(1) as f64;
         let present = pod.images.iter().filter_map(|image| Some((image, *node.images.get(image)?)));
         let sum: i64 = present
             .map(|(image, size)| {

@@ -1,10 +1,8 @@
 //! Pods that want to be near others, or far from them.
 //!
-//! Works per topology value (a zone, a host): how many pods there match a term. Only pods that
-//! matter are looked at: all of them if the new pod has terms, else those with anti-affinity of
-//! their own.
+//! Works per topology value (a zone, a host): how many pods there match a term, or carry one that
+//! matches the new pod; [`crate::topology`] counts them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
@@ -13,8 +11,10 @@ use crate::framework::{
 };
 use crate::node::NodeInfo;
 use crate::pod::{PodInfo, Term};
+use crate::topology::{Kind, Scope, View, Weighed, Who};
 
 const NAME: &str = "InterPodAffinity";
+const SCORE: &str = "InterPodAffinity/score";
 
 pub const ROW: Row = Row {
     name: NAME,
@@ -42,24 +42,23 @@ struct InterPodAffinity {
     ignores_others: bool,
 }
 
-type Pair = (String, String);
-
-/// How many pods count for or against, by topology key and value.
-#[derive(Default)]
-struct Counts {
-    existing_anti: HashMap<Pair, i64>,
-    affinity: HashMap<Pair, i64>,
-    anti: HashMap<Pair, i64>,
+/// Pods that are required to be near the new one, or not to be, by the topology of each term.
+struct Required {
+    /// Pods that match all terms, for each of them.
+    near: Vec<View>,
+    far: Vec<View>,
+    /// Pods that want none like the new one near.
+    repelling: Weighed,
+    /// There is none to be near to, and the pod would do itself: the first of a group.
+    is_first: bool,
 }
 
-fn pair(node: &NodeInfo, key: &str) -> Option<Pair> {
-    Some((key.to_owned(), node.labels.get(key)?.clone()))
+fn scope(term: &Term) -> Scope {
+    Scope::of(&term.topology_key)
 }
 
-fn count(counts: &mut HashMap<Pair, i64>, node: &NodeInfo, key: &str, by: i64) {
-    if let Some(pair) = pair(node, key) {
-        *counts.entry(pair).or_default() += by;
-    }
+fn matching(cluster: &Cluster, term: &Term) -> View {
+    cluster.matching(Who::Matching(vec![term.clone()]), scope(term))
 }
 
 impl PreFilter for InterPodAffinity {
@@ -69,74 +68,40 @@ impl PreFilter for InterPodAffinity {
         pod: &PodInfo,
         cluster: &Cluster,
     ) -> Result<Next, Rejection> {
-        let mut counts = Counts::default();
-        let has_terms = !(pod.affinity.is_empty() && pod.anti_affinity.is_empty());
-        let spaces = &cluster.namespaces;
-        for node in cluster.nodes().filter(|node| has_terms || node.with_anti_affinity > 0) {
-            for other in node.pods.values() {
-                for term in other.anti_affinity.iter().filter(|term| term.matches(pod, spaces)) {
-                    count(&mut counts.existing_anti, node, &term.topology_key, 1);
-                }
-                // Affinity counts pods that match all terms, anti-affinity those that match one.
-                if !pod.affinity.is_empty()
-                    && pod.affinity.iter().all(|term| term.matches(other, spaces))
-                {
-                    for term in &pod.affinity {
-                        count(&mut counts.affinity, node, &term.topology_key, 1);
-                    }
-                }
-                for term in pod.anti_affinity.iter().filter(|term| term.matches(other, spaces)) {
-                    count(&mut counts.anti, node, &term.topology_key, 1);
-                }
-            }
-        }
-        if counts.existing_anti.is_empty() && !has_terms {
+        let repelling = cluster.carrying(pod, |kind| i64::from(kind == Kind::Far));
+        if repelling.is_empty() && pod.affinity.is_empty() && pod.anti_affinity.is_empty() {
             return Ok(Next::Skip);
         }
-        let matches_itself = pod.affinity.iter().all(|term| term.matches(pod, spaces));
-        state.put(NAME, (counts, matches_itself));
+        // Affinity counts pods that match all terms, anti-affinity those that match one.
+        let all = |term| cluster.matching(Who::Matching(pod.affinity.clone()), scope(term));
+        let near: Vec<View> = pod.affinity.iter().map(all).collect();
+        let far = pod.anti_affinity.iter().map(|term| matching(cluster, term)).collect();
+        let is_first = near.iter().all(View::is_empty)
+            && pod.affinity.iter().all(|term| term.matches(pod, cluster.namespaces()));
+        state.put(NAME, Required { near, far, repelling, is_first });
         Ok(Next::Filter)
     }
 }
 
 impl Filter for InterPodAffinity {
-    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let Some((counts, matches_itself)) = state.get::<(Counts, bool)>(NAME) else {
+    fn filter(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        let Some(required) = state.get::<Required>(NAME) else {
             return Ok(());
         };
-        let any = |counts: &HashMap<Pair, i64>, key: &str| {
-            pair(node, key).and_then(|pair| counts.get(&pair)).is_some_and(|count| *count > 0)
-        };
-        if !near_enough(pod, node, &counts.affinity, *matches_itself) {
+        let has_any = |view: &View| view.here(node).is_some_and(|count| count > 0);
+        let has_labels = || required.near.iter().all(|view| view.here(node).is_some());
+        let is_near = required.near.iter().all(has_any) || required.is_first && has_labels();
+        if !is_near {
             return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
         }
-        if pod.anti_affinity.iter().any(|term| any(&counts.anti, &term.topology_key)) {
+        if required.far.iter().any(has_any) {
             return Err(Rejection::new("node(s) didn't match pod anti-affinity rules"));
         }
-        let forbidden =
-            |(pair, count): (&Pair, &i64)| *count > 0 && node.labels.get(&pair.0) == Some(&pair.1);
-        if counts.existing_anti.iter().any(forbidden) {
+        if required.repelling.here(node) > 0 {
             return Err(Rejection::new("node(s) didn't satisfy existing pods anti-affinity rules"));
         }
         Ok(())
     }
-}
-
-/// The first pod of a group that wants its own kind near may go anywhere.
-fn near_enough(
-    pod: &PodInfo,
-    node: &NodeInfo,
-    counts: &HashMap<Pair, i64>,
-    matches_itself: bool,
-) -> bool {
-    let mut all = true;
-    for term in &pod.affinity {
-        let Some(pair) = pair(node, &term.topology_key) else {
-            return false;
-        };
-        all &= counts.get(&pair).is_some_and(|count| *count > 0);
-    }
-    all || (counts.is_empty() && matches_itself)
 }
 
 impl PreScore for InterPodAffinity {
@@ -152,48 +117,28 @@ impl PreScore for InterPodAffinity {
         if !has_preferences && self.ignores_others {
             return Next::Skip;
         }
-        let mut scores: HashMap<Pair, i64> = HashMap::new();
-        let spaces = &cluster.namespaces;
-        for node in cluster.nodes().filter(|node| has_preferences || node.with_affinity > 0) {
-            let mut add = |term: &Term, subject: &PodInfo, weight: i64| {
-                if term.matches(subject, spaces) {
-                    count(&mut scores, node, &term.topology_key, weight);
-                }
-            };
-            for other in node.pods.values() {
-                pod.preferred_affinity
-                    .iter()
-                    .for_each(|(weight, term)| add(term, other, i64::from(*weight)));
-                pod.preferred_anti_affinity
-                    .iter()
-                    .for_each(|(weight, term)| add(term, other, -i64::from(*weight)));
-                other.affinity.iter().for_each(|term| add(term, pod, self.hard_weight));
-                other
-                    .preferred_affinity
-                    .iter()
-                    .for_each(|(weight, term)| add(term, pod, i64::from(*weight)));
-                other
-                    .preferred_anti_affinity
-                    .iter()
-                    .for_each(|(weight, term)| add(term, pod, -i64::from(*weight)));
-            }
-        }
-        if scores.is_empty() {
+        let mut weighed = cluster.carrying(pod, |kind| match kind {
+            Kind::Near => self.hard_weight,
+            Kind::Far => 0,
+            Kind::RatherNear(weight) => i64::from(weight),
+            Kind::RatherFar(weight) => -i64::from(weight),
+        });
+        let near = pod.preferred_affinity.iter().map(|(weight, term)| (i64::from(*weight), term));
+        let far = pod.preferred_anti_affinity.iter();
+        let far = far.map(|(weight, term)| (-i64::from(*weight), term));
+        let own = near.chain(far).map(|(weight, term)| (weight, matching(cluster, term)));
+        weighed.0.extend(own.filter(|(_, view)| !view.is_empty()));
+        if weighed.is_empty() {
             return Next::Skip;
         }
-        state.put("InterPodAffinity/score", scores);
+        state.put(SCORE, weighed);
         Next::Filter
     }
 }
 
 impl Score for InterPodAffinity {
     fn score(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
-        let scores = state.get::<HashMap<Pair, i64>>("InterPodAffinity/score");
-        let here = scores
-            .into_iter()
-            .flatten()
-            .filter(|(pair, _)| node.labels.get(&pair.0) == Some(&pair.1));
-        here.map(|(_, score)| *score).sum()
+        state.get::<Weighed>(SCORE).map_or(0, |weighed| weighed.here(node))
     }
 
     fn normalize(&self, _: &CycleState, _: &PodInfo, scores: &mut [i64]) {

@@ -54,4 +54,6 @@ pub static PLUGINS: &[Row] = &[
 #[cfg(test)]
 mod lookup_tests;
 #[cfg(test)]
+mod recount_tests;
+#[cfg(test)]
 mod tests;

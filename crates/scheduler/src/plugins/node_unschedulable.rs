@@ -19,12 +19,15 @@ struct NodeUnschedulable;
 
 impl Filter for NodeUnschedulable {
     fn filter(&self, _: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        if !node.unschedulable {
+            return Ok(());
+        }
         let taint = Taint {
             key: "node.kubernetes.io/unschedulable".into(),
             effect: "NoSchedule".into(),
             ..Default::default()
         };
-        if !node.unschedulable || tolerates_all(&pod.tolerations, std::iter::once(&taint)) {
+        if tolerates_all(&pod.tolerations, std::iter::once(&taint)) {
             return Ok(());
         }
         Err(Rejection::unresolvable("node(s) were unschedulable"))

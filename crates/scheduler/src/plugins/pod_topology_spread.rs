@@ -3,18 +3,20 @@
 //! A pod that says nothing is spread by the profile's constraints, together with the pods of its
 //! services and controller; upstream's own are over nodes and zones, softly.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
+use machinery::selector::Selector;
 
 use crate::cluster::Cluster;
 use crate::framework::{
     CycleState, Filter, MAX_SCORE, Next, Points, PreFilter, PreScore, Rejection, Row, Score,
 };
-use crate::node::{NodeInfo, tolerates_all};
+use crate::node::NodeInfo;
 use crate::objects::Objects;
 use crate::pod::{PodInfo, Spread};
+use crate::topology::{Scope, View, Who};
 
 const NAME: &str = "PodTopologySpread";
 const SCORE: &str = "PodTopologySpread/score";
@@ -87,34 +89,34 @@ impl PodTopologySpread {
     }
 }
 
-fn has_all_keys(node: &NodeInfo, constraints: &[Spread]) -> bool {
-    constraints.iter().all(|spread| node.labels.contains_key(&spread.topology_key))
-}
-
-/// Matching pods per topology value, of one constraint.
-struct Domain {
-    counts: BTreeMap<String, i64>,
-    least: i64,
-}
-
-/// Whether a node takes part in a constraint's counting.
-fn counts_in(spread: &Spread, pod: &PodInfo, node: &NodeInfo) -> bool {
-    let hard = node.taints.iter().filter(|taint| taint.effect != "PreferNoSchedule");
-    (!spread.honors_affinity || pod.selects(&node.name, &node.labels))
-        && (!spread.honors_taints || tolerates_all(&pod.tolerations, hard))
-}
-
-fn matching(spread: &Spread, pod: &PodInfo, node: &NodeInfo) -> i64 {
-    // Upstream: an empty selector counts nobody.
-    if spread.selector.is_everything() {
-        return 0;
+/// The nodes that take part in a constraint's counting; those without all of the labels do not.
+fn scope<'a>(spread: &Spread, pod: &PodInfo, needed: impl Iterator<Item = &'a Spread>) -> Scope {
+    let mut scope = Scope::of(&spread.topology_key).needing(needed.map(|one| &one.topology_key));
+    if spread.honors_affinity {
+        scope = scope.selected_by(pod);
     }
-    let same = |other: &&Arc<PodInfo>| {
-        !other.deleting
-            && other.key.namespace == pod.key.namespace
-            && spread.selector.matches(Some(&other.labels))
-    };
-    node.pods.values().filter(same).count() as i64
+    if spread.honors_taints {
+        scope = scope.tolerated_by(pod);
+    }
+    scope
+}
+
+/// The pods that a constraint counts.
+fn kin(spread: &Spread, pod: &PodInfo) -> Who {
+    // Upstream: an empty selector counts nobody.
+    let is_empty = spread.selector.is_everything();
+    let selector = if is_empty { Selector::nothing() } else { spread.selector.clone() };
+    Who::Kin { namespace: pod.key.namespace.clone(), selector }
+}
+
+/// A hard constraint.
+struct Hard {
+    topology_key: String,
+    max_skew: i64,
+    /// Whether the pod counts itself.
+    itself: i64,
+    view: View,
+    least: i64,
 }
 
 impl PreFilter for PodTopologySpread {
@@ -124,44 +126,37 @@ impl PreFilter for PodTopologySpread {
         pod: &PodInfo,
         cluster: &Cluster,
     ) -> Result<Next, Rejection> {
-        let hard = self.constraints(pod, true);
-        if hard.is_empty() {
+        let constraints = self.constraints(pod, true);
+        if constraints.is_empty() {
             return Ok(Next::Skip);
         }
-        let complete = |node: &&NodeInfo| has_all_keys(node, &hard);
-        let domains: Vec<Domain> = hard
-            .iter()
-            .map(|spread| {
-                let mut counts = BTreeMap::new();
-                for node in
-                    cluster.nodes().filter(complete).filter(|node| counts_in(spread, pod, node))
-                {
-                    let value = node.labels[&spread.topology_key].clone();
-                    *counts.entry(value).or_default() += matching(spread, pod, node);
-                }
-                // Too few domains: the missing ones count as empty.
-                let enough = counts.len() as i32 >= spread.min_domains;
-                let least = if enough { counts.values().min().copied().unwrap_or(0) } else { 0 };
-                Domain { counts, least }
-            })
-            .collect();
-        let all: Vec<(Spread, Domain)> = hard.into_iter().zip(domains).collect();
-        state.put(NAME, all);
+        let hard = |spread: &Spread| {
+            let view = cluster.matching(kin(spread, pod), scope(spread, pod, constraints.iter()));
+            // Too few domains: the missing ones count as empty.
+            let enough = view.values() as i32 >= spread.min_domains;
+            Hard {
+                topology_key: spread.topology_key.clone(),
+                max_skew: i64::from(spread.max_skew),
+                itself: i64::from(spread.selector.matches(Some(&pod.labels))),
+                least: if enough { view.least() } else { 0 },
+                view,
+            }
+        };
+        state.put(NAME, constraints.iter().map(hard).collect::<Vec<Hard>>());
         Ok(Next::Filter)
     }
 }
 
 impl Filter for PodTopologySpread {
-    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        for (spread, domain) in state.get::<Vec<(Spread, Domain)>>(NAME).into_iter().flatten() {
-            let Some(value) = node.labels.get(&spread.topology_key) else {
+    fn filter(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        for hard in state.get::<Vec<Hard>>(NAME).into_iter().flatten() {
+            let elsewhere = || Some(hard.view.of(node.labels.get(&hard.topology_key)?));
+            let Some(here) = hard.view.here(node).or_else(elsewhere) else {
                 let why =
                     "node(s) didn't match pod topology spread constraints (missing required label)";
                 return Err(Rejection::unresolvable(why));
             };
-            let itself = i64::from(spread.selector.matches(Some(&pod.labels)));
-            let here = domain.counts.get(value).copied().unwrap_or(0);
-            if here + itself - domain.least > i64::from(spread.max_skew) {
+            if here + hard.itself - hard.least > hard.max_skew {
                 return Err(Rejection::new("node(s) didn't match pod topology spread constraints"));
             }
         }
@@ -171,18 +166,29 @@ impl Filter for PodTopologySpread {
 
 /// What soft constraints need to know of the cluster.
 struct Soft {
-    constraints: Vec<Spread>,
-    needs_all_keys: bool,
-    /// Matching pods by topology value, of each constraint; those on one node are counted there.
-    counts: Vec<HashMap<String, i64>>,
-    /// More domains make each pod weigh more: they differ less.
-    weights: Vec<f64>,
+    /// Labels that a node must have to be scored.
+    needed: Vec<String>,
+    constraints: Vec<SoftOne>,
 }
 
-impl Soft {
-    fn takes(&self, node: &NodeInfo) -> bool {
-        !self.needs_all_keys || has_all_keys(node, &self.constraints)
-    }
+struct SoftOne {
+    topology_key: String,
+    max_skew: i32,
+    /// Matching pods; for hosts, those on each node.
+    view: View,
+    /// More domains make each pod weigh more: they differ less.
+    weight: f64,
+}
+
+fn has_all(node: &NodeInfo, keys: &[String]) -> bool {
+    keys.iter().all(|key| node.labels.contains_key(key))
+}
+
+/// How many values there are among the nodes; none at all is one.
+fn domains(nodes: &[&NodeInfo], key: &str) -> usize {
+    let mut values: HashSet<Option<&str>> = HashSet::new();
+    values.extend(nodes.iter().map(|node| node.labels.get(key).map(String::as_str)));
+    values.len()
 }
 
 impl PreScore for PodTopologySpread {
@@ -198,34 +204,24 @@ impl PreScore for PodTopologySpread {
             return Next::Skip;
         }
         let needs_all_keys = self.needs_all_keys(pod);
-        let mut soft = Soft { constraints, needs_all_keys, counts: vec![], weights: vec![] };
-        let scored: Vec<_> = nodes.iter().filter(|node| soft.takes(node)).collect();
-        for spread in &soft.constraints {
-            let values = scored.iter().filter_map(|node| node.labels.get(&spread.topology_key));
-            let mut counts = HashMap::new();
-            let domains = match spread.topology_key.as_str() {
-                HOSTNAME => scored.len(),
-                _ => {
-                    counts.extend(values.map(|value| (value.clone(), 0i64)));
-                    let unlabelled =
-                        scored.iter().any(|node| !node.labels.contains_key(&spread.topology_key));
-                    counts.len() + usize::from(unlabelled)
-                }
+        let needed = || constraints.iter().filter(|_| needs_all_keys);
+        let keys: Vec<String> = needed().map(|one| one.topology_key.clone()).collect();
+        let scored: Vec<&NodeInfo> =
+            nodes.iter().copied().filter(|node| has_all(node, &keys)).collect();
+        let soft = |spread: &Spread| {
+            let (scope, domains) = match spread.topology_key.as_str() {
+                HOSTNAME => (Scope::each_node(), scored.len()),
+                key => (scope(spread, pod, needed()), domains(&scored, key)),
             };
-            let candidates = cluster.nodes().filter(|_| !counts.is_empty());
-            let counted: Vec<_> = candidates
-                .filter(|node| soft.takes(node) && counts_in(spread, pod, node))
-                .collect();
-            for node in counted {
-                let value = node.labels.get(&spread.topology_key);
-                if let Some(count) = value.and_then(|value| counts.get_mut(value)) {
-                    *count += matching(spread, pod, node);
-                }
+            SoftOne {
+                topology_key: spread.topology_key.clone(),
+                max_skew: spread.max_skew,
+                view: cluster.matching(kin(spread, pod), scope),
+                weight: (domains as f64 + 2.0).ln(),
             }
-            soft.counts.push(counts);
-            soft.weights.push((domains as f64 + 2.0).ln());
-        }
-        state.put(SCORE, soft);
+        };
+        let constraints = constraints.iter().map(soft).collect();
+        state.put(SCORE, Soft { needed: keys, constraints });
         Next::Filter
     }
 }
@@ -234,20 +230,16 @@ impl PreScore for PodTopologySpread {
 const UNLABELED: i64 = -1;
 
 impl Score for PodTopologySpread {
-    fn score(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
+    fn score(&self, state: &CycleState, _: &PodInfo, node: &NodeInfo, _: &Cluster) -> i64 {
         let Some(soft) = state.get::<Soft>(SCORE) else { return 0 };
-        if !soft.takes(node) {
+        if !has_all(node, &soft.needed) {
             return UNLABELED;
         }
         let mut total = 0.0;
-        let known = soft.counts.iter().zip(&soft.weights);
-        for (spread, (counts, weight)) in soft.constraints.iter().zip(known) {
-            let Some(value) = node.labels.get(&spread.topology_key) else { continue };
-            let count = match spread.topology_key.as_str() {
-                HOSTNAME => matching(spread, pod, node),
-                _ => counts.get(value).copied().unwrap_or(0),
-            };
-            total += count as f64 * weight + f64::from(spread.max_skew - 1);
+        for one in &soft.constraints {
+            let Some(value) = node.labels.get(&one.topology_key) else { continue };
+            let count = one.view.here(node).unwrap_or_else(|| one.view.of(value));
+            total += count as f64 * one.weight + f64::from(one.max_skew - 1);
         }
         total.round() as i64
     }

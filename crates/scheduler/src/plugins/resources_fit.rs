@@ -2,6 +2,7 @@
 //! profile's strategy. What the node does not offer itself, but a class of devices stands for, is
 //! DynamicResources' business.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -118,10 +119,10 @@ impl Filter for Fit {
     fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
         let mut short = shortages(pod, node);
         let backed = state.get::<Backed>(NAME);
-        let is_backed = |name: &String| backed.is_some_and(|backed| backed.0.contains(name));
+        let is_backed = |name: &str| backed.is_some_and(|backed| backed.0.contains(name));
         short.retain(|short| {
-            let is_device = short.capacity == 0 && is_backed(&short.resource);
-            !is_device && !self.ignores(&short.resource)
+            let is_device = short.capacity == 0 && is_backed(short.resource);
+            !is_device && !self.ignores(short.resource)
         });
         if short.is_empty() {
             return Ok(());
@@ -141,25 +142,30 @@ impl Fit {
     }
 }
 
-struct Shortage {
+struct Shortage<'a> {
     /// Empty for room for one more pod.
-    resource: String,
-    reason: String,
+    resource: &'a str,
+    reason: Cow<'static, str>,
     asked: i64,
     capacity: i64,
 }
 
-fn shortages(pod: &PodInfo, node: &NodeInfo) -> Vec<Shortage> {
+fn shortages<'a>(pod: &'a PodInfo, node: &NodeInfo) -> Vec<Shortage<'a>> {
     let (all, used, asked) = (&node.allocatable, &node.requested, &pod.requests);
     let mut short = vec![];
     if node.pods.len() as i64 + 1 > all.pods {
         let reason = "Too many pods".into();
-        short.push(Shortage { resource: String::new(), reason, asked: 1, capacity: all.pods });
+        short.push(Shortage { resource: "", reason, asked: 1, capacity: all.pods });
     }
-    let mut check = |name: &str, asked: i64, used: i64, capacity: i64| {
+    let mut check = |resource: &'a str, asked: i64, used: i64, capacity: i64| {
         if asked > 0 && asked > capacity - used {
-            let reason = format!("Insufficient {name}");
-            short.push(Shortage { resource: name.into(), reason, asked, capacity });
+            // Said of thousands of nodes.
+            let reason = match resource {
+                "cpu" => "Insufficient cpu".into(),
+                "memory" => "Insufficient memory".into(),
+                other => format!("Insufficient {other}").into(),
+            };
+            short.push(Shortage { resource, reason, asked, capacity });
         }
     };
     check("cpu", asked.milli_cpu, used.milli_cpu, all.milli_cpu);
@@ -248,7 +254,7 @@ mod tests {
                     Ok(()) => assert!(expected.is_empty()),
                     Err(rejection) => assert_eq!(
                         (rejection.reasons, rejection.unresolvable),
-                        (expected.iter().map(|one| one.to_string()).collect(), hopeless)
+                        (expected.iter().map(|one| one.to_string().into()).collect(), hopeless)
                     ),
                 }
             };
