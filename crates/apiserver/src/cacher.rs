@@ -10,17 +10,17 @@
 //! - the state at `revision` is complete: every store event up to it has been applied;
 //! - whatever ends the store's watch, the cache lists and watches again until the store is closed.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
+use std::borrow::Borrow;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use machinery::StatusError;
 use machinery::selector::Selector;
 use machinery::status::Reason;
+use machinery::{Pairs, StatusError};
 use serde::Deserialize;
 use store::{
     EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, WatchItem, WatchRequest,
@@ -51,9 +51,38 @@ pub struct Entry {
     pub revision: Revision,
     /// JSON of the stored version, without resourceVersion.
     pub value: Bytes,
-    labels: BTreeMap<String, String>,
-    fields: Vec<(Cow<'static, str>, String)>,
+    labels: Pairs,
+    fields: Pairs,
 }
+
+/// An entry in its place among the others.
+struct Placed(Arc<Entry>);
+
+impl Borrow<Key> for Placed {
+    fn borrow(&self) -> &Key {
+        &self.0.key
+    }
+}
+
+impl Ord for Placed {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.key.cmp(&other.0.key)
+    }
+}
+
+impl PartialOrd for Placed {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Placed {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl Eq for Placed {}
 
 impl Entry {
     /// Reads the header from the bytes. The kind's own fields cost a decode, so only kinds that
@@ -66,7 +95,7 @@ impl Entry {
         #[derive(Deserialize)]
         struct Labels {
             #[serde(default)]
-            labels: BTreeMap<String, String>,
+            labels: Pairs,
         }
         let head: Head = serde_json::from_slice(&kv.value).map_err(StatusError::internal)?;
         let fields = if row.strategy.has_selectable_fields() {
@@ -75,23 +104,23 @@ impl Entry {
             } else {
                 row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?
             };
-            row.strategy.field_values(&*object)
+            row.strategy.field_values(&*object).into_iter().collect()
         } else {
-            vec![]
+            Pairs::default()
         };
         let (revision, value) = (kv.mod_revision, kv.value.clone());
         Ok(Self { key, revision, value, labels: head.metadata.labels, fields })
     }
 
     pub fn label(&self, name: &str) -> Option<&str> {
-        self.labels.get(name).map(String::as_str)
+        self.labels.get(name)
     }
 
     fn field(&self, name: &str) -> Option<&str> {
         match name {
             "metadata.name" => Some(&self.key.name),
             "metadata.namespace" => Some(&self.key.namespace),
-            _ => self.fields.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str()),
+            _ => self.fields.get(name),
         }
     }
 }
@@ -108,7 +137,7 @@ pub struct Scope {
 impl Scope {
     pub fn matches(&self, entry: &Entry) -> bool {
         (self.namespace.is_empty() || entry.key.namespace == self.namespace)
-            && self.labels.matches_with(|name| entry.label(name))
+            && self.labels.matches_pairs(&entry.labels)
             && self.fields.matches_with(|name| entry.field(name).or(Some("")))
     }
 
@@ -147,7 +176,8 @@ impl CacheEvent {
 }
 
 struct State {
-    entries: BTreeMap<Key, Arc<Entry>>,
+    /// By key.
+    entries: BTreeSet<Placed>,
     /// Of all entries' values.
     bytes: usize,
     ring: VecDeque<Arc<CacheEvent>>,
@@ -187,7 +217,7 @@ impl Cacher {
     pub fn new(row: Arc<Resource>, store: Arc<dyn Store>) -> Arc<Self> {
         let storage = row.storage.as_deref().expect("only stored resources have a cacher");
         let state = State {
-            entries: BTreeMap::new(),
+            entries: BTreeSet::new(),
             bytes: 0,
             ring: VecDeque::new(),
             ring_bytes: 0,
@@ -273,9 +303,9 @@ impl Cacher {
     }
 
     fn replace(&self, kvs: Vec<KeyValue>, revision: Revision) {
-        let entries: BTreeMap<Key, Arc<Entry>> =
-            kvs.iter().filter_map(|kv| self.entry(kv)).map(|e| (e.key.clone(), e)).collect();
-        let bytes = entries.values().map(|entry| entry.value.len()).sum();
+        let entries: BTreeSet<Placed> =
+            kvs.iter().filter_map(|kv| self.entry(kv)).map(Placed).collect();
+        let bytes = entries.iter().map(|Placed(entry)| entry.value.len()).sum();
         let mut state = self.state.write().expect("no panic under the lock");
         let ring = VecDeque::new();
         let (floor, changed) = (revision, revision);
@@ -310,9 +340,10 @@ impl Cacher {
         let mut state = self.state.write().expect("no panic under the lock");
         for (key, entry) in parsed {
             let previous = match &entry {
-                Some(entry) => state.entries.insert(key, entry.clone()),
-                None => state.entries.remove(&key),
+                Some(entry) => state.entries.replace(Placed(entry.clone())),
+                None => state.entries.take(&key),
             };
+            let previous = previous.map(|Placed(entry)| entry);
             let size = |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |one| one.value.len());
             state.bytes = state.bytes + size(&entry) - size(&previous);
             if entry.is_some() || previous.is_some() {
@@ -402,7 +433,12 @@ impl Cacher {
     }
 
     pub fn get(&self, key: &Key) -> Option<Arc<Entry>> {
-        self.state.read().expect("no panic under the lock").entries.get(key).cloned()
+        self.state
+            .read()
+            .expect("no panic under the lock")
+            .entries
+            .get(key)
+            .map(|Placed(entry)| entry.clone())
     }
 
     /// What matches, in key order, from `after` (exclusive) on, at most `limit` (0: all), with the
@@ -412,12 +448,10 @@ impl Cacher {
         let start = Bound::Included(Key::new(scope.namespace.clone(), ""));
         let mut found = vec![];
         let mut left = 0;
-        let in_scope = |entry: &&Arc<Entry>| {
+        let in_scope = |Placed(entry): &&Placed| {
             scope.namespace.is_empty() || entry.key.namespace == scope.namespace
         };
-        for entry in
-            state.entries.range((start, Bound::Unbounded)).map(|(_, e)| e).take_while(in_scope)
-        {
+        for Placed(entry) in state.entries.range((start, Bound::Unbounded)).take_while(in_scope) {
             if !scope.matches(entry) {
                 continue;
             }

@@ -313,7 +313,7 @@ impl<T: Kind> Lister<T> {
     /// As [`list`](Self::list), without decoding.
     pub fn entries(&self, namespace: Option<&str>, selector: &Selector) -> Vec<Arc<Entry>> {
         let cache = self.raw.read();
-        let matches = |entry: &&Arc<Entry>| selector.matches(Some(&entry.header.labels));
+        let matches = |entry: &&Arc<Entry>| selector.matches_pairs(&entry.header.labels);
         match namespace {
             Some(namespace) => cache.in_namespace(namespace).filter(matches).cloned().collect(),
             None => cache.all().filter(matches).cloned().collect(),

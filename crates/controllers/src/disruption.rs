@@ -110,13 +110,13 @@ impl Controller {
         };
         for budget in self.budgets.list(Some(&header.key.namespace), &Selector::everything()) {
             let selector = selector(&budget);
-            if selector.matches(Some(&header.labels))
-                || old.is_some_and(|labels| selector.matches(Some(labels)))
+            if selector.matches_pairs(&header.labels)
+                || old.is_some_and(|labels| selector.matches_pairs(labels))
             {
                 self.queue.add(ObjectKey::of(&budget.metadata));
             }
         }
-        if matches!(event, RawEvent::Applied { .. }) && contains(&event.entry().bytes, TARGET) {
+        if matches!(event, RawEvent::Applied { .. }) && contains(&event.entry().json(), TARGET) {
             self.stale.add(header.key.clone());
         }
     }

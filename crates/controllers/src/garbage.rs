@@ -475,7 +475,7 @@ mod tests {
             uid: "u".into(),
             resource_version: String::new(),
             generation: 0,
-            labels: BTreeMap::new(),
+            labels: machinery::Pairs::default(),
             owners: owners.iter().map(owner).collect(),
             finalizers: vec![],
             deleting: false,

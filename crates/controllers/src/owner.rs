@@ -40,7 +40,7 @@ pub enum Claim {
 
 /// Pure. `owner` is the owner's metadata, `header` the object's.
 pub fn claim(owner: &ObjectMeta, selector: &Selector, header: &Header) -> Claim {
-    let matches = selector.matches(Some(&header.labels));
+    let matches = selector.matches_pairs(&header.labels);
     let owner_goes = owner.deletion_timestamp.is_some();
     match header.controller() {
         Some(controller) if Some(&controller.uid) != owner.uid.as_ref() => Claim::Ignore,

@@ -155,7 +155,7 @@ impl<S: Replicated> Controller<S> {
             let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
             if let Some(Ok(selector)) = selector
                 && !selector.is_everything()
-                && selector.matches(Some(&header.labels))
+                && selector.matches_pairs(&header.labels)
             {
                 self.queue.add(ObjectKey::of(&set.metadata));
             }

@@ -1,10 +1,9 @@
 //! What services select, for both forms of endpoints. Pure but for [`wake_services`].
 
-use std::collections::BTreeMap;
-
 use client::{Lister, ObjectKey, RawEvent, WorkQueue};
 use k8s_openapi::api::core::v1::{ContainerPort, Pod, Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use machinery::Pairs;
 use machinery::selector::Selector;
 
 /// Whether the control plane finds the service's endpoints.
@@ -33,7 +32,7 @@ pub fn wake_services(services: &Lister<Service>, queue: &WorkQueue<ObjectKey>, e
     };
     for service in services.list(Some(&header.key.namespace), &Selector::everything()) {
         let selector = selector(&service);
-        let selects = |labels: &BTreeMap<String, String>| selector.matches(Some(labels));
+        let selects = |labels: &Pairs| selector.matches_pairs(labels);
         if selects(&header.labels) || old.is_some_and(selects) {
             queue.add(ObjectKey::of(&service.metadata));
         }

@@ -7,6 +7,7 @@ pub mod cron;
 pub mod field;
 pub mod names;
 pub mod object;
+pub mod pairs;
 pub mod patch;
 pub mod protobuf;
 pub mod quantity;
@@ -18,4 +19,5 @@ pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     OwnerReference, Time,
 };
 pub use object::Object;
+pub use pairs::Pairs;
 pub use status::StatusError;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use crate::names;
+use crate::{Pairs, names};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Test {
@@ -96,6 +96,10 @@ impl Selector {
 
     pub fn matches(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
         self.matches_with(|key| labels.and_then(|labels| labels.get(key)).map(String::as_str))
+    }
+
+    pub fn matches_pairs(&self, labels: &Pairs) -> bool {
+        self.matches_with(|key| labels.get(key))
     }
 
     pub fn matches_with<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {

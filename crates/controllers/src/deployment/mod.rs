@@ -97,7 +97,7 @@ impl Controller {
                 for deployment in
                     self.deployments.list(Some(&header.key.namespace), &Selector::everything())
                 {
-                    if selector_of(&deployment).is_some_and(|one| one.matches(Some(&header.labels)))
+                    if selector_of(&deployment).is_some_and(|one| one.matches_pairs(&header.labels))
                     {
                         self.queue.add(ObjectKey::of(&deployment.metadata));
                     }

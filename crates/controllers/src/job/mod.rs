@@ -171,7 +171,7 @@ impl Controller {
             let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
             if let Some(Ok(selector)) = selector.map(|one| Selector::from_api(Some(one)))
                 && !selector.is_everything()
-                && selector.matches(Some(&header.labels))
+                && selector.matches_pairs(&header.labels)
             {
                 self.queue.add_after(ObjectKey::of(&job.metadata), BATCH);
             }

@@ -108,7 +108,7 @@ impl Controller {
             let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
             if let Some(Ok(selector)) = selector
                 && !selector.is_everything()
-                && selector.matches(Some(&header.labels))
+                && selector.matches_pairs(&header.labels)
             {
                 self.queue.add(ObjectKey::of(&set.metadata));
             }
