@@ -1,5 +1,7 @@
 //! The query of a request: names and values, percent-decoded, in the order given.
 
+use base::percent;
+
 #[derive(Clone, Debug, Default)]
 pub struct Query(Vec<(String, String)>);
 
@@ -9,9 +11,10 @@ impl Query {
     pub fn parse(text: &str) -> Self {
         let pair = |part: &str| {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            (decode(name), decode(value))
+            (percent::decode_query(name), percent::decode_query(value))
         };
-        let is_pair = |part: &&str| !part.is_empty() && !part.contains(';') && is_escaped(part);
+        let is_pair =
+            |part: &&str| !part.is_empty() && !part.contains(';') && percent::is_escaped(part);
         Self(text.split('&').filter(is_pair).map(pair).collect())
     }
 
@@ -39,13 +42,6 @@ impl Query {
     }
 }
 
-/// Has each percent sign its two digits?
-fn is_escaped(text: &str) -> bool {
-    let is_digit = |byte: &u8| byte.is_ascii_hexdigit();
-    let mut rest = text.as_bytes().split(|byte| *byte == b'%').skip(1);
-    rest.all(|behind| behind.len() >= 2 && behind[..2].iter().all(is_digit))
-}
-
 /// As Go's `strconv.ParseBool`.
 pub fn parse_bool(text: &str) -> Option<bool> {
     match text {
@@ -53,44 +49,6 @@ pub fn parse_bool(text: &str) -> Option<bool> {
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
         _ => None,
     }
-}
-
-/// Undoes `%41` and `+`. What is no escape stays as it is.
-pub fn decode(text: &str) -> String {
-    decode_with(text, true)
-}
-
-/// As [`decode`], for path segments, where `+` is a plus.
-pub fn decode_path(text: &str) -> String {
-    decode_with(text, false)
-}
-
-fn decode_with(text: &str, plus_is_space: bool) -> String {
-    if !text.contains(['%', '+']) {
-        return text.to_owned();
-    }
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| bytes.get(at + 1..at + 3))
-            .flatten()
-            .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match (escaped, bytes[at]) {
-            (Some(byte), _) => {
-                out.push(byte);
-                at += 3;
-                continue;
-            }
-            (None, b'+') if plus_is_space => out.push(b' '),
-            (None, byte) => out.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 #[cfg(test)]
@@ -106,7 +64,6 @@ mod tests {
         assert!(!Query::parse("watch=0").flag("watch"));
         assert_eq!(query.all("dryRun").collect::<Vec<_>>(), ["All", ""]);
         assert_eq!(query.first("x"), None);
-        assert_eq!(decode_path("a+b%2Fc"), "a+b/c");
     }
 
     #[test]

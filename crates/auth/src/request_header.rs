@@ -6,6 +6,7 @@ use apiserver::StatusError;
 use apiserver::authn::Authenticator;
 use apiserver::request::{UserInfo, header_text};
 use async_trait::async_trait;
+use base::percent;
 use http::HeaderMap;
 use http::request::Parts;
 use transport::tls::{ChainVerifier, TlsError};
@@ -103,26 +104,7 @@ pub(crate) fn extras(
     prefix: &str,
 ) -> std::collections::BTreeMap<String, Vec<String>> {
     let keys = headers.keys().filter_map(|name| name.as_str().strip_prefix(prefix).zip(Some(name)));
-    keys.map(|(key, name)| (percent_decode(key), texts(headers, name.as_str()))).collect()
-}
-
-fn percent_decode(text: &str) -> String {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let hex = tail.get(..2).and_then(|two| std::str::from_utf8(two).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| *first == b'%') {
-            Some(byte) => {
-                out.push(byte);
-                rest = &tail[2..];
-            }
-            None => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
+    keys.map(|(key, name)| (percent::decode(key), texts(headers, name.as_str()))).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What everything stands on: time, durations, randomness, supervised tasks, backoff, telemetry,
-//! and the platform's names.
+//! the platform's names, and small things that many rooms need: answers that count for a while, PEM,
+//! percent-encoding, watches of directories.
 //!
 //! These are the seams for simulation. In production [`clock`] and [`rng`] read the system; inside
 //! [`sim::enter`] (one thread, tokio's paused clock) both derive from a seed, so that a whole
@@ -10,6 +11,7 @@ pub mod backoff;
 pub mod clock;
 pub mod duration;
 pub mod features;
+pub mod percent;
 pub mod platform;
 pub mod rng;
 pub mod seldom;

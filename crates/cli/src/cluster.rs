@@ -10,6 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use base::percent;
 use bytes::Bytes;
 use client::exec::Plugin;
 use http::{HeaderValue, Method, Request, Response, header};
@@ -280,22 +281,8 @@ pub fn with_query(path: &str, pairs: &[(&str, &str)]) -> String {
         out.push(separator);
         out.push_str(name);
         out.push('=');
-        out.push_str(&percent_encode(value));
+        out.push_str(&percent::encode(value));
         separator = '&';
-    }
-    out
-}
-
-/// For one segment of a path or one value of a query.
-pub fn percent_encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(byte as char);
-            }
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
     }
     out
 }

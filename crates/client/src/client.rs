@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use base::backoff::Backoff;
+use base::percent;
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::BodyExt;
@@ -15,7 +16,7 @@ use tower::{BoxError, Service, ServiceExt};
 
 use crate::reflector::PARTIAL_LIST;
 use crate::request_metrics::Counting;
-use crate::resource::{Kind, percent_encode};
+use crate::resource::Kind;
 
 pub type Error = kube::Error;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -117,7 +118,7 @@ impl Client {
     ) -> Result<T> {
         let mut page = format!("{path}?limit={limit}");
         if let Some(token) = token {
-            page.push_str(&format!("&continue={}", percent_encode(token)));
+            page.push_str(&format!("&continue={}", percent::encode(token)));
         }
         decode(&self.get_raw(&page, PARTIAL_LIST).await?)
     }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::backoff::Backoff;
+use base::percent;
 use base::task::Stop;
 use bytes::{Buf, Bytes, BytesMut};
 use http::Method;
@@ -28,7 +29,6 @@ use serde_json::value::RawValue;
 
 use crate::cache::Entry;
 use crate::client::{self, Client, Error, ErrorExt};
-use crate::resource::percent_encode;
 
 /// Objects per page of a list.
 const PAGE: usize = 500;
@@ -159,7 +159,7 @@ impl Reflector {
         let mut path = format!("{}?limit={PAGE}", self.source.path);
         self.select(&mut path);
         if !token.is_empty() {
-            path.push_str(&format!("&continue={}", percent_encode(&token)));
+            path.push_str(&format!("&continue={}", percent::encode(&token)));
         }
         let accept = if self.source.metadata_only { PARTIAL_LIST } else { client::JSON };
         let body = self.client.get_raw(&path, accept).await?;
@@ -252,7 +252,7 @@ impl Reflector {
             [("fieldSelector", &self.source.fields), ("labelSelector", &self.source.labels)]
         {
             if !value.is_empty() {
-                path.push_str(&format!("&{name}={}", percent_encode(value)));
+                path.push_str(&format!("&{name}={}", percent::encode(value)));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use base::percent;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Api;
 use machinery::ObjectMeta;
@@ -40,7 +41,7 @@ impl Gvr {
 
     /// The path of one object.
     pub fn object(&self, namespace: Option<&str>, name: &str) -> String {
-        format!("{}/{}", self.collection(namespace), percent_encode(name))
+        format!("{}/{}", self.collection(namespace), percent::encode(name))
     }
 }
 
@@ -110,18 +111,4 @@ where
     fn api(client: kube::Client, namespace: Option<&str>) -> Api<Self> {
         <<T as k8s_openapi::Resource>::Scope as ScopeOf<T>>::api(client, namespace)
     }
-}
-
-/// For one segment of a path or one value of a query.
-pub(crate) fn percent_encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(byte as char);
-            }
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }

@@ -11,6 +11,7 @@ use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
 use base::features::{self, Feature};
+use base::percent;
 use http::{HeaderMap, Request, Response, header};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -226,7 +227,7 @@ impl PodStream {
                         ("false", false) => "0",
                         (other, _) => other,
                     };
-                    query.push(format!("{kubelet}={}", escape(value)));
+                    query.push(format!("{kubelet}={}", percent::encode(value)));
                 }
             }
             if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) }
@@ -327,43 +328,9 @@ fn container_of(pod: &Pod, pairs: &[(String, String)]) -> Result<String, StatusE
 pub(crate) fn parse_query(query: &str) -> Vec<(String, String)> {
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (unescape(name), unescape(value))
+        (percent::decode_query(name), percent::decode_query(value))
     };
     query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
-}
-
-fn unescape(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = || text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match bytes[at] {
-            b'+' => out.push(b' '),
-            b'%' => match hex() {
-                Some(byte) => {
-                    out.push(byte);
-                    at += 2;
-                }
-                None => out.push(b'%'),
-            },
-            byte => out.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            out.push(byte as char);
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
 }
 
 #[cfg(test)]

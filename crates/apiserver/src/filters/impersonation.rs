@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::features::{self, Feature};
+use base::percent;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use machinery::StatusError;
@@ -19,7 +20,6 @@ use machinery::StatusError;
 pub(crate) use self::modes::Impersonation;
 use crate::audit::Trail;
 use crate::authz::Attributes;
-use crate::query::decode_path;
 use crate::request::{RequestInfo, UserInfo, header_text};
 use crate::shared::Shared;
 
@@ -81,14 +81,7 @@ fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>,
 
 /// A key as it was escaped for the header's name; as it stands where that is no escape.
 fn unescaped(key: &str) -> String {
-    let is_escape = |rest: &str| {
-        let digits = rest.as_bytes().get(..2);
-        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
-    };
-    match key.split('%').skip(1).all(is_escape) {
-        true => decode_path(key),
-        false => key.to_owned(),
-    }
+    if percent::is_escaped(key) { percent::decode(key) } else { key.to_owned() }
 }
 
 /// As Go's `%#v` shows a `user.DefaultInfo`.

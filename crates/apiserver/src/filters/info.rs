@@ -6,15 +6,16 @@
 //! /api/v1/nodes/NAME/proxy/REST            /api/v1/watch/…  (the verb in the path, of old)
 //! ```
 
+use base::percent;
 use http::{Method, Request};
 
-use crate::query::{Query, decode_path};
+use crate::query::Query;
 use crate::request::RequestInfo;
 
 pub fn parse<B>(request: &Request<B>) -> RequestInfo {
     let path = request.uri().path();
     let verb = request.method().as_str().to_ascii_lowercase();
-    let mut info = RequestInfo { path: decode_path(path), verb, ..RequestInfo::default() };
+    let mut info = RequestInfo { path: percent::decode(path), verb, ..RequestInfo::default() };
     let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let has_group = match parts.first() {
         Some(&"api") => false,
@@ -27,9 +28,9 @@ pub fn parse<B>(request: &Request<B>) -> RequestInfo {
     }
     parts.remove(0);
     if has_group {
-        info.group = decode_path(parts.remove(0));
+        info.group = percent::decode(parts.remove(0));
     }
-    info.version = decode_path(parts.remove(0));
+    info.version = percent::decode(parts.remove(0));
     info.is_resource = true;
     info.verb = method_verb(request.method()).into();
     if let [special @ ("watch" | "proxy"), ..] = parts[..] {
@@ -60,13 +61,14 @@ fn method_verb(method: &Method) -> &'static str {
 fn place(info: &mut RequestInfo, parts: &[&str], path: &str) {
     let mut parts = parts;
     if let ["namespaces", namespace, rest @ ..] = parts {
-        info.namespace = decode_path(namespace);
+        info.namespace = percent::decode(namespace);
         // A namespace's own parts are no resources in it.
         if !rest.is_empty() && !matches!(rest[0], "status" | "finalize") {
             parts = rest;
         }
     }
-    let part = |index: usize| parts.get(index).map(|part| decode_path(part)).unwrap_or_default();
+    let part =
+        |index: usize| parts.get(index).map(|part| percent::decode(part)).unwrap_or_default();
     info.resource = part(0);
     info.name = part(1);
     if info.verb == "proxy" {

@@ -5,6 +5,7 @@
 
 use std::os::fd::AsFd;
 
+use base::percent;
 use nix::sys::termios::{self, SetArg, Termios};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -15,7 +16,7 @@ use transport::ws::{self, HandshakeError};
 use super::console::Console;
 use super::pods;
 use super::stdin::Stdin;
-use crate::cluster::{Cluster, percent_encode};
+use crate::cluster::Cluster;
 use crate::failure::{ApiStatus, Failure, Result, own};
 
 /// How long the farewell may take.
@@ -79,10 +80,10 @@ impl Exec {
         let mut path = format!(
             "{}/exec?container={}",
             pods::path(&cluster.namespace, pod),
-            percent_encode(container)
+            percent::encode(container)
         );
         for word in &self.command {
-            path.push_str(&format!("&command={}", percent_encode(word)));
+            path.push_str(&format!("&command={}", percent::encode(word)));
         }
         let Streams { stdin, stdout, stderr, tty } = streams;
         for (name, is_wanted) in

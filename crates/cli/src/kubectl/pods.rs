@@ -2,12 +2,13 @@
 //!
 //! Upstream: `kubectl/pkg/polymorphichelpers`, `kubectl/pkg/cmd/util/podcmd`.
 
+use base::percent;
 use serde_json::Value;
 
 use super::console::Console;
 use super::get::items_of;
 use super::resources::{Catalog, Resource};
-use crate::cluster::{Cluster, percent_encode, with_query};
+use crate::cluster::{Cluster, with_query};
 use crate::failure::{Result, own};
 
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -35,13 +36,13 @@ pub async fn behind(cluster: &Cluster, word: &str) -> Result<Vec<Value>> {
 }
 
 pub async fn matching(cluster: &Cluster, selector: &str) -> Result<Vec<Value>> {
-    let path = format!("/api/v1/namespaces/{}/pods", percent_encode(&cluster.namespace));
+    let path = format!("/api/v1/namespaces/{}/pods", percent::encode(&cluster.namespace));
     let list = cluster.get(&with_query(&path, &[("labelSelector", selector)])).await?;
     Ok(items_of(list))
 }
 
 pub fn path(namespace: &str, name: &str) -> String {
-    format!("/api/v1/namespaces/{}/pods/{}", percent_encode(namespace), percent_encode(name))
+    format!("/api/v1/namespaces/{}/pods/{}", percent::encode(namespace), percent::encode(name))
 }
 
 pub fn name(pod: &Value) -> &str {

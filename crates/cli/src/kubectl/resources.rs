@@ -4,9 +4,10 @@
 //! Out: [`Catalog`], which finds a resource by plural, singular, short name or kind, with or without
 //! version and group (`deploy`, `deployments.apps`, `deployments.v1.apps`), or by apiVersion and kind.
 
+use base::percent;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, percent_encode};
+use crate::cluster::Cluster;
 use crate::failure::{Failure, Result, own};
 
 const AGGREGATED: &str =
@@ -33,14 +34,14 @@ impl Resource {
         };
         match namespace.filter(|_| self.namespaced) {
             Some(namespace) => {
-                format!("{root}/namespaces/{}/{}", percent_encode(namespace), self.name)
+                format!("{root}/namespaces/{}/{}", percent::encode(namespace), self.name)
             }
             None => format!("{root}/{}", self.name),
         }
     }
 
     pub fn object(&self, namespace: Option<&str>, name: &str) -> String {
-        format!("{}/{}", self.collection(namespace), percent_encode(name))
+        format!("{}/{}", self.collection(namespace), percent::encode(name))
     }
 
     /// `deployment.apps`: how kubectl names the kind of one object.

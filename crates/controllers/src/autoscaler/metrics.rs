@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use base::percent;
 use client::{Client, ErrorExt};
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::{
@@ -245,14 +246,7 @@ fn query(pairs: &[(&str, &str)]) -> String {
         out.push(if out.is_empty() { '?' } else { '&' });
         out.push_str(name);
         out.push('=');
-        for byte in value.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                    out.push(char::from(byte));
-                }
-                other => out.push_str(&format!("%{other:02X}")),
-            }
-        }
+        out.push_str(&percent::encode(value));
     }
     out
 }

@@ -28,6 +28,7 @@ use apiserver::request::UserInfo;
 use apiserver::resource::Body;
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
+use base::percent;
 use base::task::Tasks;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use k8s_openapi::api::core::v1::Service;
@@ -300,14 +301,8 @@ fn user_headers(user: &UserInfo) -> HeaderMap {
 /// Percent-encodes what a header's name cannot have. Upstream: `headerKeyEscape`.
 fn escaped(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
-    for byte in key.bytes() {
-        let is_token = byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
-        if is_token {
-            out.push(byte.to_ascii_lowercase() as char);
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
+    percent::encode_but(&mut out, &key.to_ascii_lowercase(), is_token);
     out
 }
 

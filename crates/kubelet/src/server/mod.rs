@@ -23,6 +23,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use base::percent;
 use base::task::Tasks;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -510,7 +511,7 @@ impl Query {
         let mut out: HashMap<String, Vec<String>> = HashMap::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            out.entry(decode(key)).or_default().push(decode(value));
+            out.entry(percent::decode_query(key)).or_default().push(percent::decode_query(value));
         }
         Self(out)
     }
@@ -572,28 +573,6 @@ impl Query {
             stream,
         })
     }
-}
-
-fn decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3))
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match (bytes[at], hex) {
-            (_, Some(byte)) => {
-                out.push(byte);
-                at += 2;
-            }
-            (b'+', None) => out.push(b' '),
-            (byte, None) => out.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// Binds both servers' addresses.

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use base::percent;
 use serde_json::{Value, json};
 
 use super::values::{self, Rng, Schemas};
@@ -141,8 +142,8 @@ impl Operation {
                 }
             };
             match known.filter(|_| !rng.percent(4)) {
-                Some(known) => path.push_str(&escaped(known)),
-                None => path.push_str(&escaped(&values::text(rng))),
+                Some(known) => path.push_str(&percent::encode(known)),
+                None => path.push_str(&percent::encode(&values::text(rng))),
             }
         }
         path
@@ -155,7 +156,7 @@ impl Operation {
             let share = if name == "watch" { 2 } else { 8 };
             let is_timeout = name == "timeoutSeconds";
             if rng.percent(share) && !is_timeout {
-                words.push(format!("{name}={}", escaped(&parameter(rng, name, schema))));
+                words.push(format!("{name}={}", percent::encode(&parameter(rng, name, schema))));
             }
         }
         let is_watch = self.is_watch() || words.iter().any(|it| it.starts_with("watch="));
@@ -387,15 +388,6 @@ fn bytes(rng: &mut Rng, value: &Value) -> Vec<u8> {
         _ => bytes = [b"k8s\0".to_vec(), bytes].concat(),
     }
     bytes
-}
-
-/// For a path or a query.
-fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let bytes = text.bytes();
-    let one =
-        |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    bytes.map(one).collect()
 }
 
 #[cfg(test)]
