@@ -4,12 +4,10 @@
 //! directory (files are mostly replaced, not written, and projected volumes swap a link above
 //! them); once a minute it is looked at anyway, as upstream does.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::unix::AsyncFd;
+use base::watch::FileWatch;
 
 const LOOK_ANYWAY: Duration = Duration::from_secs(60);
 /// Editors write in steps: changes settle first.
@@ -20,24 +18,14 @@ pub struct Followed {
     /// What was seen last.
     text: String,
     /// `None` where the kernel has no watches left.
-    events: Option<AsyncFd<Bare>>,
-}
-
-/// For the executor, which wants the bare number.
-struct Bare(Inotify);
-
-impl AsRawFd for Bare {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
+    events: Option<FileWatch>,
 }
 
 impl Followed {
     /// Reads it for the first time.
     pub fn open(path: &Path) -> std::io::Result<(Self, String)> {
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         // Watched first, so that no change falls in between.
-        let events = watch(directory.unwrap_or(Path::new(".")));
+        let events = FileWatch::open(path).ok();
         let text = std::fs::read_to_string(path)?;
         Ok((Self { path: path.to_path_buf(), text: text.clone(), events }, text))
     }
@@ -47,7 +35,7 @@ impl Followed {
         loop {
             let told = async {
                 match &self.events {
-                    Some(events) => told(events).await,
+                    Some(events) => events.changed().await,
                     None => std::future::pending().await,
                 }
             };
@@ -66,25 +54,6 @@ impl Followed {
                 }
             }
         }
-    }
-}
-
-fn watch(directory: &Path) -> Option<AsyncFd<Bare>> {
-    let flags = AddWatchFlags::IN_CREATE
-        | AddWatchFlags::IN_CLOSE_WRITE
-        | AddWatchFlags::IN_MOVED_TO
-        | AddWatchFlags::IN_DELETE;
-    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
-    inotify.add_watch(directory, flags).ok()?;
-    // SAFETY: `Bare` owns its descriptor, which stays the same and open until it is dropped.
-    unsafe { AsyncFd::register(Bare(inotify)) }.ok()
-}
-
-async fn told(events: &AsyncFd<Bare>) {
-    if let Ok(mut ready) = events.readable().await {
-        // Which file it was does not matter.
-        let _ = events.get_ref().0.read_events();
-        ready.clear_ready();
     }
 }
 

@@ -18,3 +18,4 @@ pub mod seldom;
 pub mod sim;
 pub mod task;
 pub mod telemetry;
+pub mod watch;

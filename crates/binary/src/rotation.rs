@@ -18,8 +18,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::task::Tasks;
+use base::watch::FileWatch;
 use jiff::Timestamp;
-use pki::{Component, FileWatch, Issued, Pki, Profile};
+use pki::{Component, Issued, Pki, Profile};
 
 /// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
 const LOOK: Duration = Duration::from_secs(1800);

@@ -16,8 +16,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use base::watch::FileWatch;
 use jiff::Timestamp;
-use pki::{Authority, Certificate, FileWatch};
+use pki::{Authority, Certificate};
 
 use crate::duration;
 use crate::grid::Grid;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pki::FileWatch;
+use base::watch::FileWatch;
 
 use crate::{Encryption, hash};
 

@@ -6,14 +6,12 @@
 //! Upstream: `pkg/kubelet/config/{file,common}.go`.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::watch::FileWatch;
 use k8s_openapi::api::core::v1::Pod;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use sha2::{Digest, Sha256};
-use tokio::io::unix::AsyncFd;
 
 use crate::names;
 
@@ -140,7 +138,8 @@ pub fn mirror_of(pod: &Pod, node_uid: Option<&str>, node_name: &str) -> Pod {
 
 /// Calls `changed` with all static pods, now and after every change. Ends only with its task.
 pub async fn watch(path: PathBuf, node_name: String, changed: impl Fn(BTreeMap<String, Pod>)) {
-    let mut events = open(&path);
+    let open = || FileWatch::directory_and_writes(&path).ok();
+    let mut events = open();
     let mut last: Option<BTreeMap<String, Pod>> = None;
     loop {
         let now = read_all(&path, &node_name);
@@ -159,50 +158,10 @@ pub async fn watch(path: PathBuf, node_name: String, changed: impl Fn(BTreeMap<S
             // The directory may appear later.
             None => {
                 tokio::time::sleep(Duration::from_secs(5)).await;
-                events = open(&path);
+                events = open();
             }
         }
     }
-}
-
-/// Tells of changes in a directory.
-pub struct Watcher(AsyncFd<Bare>);
-
-/// For the executor, which wants the bare number.
-struct Bare(Inotify);
-
-impl AsRawFd for Bare {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl Watcher {
-    /// `None` where the directory does not exist or the kernel has no watches left.
-    pub fn open(directory: &Path, flags: AddWatchFlags) -> Option<Self> {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok()?;
-        inotify.add_watch(directory, flags).ok()?;
-        // SAFETY: `Bare` owns its descriptor, which stays the same and open until it is dropped.
-        unsafe { AsyncFd::register(Bare(inotify)) }.ok().map(Self)
-    }
-
-    /// Resolves after a change. Which file it was does not matter: callers look at all.
-    pub async fn changed(&self) {
-        if let Ok(mut ready) = self.0.readable().await {
-            let _ = self.0.get_ref().0.read_events();
-            ready.clear_ready();
-        }
-    }
-}
-
-fn open(path: &Path) -> Option<Watcher> {
-    let flags = AddWatchFlags::IN_CREATE
-        | AddWatchFlags::IN_CLOSE_WRITE
-        | AddWatchFlags::IN_DELETE
-        | AddWatchFlags::IN_MOVED_TO
-        | AddWatchFlags::IN_MOVED_FROM
-        | AddWatchFlags::IN_MODIFY;
-    Watcher::open(path, flags)
 }
 
 #[cfg(test)]

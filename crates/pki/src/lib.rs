@@ -21,7 +21,6 @@ pub mod kubeconfig;
 mod parsed;
 mod store;
 mod token;
-mod watch;
 
 pub use authority::{Authority, Issued, Profile, San, Usage, public_key_info};
 pub use csr::{Csr, new_request};
@@ -32,7 +31,6 @@ pub use parsed::{Certificate, certificates, needs_renewal};
 pub use rcgen::KeyPair;
 pub use store::Pki;
 pub use token::{BootstrapToken, JoinToken, random_token};
-pub use watch::FileWatch;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

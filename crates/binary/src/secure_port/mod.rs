@@ -26,6 +26,7 @@ use apiserver::health::Health;
 use apiserver::metrics::{family, process};
 use apiserver::query::Query;
 use base::task::Tasks;
+use base::watch::FileWatch;
 use client::election::{Leadership, Timing};
 use futures::FutureExt;
 use http::request::Parts;
@@ -280,9 +281,9 @@ impl Pair {
 
     /// Puts the next one into use, for ever: when files change, when what was made here grows old.
     async fn keep(&self, mut present: Issued, tls: ServerTls) {
-        let watches: Vec<pki::FileWatch> = match &self.files {
+        let watches: Vec<FileWatch> = match &self.files {
             Some((cert, key)) => {
-                [cert, key].into_iter().filter_map(|path| pki::FileWatch::open(path).ok()).collect()
+                [cert, key].into_iter().filter_map(|path| FileWatch::open(path).ok()).collect()
             }
             None => vec![],
         };

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::Tasks;
-use nix::sys::inotify::AddWatchFlags;
+use base::watch::FileWatch;
 use tokio::sync::{oneshot, watch};
 
 use super::driver::Driver;
@@ -29,7 +29,6 @@ use super::messages::{Nothing, PluginInfo, RegistrationStatus};
 use super::rpc::{Rpc, RpcError};
 use super::{Csi, PLUGIN, record};
 use crate::devices::{self, Devices};
-use crate::static_pods::Watcher;
 
 const INFO_LIMIT: Duration = Duration::from_secs(1);
 const NOTIFY_LIMIT: Duration = Duration::from_secs(5);
@@ -67,11 +66,7 @@ pub async fn watch(plugins: Plugins, tasks: Tasks) {
         tracing::error!(dir = %dir.display(), %error, "no plugins can register");
         return;
     }
-    let flags = AddWatchFlags::IN_CREATE
-        | AddWatchFlags::IN_DELETE
-        | AddWatchFlags::IN_MOVED_TO
-        | AddWatchFlags::IN_MOVED_FROM;
-    let watcher = Watcher::open(&dir, flags);
+    let watcher = FileWatch::directory(&dir).ok();
     let mut known: BTreeMap<PathBuf, Known> = BTreeMap::new();
     loop {
         let mut now = sockets(&dir);

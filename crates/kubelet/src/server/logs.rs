@@ -10,15 +10,13 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use base::watch::FileWatch;
 use bytes::Bytes;
 use jiff::Timestamp;
-use nix::sys::inotify::AddWatchFlags;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncSeekExt, BufReader, SeekFrom};
 use tokio::sync::mpsc;
-
-use crate::static_pods::Watcher;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -106,7 +104,8 @@ pub async fn send(
     let mut reader = BufReader::new(file);
     let mut left = options.limit_bytes.unwrap_or(u64::MAX);
     let mut line = vec![];
-    let watcher = if options.follow { directory_watcher(path) } else { None };
+    let directory = path.parent().filter(|_| options.follow);
+    let watcher = directory.and_then(|path| FileWatch::directory_and_writes(path).ok());
     let mut ended = std::pin::pin!(ended);
     let mut over = !options.follow;
     loop {
@@ -146,12 +145,6 @@ pub async fn send(
             () = out.closed() => return Ok(()),
         }
     }
-}
-
-fn directory_watcher(path: &Path) -> Option<Watcher> {
-    let directory: PathBuf = path.parent()?.into();
-    let flags = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
-    Watcher::open(&directory, flags)
 }
 
 #[cfg(test)]
