@@ -25,7 +25,6 @@ pub mod fairness;
 pub mod filters;
 pub mod health;
 mod limiter;
-pub mod memory;
 pub mod metrics;
 pub mod openapi;
 mod options;

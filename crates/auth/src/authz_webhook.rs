@@ -11,9 +11,9 @@
 use std::time::Duration;
 
 use apiserver::authz::{Attributes, Authorizer, Decision};
-use apiserver::memory::{Memory, key_of};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
+use base::memory::{Memory, key_of};
 use cel::{Budget, CompileError, Object, Program, Type, Value};
 use machinery::selector::Selector;
 use serde_json::{Map, Value as Json, json};

@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use apiserver::StatusError;
-use apiserver::memory::{Memory, key_of};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
+use base::memory::{Memory, key_of};
 use k8s_openapi::api::authentication::v1 as authentication;
 use serde::Deserialize;
 use serde_json::json;

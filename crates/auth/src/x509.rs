@@ -7,17 +7,16 @@
 //! small request costs. Upstream checks each request; the answer can differ by the time only, which counts
 //! here, too: no certificate is believed beyond its end, nor by a clock that was set back.
 
-use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use apiserver::StatusError;
 use apiserver::authn::{Authenticator, PeerCertificates};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
+use base::memory::Memory;
 use http::request::Parts;
 use jiff::Timestamp;
-use lru::LruCache;
 use rustls_pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 use transport::ConnectionInfo;
@@ -28,14 +27,13 @@ use crate::sightings::Sightings;
 /// How long what was found out about a chain holds.
 const HOLDS: Duration = Duration::from_secs(10);
 /// Chains that are kept in mind; some 500 bytes each.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
+const REMEMBERED: usize = 1024;
 
 pub struct X509 {
     verifier: Arc<ChainVerifier>,
     sightings: Sightings,
-    /// By the chain's digest. Guards plain values, never held across an await. Who is not believed
-    /// leaves nothing here.
-    believed: Mutex<LruCache<[u8; 32], Believed>>,
+    /// By the chain's digest. Who is not believed leaves nothing here.
+    believed: Memory<Believed>,
 }
 
 /// Who a chain stands for (`None`: its subject has no name), and when that is true.
@@ -50,8 +48,8 @@ impl X509 {
     /// `ca_pem`: the authorities that sign clients.
     pub fn new(ca_pem: &str) -> Result<Self, TlsError> {
         let verifier = Arc::new(ChainVerifier::new(ca_pem)?);
-        let believed = Mutex::new(LruCache::new(REMEMBERED));
-        Ok(Self { verifier, sightings: Sightings::of(ca_pem), believed })
+        let sightings = Sightings::of(ca_pem);
+        Ok(Self { verifier, sightings, believed: Memory::new(REMEMBERED) })
     }
 
     /// Who came with a certificate of any authority but the first.
@@ -118,13 +116,14 @@ impl Authenticator for X509 {
         };
         let key = digest(&chain);
         let now = base::clock::now();
-        let known = self.believed.lock().expect("no panic while held").get(&key).cloned();
+        // By the clock, too: it is what certificates end by, and it can be set back.
+        let known = self.believed.get(&key);
         if let Some(known) = known.filter(|known| (known.from..=known.until).contains(&now)) {
             return Ok(known.user);
         }
         let believed = self.check(&chain)?;
         let user = believed.user.clone();
-        self.believed.lock().expect("no panic while held").put(key, believed);
+        self.believed.put(key, believed, HOLDS);
         Ok(user)
     }
 }
@@ -174,7 +173,7 @@ mod tests {
         let shown =
             |profile: &Profile| request(Some(&authority.issue(profile).expect("signs").cert_pem));
         let jane = shown(&Profile::client("jane", &[]));
-        let kept = || x509.believed.lock().expect("no panic").len();
+        let kept = || x509.believed.len();
 
         assert_eq!(x509.authenticate(&jane).await.expect("valid").expect("a user").name, "jane");
         assert_eq!(kept(), 1);

@@ -11,6 +11,7 @@ pub mod backoff;
 pub mod clock;
 pub mod duration;
 pub mod features;
+pub mod memory;
 pub mod percent;
 pub mod platform;
 pub mod rng;

@@ -29,9 +29,9 @@ use super::figures::Figures;
 use super::names::{is_associated, node, service_account, wrong_extra};
 use crate::authz::{Attributes, Authorizer, Decision, decide, forbidden};
 use crate::filters::authentication::{ANONYMOUS, UNAUTHENTICATED, with_group};
-use crate::memory::{Memory, key_of};
 use crate::metrics::Metrics;
 use crate::request::{RequestInfo, UserInfo};
+use base::memory::{Memory, key_of};
 
 /// Ways to allow it. Verbs are spelled out, as the audit log and the messages have them.
 pub struct Mode {

@@ -1,8 +1,8 @@
 //! Answers that count for a while, kept by a hash of what was asked.
 //!
 //! In: answers of others that cost something (webhooks, chains of authorizers). Out: the same answer
-//! to the same question, as long as its time lasts. Used by authentication, authorization and
-//! impersonation. Upstream: `k8s.io/apimachinery/pkg/util/cache.Expiring` and `LRUExpireCache`.
+//! to the same question, as long as its time lasts. Used by authentication, authorization, impersonation
+//! and the kubelet's server. Upstream: `k8s.io/apimachinery/pkg/util/cache.Expiring` and `LRUExpireCache`.
 //!
 //! Invariants: bounded, the one unused for longest forgotten first; keys are hashes, so that no
 //! secret stays in memory, and that nobody's names decide how much of it is used.
@@ -34,6 +34,15 @@ impl<T: Clone> Memory<T> {
         }
         answers.pop(key);
         None
+    }
+
+    /// Answers that are kept, those included whose time is over and that nobody has asked for since.
+    pub fn len(&self) -> usize {
+        self.answers.lock().expect("as above").len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     pub fn put(&self, key: [u8; 32], answer: T, lasts: Duration) {
