@@ -3,17 +3,17 @@
 //!
 //! In: a connection's certificates, headers, method and path. Out: go on, or 401/403.
 //! Invariants: nothing is allowed that the API server did not allow; its answers are remembered for
-//! a short time only (allowed 5 min, denied 30 s, tokens 2 min), in a bounded table.
+//! a short time only (allowed 5 min, denied 30 s, tokens 2 min), in bounded tables, by hashes: no token
+//! stays in memory.
 //! Upstream: `pkg/kubelet/server/auth.go`, delegating authentication and authorization.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base::memory::{Memory, key_of};
 use client::{Client, ErrorExt};
 use http::{HeaderMap, Method, StatusCode, header};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use transport::ConnectionInfo;
 use transport::tls::ChainVerifier;
 
@@ -24,7 +24,7 @@ const DENIED: Duration = Duration::from_secs(30);
 const TOKENS: Duration = Duration::from_secs(120);
 const REMEMBERED: usize = 1024;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub name: String,
     pub groups: Vec<String>,
@@ -38,28 +38,11 @@ pub struct Auth {
     client: Client,
     settings: ServerAuth,
     node_name: String,
-    /// Guards the remembered answers; held for single reads and writes.
-    tokens: Mutex<Remembered<String, Option<User>>>,
-    decisions: Mutex<Remembered<(User, &'static str, &'static str), bool>>,
-}
-
-struct Remembered<K, V>(HashMap<K, (Instant, V)>);
-
-impl<K: std::hash::Hash + Eq + Clone, V: Clone> Remembered<K, V> {
-    fn get(&self, key: &K) -> Option<V> {
-        self.0.get(key).filter(|(until, _)| *until > Instant::now()).map(|(_, value)| value.clone())
-    }
-
-    fn put(&mut self, key: K, value: V, life: Duration) {
-        let now = Instant::now();
-        if self.0.len() >= REMEMBERED {
-            self.0.retain(|_, (until, _)| *until > now);
-            if self.0.len() >= REMEMBERED {
-                self.0.clear();
-            }
-        }
-        self.0.insert(key, (now + life, value));
-    }
+    tokens: Memory<Option<User>>,
+    decisions: Memory<bool>,
+    /// The authority as it was read last, and what was made of it. Guards plain values, held for single
+    /// reads and writes.
+    verifier: Mutex<Option<(String, Arc<ChainVerifier>)>>,
 }
 
 impl Auth {
@@ -68,8 +51,9 @@ impl Auth {
             client,
             settings,
             node_name: node_name.into(),
-            tokens: Mutex::new(Remembered(HashMap::new())),
-            decisions: Mutex::new(Remembered(HashMap::new())),
+            tokens: Memory::new(REMEMBERED),
+            decisions: Memory::new(REMEMBERED),
+            verifier: Mutex::default(),
         }
     }
 
@@ -123,9 +107,8 @@ impl Auth {
 
     fn by_certificate(&self, info: &ConnectionInfo) -> Option<User> {
         let chain = info.peer_certificates.as_ref()?;
-        let authority = self.settings.client_ca.as_ref()?()?;
         let now = u64::try_from(base::clock::now().as_second()).ok()?;
-        let verifier = ChainVerifier::new(&authority).ok()?;
+        let verifier = self.verifier()?;
         if let Err(error) = verifier.verify(chain, now) {
             tracing::debug!(%error, "a client's certificate is not accepted");
             return None;
@@ -136,9 +119,21 @@ impl Auth {
         Some(User { name: leaf.common_name.clone(), groups, uid: String::new() })
     }
 
+    /// Of the authority as it is now: it is parsed when it is another one.
+    fn verifier(&self) -> Option<Arc<ChainVerifier>> {
+        let authority = self.settings.client_ca.as_ref()?()?;
+        let mut last = self.verifier.lock().expect("no panic while held");
+        if let Some((_, verifier)) = last.as_ref().filter(|(text, _)| *text == authority) {
+            return Some(verifier.clone());
+        }
+        let verifier = Arc::new(ChainVerifier::new(&authority).ok()?);
+        *last = Some((authority, verifier.clone()));
+        Some(verifier)
+    }
+
     async fn by_token(&self, token: &str) -> Option<User> {
-        let key = token.to_string();
-        if let Some(known) = self.tokens.lock().expect("no panic while held").get(&key) {
+        let key = key_of([token]);
+        if let Some(known) = self.tokens.get(&key) {
             return known;
         }
         let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
@@ -162,7 +157,7 @@ impl Auth {
                 groups: groups.unwrap_or_default(),
             }
         });
-        self.tokens.lock().expect("no panic while held").put(key, user.clone(), TOKENS);
+        self.tokens.put(key, user.clone(), TOKENS);
         user
     }
 
@@ -172,8 +167,9 @@ impl Auth {
         verb: &'static str,
         subresource: &'static str,
     ) -> Result<bool, Refusal> {
-        let key = (user.clone(), verb, subresource);
-        if let Some(known) = self.decisions.lock().expect("no panic while held").get(&key) {
+        let who = [user.name.as_str(), &user.uid, verb, subresource];
+        let key = key_of(who.into_iter().chain(user.groups.iter().map(String::as_str)));
+        if let Some(known) = self.decisions.get(&key) {
             return Ok(known);
         }
         let review = json!({"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
@@ -190,7 +186,7 @@ impl Auth {
         let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let allowed = answer["status"]["allowed"] == true;
         let life = if allowed { ALLOWED } else { DENIED };
-        self.decisions.lock().expect("no panic while held").put(key, allowed, life);
+        self.decisions.put(key, allowed, life);
         Ok(allowed)
     }
 }
@@ -223,6 +219,11 @@ fn subresources(path: &str) -> &'static [&'static str] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use http_body_util::{BodyExt, Full};
+
     use super::*;
 
     #[test]
@@ -235,5 +236,72 @@ mod tests {
         check("/exec/ns/p/c", &["proxy"]);
         check("/containerLogs/ns/p/c", &["proxy"]);
         assert_eq!((verb(&Method::POST), verb(&Method::GET)), ("create", "get"));
+    }
+
+    /// Knows the token `good`.
+    async fn review<B>(request: http::Request<B>) -> http::Response<Full<Bytes>>
+    where
+        B: http_body::Body<Data = Bytes, Error: std::fmt::Debug>,
+    {
+        let body = request.into_body().collect().await.expect("a body").to_bytes();
+        let review: Value = serde_json::from_slice(&body).expect("a review");
+        let known = review["spec"]["token"] == "good";
+        let status = json!({"authenticated": known, "user": {"username": "jane"}});
+        http::Response::new(Full::new(Bytes::from(json!({ "status": status }).to_string())))
+    }
+
+    /// And how often the API server was asked.
+    fn asked(settings: ServerAuth) -> (Auth, Arc<AtomicUsize>) {
+        let times = Arc::new(AtomicUsize::new(0));
+        let counted = times.clone();
+        let service = tower::service_fn(move |request: http::Request<_>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async move { Ok::<_, std::convert::Infallible>(review(request).await) }
+        });
+        (Auth::new(Client::new(service, "kubelet"), settings, "n1"), times)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_about_tokens_are_kept_by_hashes_for_two_minutes() {
+        let (auth, times) = asked(ServerAuth::default());
+        let name = async |token: &str| auth.by_token(token).await.map(|user| user.name);
+        for _ in 0..2 {
+            assert_eq!(name("good").await.as_deref(), Some("jane"));
+            assert_eq!(name("bad").await, None);
+        }
+        assert_eq!(times.load(Ordering::Relaxed), 2, "each is asked about once");
+        assert!(auth.tokens.get(&key_of(["good"])).is_some());
+        tokio::time::advance(TOKENS).await;
+        assert_eq!(name("good").await.as_deref(), Some("jane"));
+        assert_eq!(times.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn an_authority_is_parsed_once_and_again_when_it_is_another() {
+        let one = pki::Authority::generate("one").expect("keys can be made");
+        let two = pki::Authority::generate("two").expect("keys can be made");
+        let text = Arc::new(Mutex::new(one.cert_pem().to_owned()));
+        let now = text.clone();
+        let client_ca: Arc<dyn Fn() -> Option<String> + Send + Sync> =
+            Arc::new(move || Some(now.lock().expect("no panic").clone()));
+        let (auth, _) = asked(ServerAuth { client_ca: Some(client_ca), ..ServerAuth::default() });
+        let name = |authority: &pki::Authority| {
+            let issued = authority.issue(&pki::Profile::client("jane", &["dev"])).expect("signs");
+            let chain = pki::certificates(issued.cert_pem.as_bytes()).expect("parses");
+            let chain = chain.iter().map(|one| one.der().to_vec().into()).collect();
+            let info = ConnectionInfo {
+                remote: None,
+                local: None,
+                is_tls: true,
+                peer_certificates: Some(chain),
+            };
+            auth.by_certificate(&info).map(|user| user.name)
+        };
+        let verifier = || Arc::as_ptr(&auth.verifier().expect("an authority"));
+        assert_eq!((name(&one).as_deref(), name(&two)), (Some("jane"), None));
+        let first = verifier();
+        assert_eq!(verifier(), first);
+        *text.lock().expect("no panic") = two.cert_pem().to_owned();
+        assert_eq!((name(&one), name(&two).as_deref()), (None, Some("jane")));
     }
 }
