@@ -18,6 +18,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -26,6 +27,23 @@ pub enum Outcome {
     Failure(String),
     /// The check could not be made.
     Error(String),
+}
+
+/// Why a check came to nothing.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum Problem {
+    #[error("dial tcp {address}: {why}")]
+    Unreachable { address: String, why: String },
+    #[error("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    Late,
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Problem {
+    fn from(why: String) -> Self {
+        Self::Other(why)
+    }
 }
 
 /// Upstream: what of a response or output is kept for events.
@@ -86,20 +104,18 @@ pub async fn exec(
 pub async fn tcp(host: &str, port: u16, limit: Duration) -> Outcome {
     match within(limit, connect(host, port)).await {
         Ok(_) => Outcome::Success,
-        Err(error) => Outcome::Failure(error),
+        Err(Problem::Late) => {
+            Outcome::Failure(format!("dial tcp {}: i/o timeout", joined(host, port)))
+        }
+        Err(problem) => Outcome::Failure(problem.to_string()),
     }
 }
 
 async fn within<T>(
     limit: Duration,
-    work: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(done) => done,
-        Err(_) => {
-            Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".into())
-        }
-    }
+    work: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    tokio::time::timeout(limit, work).await.unwrap_or(Err(Problem::Late))
 }
 
 /// `host:port` as Go joins them.
@@ -110,15 +126,16 @@ fn joined(host: &str, port: u16) -> String {
     }
 }
 
-async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+async fn connect(host: &str, port: u16) -> Result<TcpStream, Problem> {
     let address = joined(host, port);
-    TcpStream::connect(&address).await.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => {
-            format!("dial tcp {address}: connect: connection refused")
-        }
-        io::ErrorKind::TimedOut => format!("dial tcp {address}: i/o timeout"),
-        io::ErrorKind::HostUnreachable => format!("dial tcp {address}: connect: no route to host"),
-        _ => format!("dial tcp {address}: {error}"),
+    TcpStream::connect(&address).await.map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::ConnectionRefused => "connect: connection refused".into(),
+            io::ErrorKind::TimedOut => "i/o timeout".into(),
+            io::ErrorKind::HostUnreachable => "connect: no route to host".into(),
+            _ => error.to_string(),
+        };
+        Problem::Unreachable { address, why }
     })
 }
 
@@ -185,7 +202,7 @@ async fn http_status(
     port: u16,
     is_https: bool,
     request: Request<Empty<Bytes>>,
-) -> Result<(u16, Bytes), String> {
+) -> Result<(u16, Bytes), Problem> {
     let tcp = connect(host, port).await?;
     let stream: Box<dyn Stream> =
         if is_https { Box::new(tls(tcp, host).await?) } else { Box::new(tcp) };
@@ -203,15 +220,15 @@ async fn http_status(
 /// Polls the connection beside the exchange that it carries.
 async fn drive<T, E: std::fmt::Display>(
     connection: impl Future<Output = Result<(), E>>,
-    exchange: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
+    exchange: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
     let mut exchange = std::pin::pin!(exchange);
     tokio::select! {
         biased;
         done = &mut exchange => done,
         ended = connection => match ended {
             Ok(()) => exchange.await,
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error.to_string().into()),
         },
     }
 }
@@ -228,7 +245,20 @@ async fn tls(tcp: TcpStream, host: &str) -> Result<impl Stream + use<>, String> 
 
 /// The gRPC health protocol. `service` may be empty.
 pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outcome {
-    match within(limit, grpc_status(host, port, service)).await {
+    let address = joined(host, port);
+    let shown = base::duration::show(limit);
+    let end = Instant::now() + limit;
+    let tcp = match within(limit, connect(host, port)).await {
+        Ok(tcp) => tcp,
+        // Upstream tries again until the time is over; the answer is the same.
+        Err(_) => {
+            return Outcome::Failure(format!(
+                "timeout: failed to connect service {address:?} within {shown}: context deadline exceeded"
+            ));
+        }
+    };
+    let left = end.saturating_duration_since(Instant::now());
+    match within(left, grpc_status(tcp, &address, service)).await {
         Ok(1) => Outcome::Success,
         Ok(status) => {
             let name = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
@@ -236,27 +266,24 @@ pub async fn grpc(host: &str, port: u16, service: &str, limit: Duration) -> Outc
             let name = name.copied().unwrap_or("UNKNOWN");
             Outcome::Failure(format!("service unhealthy (responded with {name:?})"))
         }
-        Err(error) if error.starts_with("dial") => {
-            let address = joined(host, port);
-            Outcome::Failure(format!("timeout: failed to connect service {address:?}: {error}"))
+        Err(Problem::Late) => {
+            Outcome::Failure(format!("timeout: health rpc did not complete within {shown}"))
         }
-        Err(error) => Outcome::Failure(error),
+        Err(problem) => Outcome::Failure(problem.to_string()),
     }
 }
 
-async fn grpc_status(host: &str, port: u16, service: &str) -> Result<i32, String> {
-    let tcp = connect(host, port).await?;
+async fn grpc_status(tcp: TcpStream, address: &str, service: &str) -> Result<i32, Problem> {
     let executor = TokioExecutor::new();
     let handshake = hyper::client::conn::http2::handshake(executor, TokioIo::new(tcp));
     let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
     let frame = health_request(service);
-    let request =
-        Request::post(format!("http://{}/grpc.health.v1.Health/Check", joined(host, port)))
-            .header(header::CONTENT_TYPE, "application/grpc")
-            .header(header::USER_AGENT, "kube-probe/1.36")
-            .header(header::TE, "trailers")
-            .body(Full::new(frame))
-            .map_err(|error| error.to_string())?;
+    let request = Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
+        .header(header::CONTENT_TYPE, "application/grpc")
+        .header(header::USER_AGENT, "kube-probe/1.36")
+        .header(header::TE, "trailers")
+        .body(Full::new(frame))
+        .map_err(|error| error.to_string())?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
         let early = response.headers().get("grpc-status").cloned();
@@ -265,10 +292,14 @@ async fn grpc_status(host: &str, port: u16, service: &str) -> Result<i32, String
         let code = early.or_else(|| body.trailers().and_then(|t| t.get("grpc-status")).cloned());
         match code.as_ref().and_then(|c| c.to_str().ok()).unwrap_or("0") {
             "0" => Ok(serving_status(&body.to_bytes())),
-            "12" => Err("error: this server does not implement the grpc health protocol \
-                         (grpc.health.v1.Health)"
-                .into()),
-            code => Err(format!("error: health rpc failed: rpc error: code = {code}")),
+            "12" => Err(Problem::Other(
+                "error: this server does not implement the grpc health protocol \
+                 (grpc.health.v1.Health)"
+                    .into(),
+            )),
+            code => {
+                Err(Problem::Other(format!("error: health rpc failed: rpc error: code = {code}")))
+            }
         }
     };
     drive(connection, exchange).await
@@ -392,5 +423,27 @@ mod tests {
             tcp(&host.to_string(), port, LONG).await,
             Outcome::Failure(format!("dial tcp {host}:{port}: connect: connection refused"))
         );
+        let refused = Outcome::Failure(format!(
+            "timeout: failed to connect service \"{host}:{port}\" within 1s: context deadline exceeded"
+        ));
+        let second = Duration::from_secs(1);
+        assert_eq!(grpc(&host.to_string(), port, "", second).await, refused);
+    }
+
+    #[tokio::test]
+    async fn what_takes_too_long_is_told_by_what_it_waited_for() {
+        let (host, port) = (testkit::places::own_loopback(), 18_081);
+        // Takes connections and says nothing.
+        let _listener = tokio::net::TcpListener::bind((host, port)).await.expect("a port");
+        let limit = Duration::from_millis(50);
+        let silent = Outcome::Failure("timeout: health rpc did not complete within 50ms".into());
+        assert_eq!(grpc(&host.to_string(), port, "", limit).await, silent);
+        let action: HTTPGetAction =
+            serde_json::from_value(json!({"path": "/", "port": port})).expect("an action");
+        let late = http_get(&action, &Container::default(), Some(host.into()), limit).await;
+        let text = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+        assert_eq!(late, Outcome::Failure(format!("Get \"http://{host}:{port}/\": {text}")));
+        let nobody = within(Duration::ZERO, std::future::pending::<Result<(), Problem>>()).await;
+        assert_eq!(nobody, Err(Problem::Late));
     }
 }
