@@ -94,6 +94,10 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
     set_phase(pod, spec, before, facts, &mut status);
     set_addresses(spec, before, facts, &mut status);
     status.conditions = Some(conditions(pod, spec, before, facts, &status));
+    // As upstream shows them: init containers as they run, the others by their names.
+    for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses] {
+        list.iter_mut().for_each(|list| list.sort_by(|a, b| a.name.cmp(&b.name)));
+    }
     status
 }
 
@@ -766,27 +770,44 @@ pub(crate) mod tests {
         let i = || container("i", Exited, 0);
         let running = vec![container("a", Running, 0), container("b", Running, 0), i()];
         let status = status_of(spec(), running, &PodStatus::default());
-        assert_eq!(show(&status), "Running False [i0: 0, b0: runs, a0: runs]");
+        assert_eq!(show(&status), "Running False [i0: 0, a0: runs, b0: runs]");
         let ended = vec![container("a", Exited, 42), container("b", Running, 0), i()];
         let status = status_of(spec(), ended, &status);
-        assert_eq!(show(&status), "Running True [i0: 0, b0: runs, a0: 42]");
+        assert_eq!(show(&status), "Running True [i0: 0, a0: 42, b0: runs]");
         let part = vec![container("a", Exited, 42), i()];
         let status = status_of(spec(), part, &status);
         const LAST: &str = "after 137 RestartingAllContainers";
         let b = format!("b1: RestartingAllContainers {LAST}");
-        assert_eq!(show(&status), format!("Running True [i0: 0, {b}, a0: 42]"));
+        assert_eq!(show(&status), format!("Running True [i0: 0, a0: 42, {b}]"));
         let status = status_of(spec(), vec![], &status);
         let waits = |name: &str, why: &str| format!("{name}1: {why} {LAST}");
         let (i, a) = (waits("i", RESTARTING), waits("a", RESTARTING));
         let b = waits("b", "PodInitializing");
-        assert_eq!(show(&status), format!("Running False [{i}, {b}, {a}]"));
+        assert_eq!(show(&status), format!("Running False [{i}, {a}, {b}]"));
         assert_eq!(condition(&status, "Initialized").status, "True");
         let mut again = container("i", Running, 0);
         again.attempt = 1;
         let status = status_of(spec(), vec![again], &status);
         let (b, a) = (format!("b1: PodInitializing {LAST}"), format!("a1: PodInitializing {LAST}"));
-        assert_eq!(show(&status), format!("Pending False [i1: runs {LAST}, {b}, {a}]"));
+        assert_eq!(show(&status), format!("Pending False [i1: runs {LAST}, {a}, {b}]"));
         assert_eq!(condition(&status, "Initialized").status, "True");
+    }
+
+    #[test]
+    fn statuses_are_in_upstreams_order() {
+        let spec = json!({"initContainers": [{"name": "z"}, {"name": "y"}],
+            "containers": [{"name": "c"}, {"name": "a"}, {"name": "b"}],
+            "ephemeralContainers": [{"name": "f"}, {"name": "e"}]});
+        let status = status_of(spec, vec![], &PodStatus::default());
+        let lists = [
+            status.init_container_statuses,
+            status.container_statuses,
+            status.ephemeral_container_statuses,
+        ];
+        let names = lists.map(|list| {
+            list.into_iter().flatten().map(|one| one.name).collect::<Vec<_>>().join(" ")
+        });
+        assert_eq!(names, ["z y", "a b c", "e f"], "init containers as they run, others by name");
     }
 
     #[test]
