@@ -10,11 +10,15 @@
 //! memory that stays comes from one thread's arena (a second one's grows page by page, by a system
 //! call each), and a batch is no more than a copy on its way.
 //!
+//! Where no thread can be made (a tight limit of processes) the caller reads that part itself, behind
+//! the others.
+//!
 //! Invariants: each record is handed over once, those of a part in order; what is in memory at a
 //! time is bounded; all threads have ended when this returns, whatever it returns.
 
 use std::ops::RangeInclusive;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::Builder;
 
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata};
 
@@ -45,13 +49,29 @@ pub(super) fn all(database: &Database, each: &mut EachOfPart<'_>) -> Result<u64>
     if parts.len() == 1 {
         return read_log(database, 0..=u64::MAX, &mut |at, bytes| each(0, at, bytes));
     }
+    read_parts(database, parts, || Builder::new().name("store reading".into()), each)
+}
+
+fn read_parts(
+    database: &Database,
+    parts: Vec<RangeInclusive<u64>>,
+    thread: impl Fn() -> Builder,
+    each: &mut EachOfPart<'_>,
+) -> Result<u64> {
     std::thread::scope(|scope| {
         let (sender, batches) = sync_channel(BATCHES);
-        let read = |(part, revisions)| {
-            let sender = sender.clone();
-            scope.spawn(move || read_part(database, part, revisions, &sender))
-        };
-        let threads: Vec<_> = parts.into_iter().enumerate().map(read).collect();
+        let (mut threads, mut left) = (vec![], vec![]);
+        for (part, revisions) in parts.into_iter().enumerate() {
+            let (sender, range) = (sender.clone(), revisions.clone());
+            let read = move || read_part(database, part, range, &sender);
+            match thread().spawn_scoped(scope, read) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    tracing::debug!(%error, part, "no thread for a part of the log");
+                    left.push((part, revisions));
+                }
+            }
+        }
         drop(sender);
         // After an error nobody receives any more, and the threads end.
         for batch in batches {
@@ -68,6 +88,9 @@ pub(super) fn all(database: &Database, each: &mut EachOfPart<'_>) -> Result<u64>
                 Ok(part) => part?,
                 Err(panic) => std::panic::resume_unwind(panic),
             };
+        }
+        for (part, revisions) in left {
+            used += read_log(database, revisions, &mut |at, bytes| each(part, at, bytes))?;
         }
         Ok(used)
     })
@@ -131,5 +154,37 @@ mod tests {
         check(101, 400, 3, &[(0, 200), (201, 300), (301, u64::MAX)]);
         // One revision with all of it.
         check(7, 7, 3, &[(0, 7), (8, 8), (9, u64::MAX)]);
+    }
+
+    #[test]
+    fn a_machine_without_threads_reads_the_same() {
+        let disk = redb::backends::InMemoryBackend::new();
+        let database = Database::builder().create_with_backend(disk).expect("a database");
+        let write = database.begin_write().expect("a transaction");
+        let mut log = write.open_table(LOG).expect("a table");
+        for revision in 0..100 {
+            log.insert((revision, 0), &[revision as u8][..]).expect("written");
+        }
+        drop(log);
+        write.commit().expect("committed");
+        // A stack that no machine has the memory for.
+        let never = || Builder::new().stack_size(1 << 60);
+        let made = std::cell::Cell::new(0);
+        let once = || match made.replace(made.get() + 1) {
+            0 => Builder::new(),
+            _ => never(),
+        };
+        let threads: [&dyn Fn() -> Builder; 3] = [&Builder::new, &never, &once];
+        for thread in threads {
+            let mut seen = vec![vec![]; 3];
+            let used = read_parts(&database, divide(0, 99, 3), thread, &mut |part, at, bytes| {
+                assert_eq!(bytes, [at.revision as u8]);
+                seen[part].push(at.revision);
+                Ok(())
+            });
+            assert_eq!(used.expect("readable"), 100);
+            assert_eq!(seen.concat(), (0..100).collect::<Vec<_>>());
+        }
+        assert_eq!(made.get(), 3);
     }
 }
