@@ -301,7 +301,7 @@ pub struct Verified {
 }
 
 /// Reads all of a store that nobody has open: every page against its checksum, every record, and
-/// whether each change has the one before it. Changes nothing.
+/// whether each change has the one before it and no key two last ones. Changes nothing.
 pub fn verify(dir: &Path) -> Result<Verified> {
     let path = dir.join("store.redb");
     if !path.is_file() {
@@ -312,7 +312,7 @@ pub fn verify(dir: &Path) -> Result<Verified> {
     durable.check_pages()?;
     let mut found = Verified { revision: Revision(1), ..Verified::default() };
     let mut live = BTreeMap::new();
-    let mut missing = vec![];
+    let (mut missing, mut twice) = (vec![], 0);
     let meta = durable.load(Revision(0), &mut |at, view| {
         found.records += 1;
         found.revision = Revision(at.revision);
@@ -322,11 +322,16 @@ pub fn verify(dir: &Path) -> Result<Verified> {
         {
             missing.push((at.revision, previous.revision));
         }
+        // Nothing replaces the value before it.
+        twice += usize::from(view.previous.is_none() && before.is_some_and(|(_, lives)| lives));
     })?;
     // What the floor has passed may be gone.
     missing.retain(|(at, _)| *at > meta.floor.0);
     if let Some((at, previous)) = missing.first() {
         return Err(inconsistent(*at, *previous));
+    }
+    if twice > 0 {
+        return Err(two_newest(twice));
     }
     durable.close();
     found.keys = live.values().filter(|(_, lives)| *lives).count() as u64;
@@ -377,6 +382,14 @@ fn inconsistent(at: u64, previous: u64) -> Error {
     Error::unusable(format!(
         "the change at revision {at} follows one at revision {previous} that is not there; restore \
          a snapshot into a new data directory (decapod snapshot restore)"
+    ))
+}
+
+/// Of keys with a change that says there was none before it, though there is.
+pub(super) fn two_newest(keys: usize) -> Error {
+    Error::unusable(format!(
+        "{keys} keys have two newest changes; restore a snapshot into a new data directory \
+         (decapod snapshot restore)"
     ))
 }
 

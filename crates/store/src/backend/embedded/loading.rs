@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::durable::{Durable, Meta, exact};
+use super::durable::{Durable, Meta, exact, two_newest};
 use super::leases::Leases;
 use super::pending::Changes;
 use super::record::{Address, View};
 use super::retention::Retention;
 use super::state::{Facts, Group, State, Stored};
 use super::{Options, Shared};
-use crate::{Error, Event, EventKind, KeyRange, Result, Revision};
+use crate::{Event, EventKind, KeyRange, Result, Revision};
 
 /// What the committer starts from.
 pub(super) struct Loaded {
@@ -84,11 +84,7 @@ fn sorted(stored: Vec<Option<Stored>>) -> Result<BTreeSet<Stored>> {
     let count = live.len();
     let live: BTreeSet<Stored> = live.into_iter().collect();
     if live.len() < count {
-        return Err(Error::unusable(format!(
-            "{} keys have two newest changes; restore a snapshot into a new data directory \
-             (decapod snapshot restore)",
-            count - live.len()
-        )));
+        return Err(two_newest(count - live.len()));
     }
     Ok(live)
 }

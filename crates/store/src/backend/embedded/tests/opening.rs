@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use redb::ReadableTable as _;
+
 use super::*;
+use crate::backend::embedded::verify;
 
 const LOG: redb::TableDefinition<(u64, u32), &[u8]> = redb::TableDefinition::new("log");
 const WRITES: u64 = 12_000;
@@ -84,4 +87,39 @@ async fn a_record_that_is_missing_is_no_silence() {
     damage(&dir.path().join("store.redb"), half);
     let why = refusal(Embedded::open(dir.path(), options()));
     assert!(why.contains("that is not there; restore a snapshot"), "{why}");
+    assert_eq!(why, refusal(verify(dir.path())), "verifying says the same");
+}
+
+/// Makes the newest put of a revision one that knows of none before it.
+fn forget(file: &Path, revision: Revision) {
+    let database = redb::Database::create(file).expect("a store");
+    let write = database.begin_write().expect("a transaction");
+    {
+        let mut log = write.open_table(LOG).expect("a log");
+        let record = log.get((revision.0, 0)).expect("readable").expect("there").value().to_vec();
+        // The address of the change before it: see `record.rs`.
+        let mut orphan = record.clone();
+        orphan[33..45].fill(0);
+        assert_ne!(orphan, record, "there was one before it");
+        log.insert((revision.0, 0), &orphan[..]).expect("written");
+    }
+    write.commit().expect("committed");
+}
+
+#[tokio::test]
+async fn keys_with_two_newest_changes_are_no_silence() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = Embedded::open(dir.path(), options()).expect("it opens");
+    let mut last = Revision(0);
+    for value in ["1", "2"] {
+        let put = Op::Put { key: "a".into(), value: value.into(), lease: 0 };
+        let txn = Txn { success: vec![put], ..Txn::default() };
+        last = store.txn(txn).await.expect("written").revision;
+    }
+    store.close().await;
+    assert_eq!(verify(dir.path()).expect("all is in order").keys, 1);
+    forget(&dir.path().join("store.redb"), last);
+    let why = refusal(Embedded::open(dir.path(), options()));
+    assert!(why.starts_with("1 keys have two newest changes; restore a snapshot"), "{why}");
+    assert_eq!(why, refusal(verify(dir.path())), "verifying says the same");
 }
