@@ -5,13 +5,15 @@
 //!
 //! In: a stream. Out: [`Gathering`], which takes its place, and its [`Outlet`], for whoever drives the
 //! connection: [`Outlet::drive`].
-//! Invariants: nothing stays behind a poll but what the peer does not take; at most [`ROOM`] is kept, and
+//! Invariants: nothing stays behind a poll but what the peer does not take, and nothing behind the
+//! connection but what it does not take in [`LINGER`]; at most [`ROOM`] is kept, and
 //! nothing while there is nothing to write. The two halves are of one task, so that the lock is free.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -19,6 +21,8 @@ use crate::serve::BoxIo;
 
 /// Bytes that may wait. Four of HTTP/2's usual frames, and of TLS's longest records.
 const ROOM: usize = 64 << 10;
+/// How long a peer has to take what was written last.
+const LINGER: Duration = Duration::from_secs(5);
 /// Writes of this size are not copied: they are a record of their own anyway.
 const LARGE: usize = 16 << 10;
 
@@ -134,15 +138,16 @@ impl AsyncWrite for Gathering {
 
 impl Outlet {
     /// Polls the connection, and writes what came of it when all other tasks that are ready had their turn:
-    /// streams are tasks of their own, each of which wakes this one. Ends with the connection, or with an
-    /// error of the stream.
+    /// streams are tasks of their own, each of which wakes this one. Ends with the connection, once the
+    /// peer has what it wrote last (an answer to a client that has nothing more to say, the reason of an
+    /// end), or with an error of the stream.
     pub(crate) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
         E: From<io::Error>,
     {
         let mut has_yielded = false;
-        std::future::poll_fn(|context| {
+        let (outcome, is_left) = std::future::poll_fn(|context| {
             let outcome = connection.as_mut().poll(context);
             let mut gathered = locked(&self.0);
             let is_first = !std::mem::take(&mut has_yielded);
@@ -152,11 +157,19 @@ impl Outlet {
                 return Poll::Pending;
             }
             match gathered.poll_drain(context) {
-                Poll::Ready(Err(error)) if outcome.is_pending() => Poll::Ready(Err(error.into())),
-                _ => outcome,
+                Poll::Ready(Err(error)) if outcome.is_pending() => {
+                    Poll::Ready((Err(error.into()), false))
+                }
+                drained => outcome.map(|outcome| (outcome, drained.is_pending())),
             }
         })
-        .await
+        .await;
+        if is_left {
+            let rest = std::future::poll_fn(|context| locked(&self.0).poll_drain(context));
+            // A peer that takes nothing, or is gone, changes nothing about how the connection ended.
+            let _ = tokio::time::timeout(LINGER, rest).await;
+        }
+        outcome
     }
 }
 
@@ -246,6 +259,40 @@ mod tests {
         // A peer that takes little at a time.
         check(&[10_000; 30], 1000, None).await;
         check(&[9, LARGE + 9, 9, ROOM * 3, 9], 777, None).await;
+    }
+
+    /// A connection that ends at once behind what it wrote, as one does whose client has closed its half.
+    async fn ends_at_once(taken: bool) -> (usize, Duration) {
+        const SENT: usize = 3 * LARGE;
+        let (near, mut far) = tokio::io::duplex(1000);
+        let (mut gathering, outlet) = gather(Box::new(near));
+        let connection = async move {
+            for _ in 0..SENT / 1024 {
+                gathering.write_all(&[7; 1024]).await?;
+            }
+            Err(io::ErrorKind::ConnectionAborted.into())
+        };
+        let begun = tokio::time::Instant::now();
+        let driven = async move {
+            let ended = outlet.drive::<_, io::Error>(std::pin::pin!(connection)).await;
+            assert_eq!(ended.map_err(|e| e.kind()), Err(io::ErrorKind::ConnectionAborted));
+            let after = begun.elapsed();
+            drop(outlet);
+            after
+        };
+        let mut got = vec![];
+        if taken {
+            let (after, read) = tokio::join!(driven, far.read_to_end(&mut got));
+            read.expect("read");
+            return (SENT - got.len(), after);
+        }
+        (SENT, driven.await)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_written_last_arrives_unless_the_peer_takes_nothing() {
+        assert_eq!(ends_at_once(true).await, (0, Duration::ZERO));
+        assert_eq!(ends_at_once(false).await.1, LINGER);
     }
 
     #[tokio::test]
