@@ -12,6 +12,7 @@ pub mod clock;
 pub mod duration;
 pub mod features;
 pub mod memory;
+pub mod pem;
 pub mod percent;
 pub mod platform;
 pub mod rng;

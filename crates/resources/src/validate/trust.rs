@@ -4,6 +4,7 @@
 //! `PodCertificateSigning`.
 
 use aws_lc_rs::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
+use base::pem::{self, Block};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
@@ -19,31 +20,6 @@ use super::certificates::signer_name;
 use super::policy::conditions;
 
 const CERTIFICATE: &str = "CERTIFICATE";
-
-/// A block of a PEM text.
-struct Block<'a> {
-    label: &'a str,
-    has_headers: bool,
-    der: Vec<u8>,
-}
-
-/// The blocks of a text; what is no block is skipped, as Go does.
-fn blocks(text: &str) -> Vec<Block<'_>> {
-    let mut found = vec![];
-    let mut rest = text;
-    while let Some((_, behind)) = rest.split_once("-----BEGIN ") {
-        rest = behind;
-        let Some((label, behind)) = behind.split_once("-----") else { break };
-        let end = format!("-----END {label}-----");
-        let Some((body, behind)) = behind.split_once(&end) else { continue };
-        let (headers, lines): (Vec<&str>, Vec<&str>) =
-            body.lines().map(str::trim).partition(|line| line.contains(':'));
-        let Ok(der) = STANDARD.decode(lines.concat()) else { continue };
-        found.push(Block { label, has_headers: !headers.is_empty(), der });
-        rest = behind;
-    }
-    found
-}
 
 pub(super) fn bundle(at: &At<'_>) {
     bundle_name(at);
@@ -87,7 +63,7 @@ fn anchors(at: &At<'_>) {
     if at.len() > LONGEST {
         return at.too_long(LONGEST);
     }
-    let blocks = blocks(at.str());
+    let blocks: Vec<Block> = pem::blocks(at.str().as_bytes()).collect();
     let mut is_sound = true;
     for (index, block) in blocks.iter().enumerate() {
         if let Some(why) = no_anchor(block) {
@@ -99,8 +75,8 @@ fn anchors(at: &At<'_>) {
         at.invalid_as(OMITTED, "at least one trust anchor must be provided");
     }
     let same = |index: usize| -> Vec<String> {
-        let one = &blocks[index].der;
-        let twins = blocks.iter().enumerate().filter(|(_, other)| other.der == *one);
+        let one = &blocks[index].bytes;
+        let twins = blocks.iter().enumerate().filter(|(_, other)| other.bytes == *one);
         twins.map(|(index, _)| index.to_string()).collect()
     };
     for index in 0..if is_sound { blocks.len() } else { 0 } {
@@ -112,14 +88,14 @@ fn anchors(at: &At<'_>) {
     }
 }
 
-fn no_anchor(block: &Block<'_>) -> Option<String> {
+fn no_anchor(block: &Block) -> Option<String> {
     if block.label != CERTIFICATE {
         return Some(format!("has bad block type: {}", block.label));
     }
     if block.has_headers {
         return Some("has PEM block headers".into());
     }
-    let Ok((_, certificate)) = X509Certificate::from_der(&block.der) else {
+    let Ok((_, certificate)) = X509Certificate::from_der(&block.bytes) else {
         return Some("does not parse as X.509".into());
     };
     (!certificate.is_ca()).then(|| "does not have the CA bit set".into())
@@ -342,7 +318,7 @@ fn issued(spec: &At<'_>, status: &At<'_>) {
     if chain.len() > LONGEST_CHAIN {
         return chain.too_long(LONGEST_CHAIN);
     }
-    let blocks = blocks(chain.str());
+    let blocks: Vec<Block> = pem::blocks(chain.str().as_bytes()).collect();
     let Some(leaf) = blocks.first() else {
         let why = "issued certificate chain must contain at least one certificate";
         return chain.invalid_text(why);
@@ -350,7 +326,7 @@ fn issued(spec: &At<'_>, status: &At<'_>) {
     if blocks.iter().any(|block| block.label != CERTIFICATE) {
         return chain.invalid_text(ALL);
     }
-    let Ok((_, certificate)) = X509Certificate::from_der(&leaf.der) else {
+    let Ok((_, certificate)) = X509Certificate::from_der(&leaf.bytes) else {
         return chain.invalid_text("leaf certificate does not parse as valid X.509");
     };
     if requested_key(spec).is_none_or(|key| key != certificate.public_key().raw) {
@@ -372,7 +348,7 @@ fn issued(spec: &At<'_>, status: &At<'_>) {
             format!("leaf certificate lifetime must be <= spec.maxExpirationSeconds ({longest})");
         return chain.invalid_as(shown, &why);
     }
-    if blocks[1..].iter().any(|block| X509Certificate::from_der(&block.der).is_err()) {
+    if blocks[1..].iter().any(|block| X509Certificate::from_der(&block.bytes).is_err()) {
         chain.invalid_text("intermediate certificate does not parse as valid X.509");
     }
 }
