@@ -17,6 +17,9 @@ use crate::facts::{self, Definition, OPAQUE};
 
 static MESSAGES: &str = include_str!("../facts/protobuf.tsv");
 
+/// Types that are structs in Go and scalars on the wire: `lastProbeTime: null`.
+const STRUCTS: &[&str] = &["time", "microtime", "quantity", "intstr"];
+
 /// Locked to look up and to add; types are made outside of it.
 static KNOWN: LazyLock<Mutex<HashMap<&'static str, Arc<Type>>>> = LazyLock::new(Mutex::default);
 
@@ -39,9 +42,10 @@ fn structure(definition: Definition) -> Type {
         let is_repeated = type_name.starts_with("[]") || type_name.starts_with("{}");
         // Structs are there even where tags say that they may be left out; lists, maps and scalars
         // where they say nothing.
-        let is_struct = type_name.contains(|c: char| c.is_ascii_uppercase()) && !is_repeated;
-        let always =
-            column.is_some() && !flags.contains('*') && (is_struct || !flags.contains('?'));
+        let is_named = type_name.contains(|c: char| c.is_ascii_uppercase()) && !is_repeated;
+        let is_struct = is_named || STRUCTS.contains(&type_name);
+        let may_go = flags.contains(['*', '0']) || flags.contains('?') && !is_struct;
+        let always = column.is_some() && !may_go;
         let of = field_type(definition.name, field, type_name);
         (field.name.into(), Field { of, always })
     };
@@ -269,6 +273,44 @@ mod tests {
         ] {
             assert_eq!(owned(definition, object), expected, "{definition}");
         }
+    }
+
+    /// What comes with a new element, as Go's structs write it: what is empty in it is its writer's, too.
+    #[test]
+    fn new_elements_have_all_that_go_writes() {
+        let check = |before: Value, after: Value, added: Value, removed: Value| {
+            let of = of("io.k8s.api.core.v1.Pod").expect("known");
+            let changes = Comparison::of(&before, &after, &of);
+            assert_eq!(changes.modified.to_fields(), json!({}));
+            assert_eq!(changes.added.to_fields(), added);
+            assert_eq!(changes.removed.to_fields(), removed);
+        };
+        let one = json!({"spec": {"containers": [{"name": "a"}]}});
+        let two = json!({"spec": {"containers": [{"name": "a"}, {"name": "b"}]}});
+        let b = json!({"f:spec": {"f:containers": {"k:{\"name\":\"b\"}":
+            {".": {}, "f:name": {}, "f:resources": {}}}}});
+        check(one.clone(), two.clone(), b.clone(), json!({}));
+        check(two, one.clone(), json!({}), b);
+        // What was empty all the time is nobody's.
+        let mut set = one.clone();
+        set["spec"]["containers"][0]["resources"] = json!({});
+        check(one, set, json!({}), json!({}));
+        check(
+            json!({"status": {"phase": "Pending"}}),
+            json!({"status": {"phase": "Pending", "conditions": [{"type": "Ready", "status": "True"}]}}),
+            json!({"f:status": {"f:conditions": {".": {}, "k:{\"type\":\"Ready\"}": {".": {},
+                "f:lastProbeTime": {}, "f:lastTransitionTime": {}, "f:status": {}, "f:type": {}}}}}),
+            json!({}),
+        );
+        // A struct that is never empty, and one in it.
+        check(
+            json!({"spec": {"volumes": [{"name": "v"}]}}),
+            json!({"spec": {"volumes": [{"name": "v", "ephemeral": {"volumeClaimTemplate": {}}}]}}),
+            json!({"f:spec": {"f:volumes": {"k:{\"name\":\"v\"}": {"f:ephemeral": {".": {},
+                "f:volumeClaimTemplate": {".": {}, "f:metadata": {},
+                    "f:spec": {".": {}, "f:resources": {}}}}}}}}),
+            json!({}),
+        );
     }
 
     #[test]

@@ -182,6 +182,11 @@ impl MapType {
         named.or(self.rest.as_ref()).map(TypeRef::get)
     }
 
+    /// Names of the fields that are there in an empty object already, sorted.
+    pub(super) fn always(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().filter(|(_, field)| field.always).map(|(name, _)| &**name)
+    }
+
     pub(super) fn declares(&self, name: &str) -> bool {
         self.fields.contains_key(name)
     }

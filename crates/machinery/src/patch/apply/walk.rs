@@ -208,8 +208,11 @@ fn compare_as(
             None
         }
         Atom::Map(map) => {
+            // One that comes or goes is not empty if Go's struct never is.
+            let never_empty = before.is_some() != after.is_some() && map.always().next().is_some();
             let fields = |value: Option<&Value>| {
-                value.and_then(Value::as_object).is_some_and(|fields| !fields.is_empty())
+                let fields = value.and_then(Value::as_object);
+                fields.is_some_and(|fields| never_empty || !fields.is_empty())
             };
             if map.atomic || !(fields(before) || fields(after)) {
                 return leaf();
@@ -220,7 +223,8 @@ fn compare_as(
     }
 }
 
-/// Goes through both maps at once: their fields are sorted.
+/// Goes through both maps at once: their fields are sorted. A struct of Go's that comes or goes does so
+/// with the fields that it always has.
 fn compare_maps(
     before: Option<&Value>,
     after: Option<&Value>,
@@ -231,30 +235,26 @@ fn compare_maps(
     let (was_there, is_there) = (is_object(before), is_object(after));
     let mut old = before.and_then(Value::as_object).into_iter().flatten().peekable();
     let mut new = after.and_then(Value::as_object).into_iter().flatten().peekable();
+    let unsaid = map.always().filter(|_| was_there != is_there);
+    let mut unsaid = unsaid.peekable();
     loop {
-        let (name, before, after) = match (old.peek(), new.peek()) {
-            (None, None) => return,
-            (Some((name, _)), other) if other.is_none_or(|(other, _)| name < other) => {
-                let (name, value) = old.next().expect("peeked");
-                (name, Some(value), None)
-            }
-            (Some((name, _)), Some((other, _))) if name == other => {
-                let (name, value) = old.next().expect("peeked");
-                (name, Some(value), new.next().map(|(_, value)| value))
-            }
-            _ => {
-                let (name, value) = new.next().expect("peeked");
-                (name, None, Some(value))
-            }
-        };
+        let names = [
+            old.peek().map(|(name, _)| name.as_str()),
+            new.peek().map(|(name, _)| name.as_str()),
+            unsaid.peek().copied(),
+        ];
+        let Some(name) = names.into_iter().flatten().min() else { return };
+        let before = old.next_if(|(old, _)| *old == name).map(|(_, value)| value);
+        let after = new.next_if(|(new, _)| *new == name).map(|(_, value)| value);
+        unsaid.next_if_eq(&name);
         // Most of most objects does not change.
-        if before == after {
+        if before.is_some() && before == after {
             continue;
         }
         let mut below = Comparison::default();
         let change = match map.field(name) {
             Some(of) => {
-                let zero = map.fields.get(&**name).filter(|field| field.always).map(|_| of.zero());
+                let zero = map.fields.get(name).filter(|field| field.always).map(|_| of.zero());
                 let before = before.or(zero.filter(|_| was_there));
                 let after = after.or(zero.filter(|_| is_there));
                 compare(before, after, of, &mut below)
