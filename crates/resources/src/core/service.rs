@@ -4,7 +4,7 @@
 //! races and `kubectl get ipaddresses` shows what is taken. A node port is a claim of the registry's,
 //! decided by the store too; Services of before there were claims get theirs at first use.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -226,9 +226,9 @@ fn drop_fields_of_old_type(spec: &mut ServiceSpec, old: &ServiceSpec) {
     let (new_type, old_type) =
         [&*spec, old].map(|spec| spec.type_.clone().unwrap_or_default()).into();
     if has_node_ports(&old_type) && !has_node_ports(&new_type) {
-        let had = |port: i32| old.ports.iter().flatten().any(|old| old.node_port == Some(port));
+        let had = numbers_of(old);
         for port in spec.ports.iter_mut().flatten() {
-            port.node_port.take_if(|port| had(*port));
+            port.node_port.take_if(|port| had.contains(port));
         }
     }
     let is_reached = |spec: &ServiceSpec, kind: &str| {
@@ -271,12 +271,36 @@ fn carry_allocations(spec: &mut ServiceSpec, old: Option<&ServiceSpec>) {
         spec.health_check_node_port =
             spec.health_check_node_port.filter(|port| *port != 0).or(old.health_check_node_port);
     }
-    for port in spec.ports.iter_mut().flatten() {
-        if has_node_ports(&kind) && port.node_port.is_none() {
-            let same = |old: &&ServicePort| old.port == port.port && old.protocol == port.protocol;
-            port.node_port = old.ports.iter().flatten().find(same).and_then(|old| old.node_port);
-        }
+    carry_node_ports(spec, old);
+}
+
+/// A port is the one that had its name, whatever else of it changed, unless another port has taken its
+/// number. Upstream: `patchAllocatedValues`.
+fn carry_node_ports(spec: &mut ServiceSpec, old: &ServiceSpec) {
+    let wants = |spec: &ServiceSpec| match spec.type_.as_deref() {
+        Some("NodePort") => true,
+        Some("LoadBalancer") => spec.allocate_load_balancer_node_ports != Some(false),
+        _ => false,
+    };
+    if !wants(spec) || !wants(old) {
+        return;
     }
+    let taken = numbers_of(spec);
+    let had: HashMap<&str, i32> = (old.ports.iter().flatten())
+        .map(|port| (name_of(port), port.node_port.unwrap_or_default()))
+        .collect();
+    for port in spec.ports.iter_mut().flatten().filter(|port| port.node_port.is_none()) {
+        let number = had.get(name_of(port)).copied();
+        port.node_port = number.filter(|number| *number != 0 && !taken.contains(number));
+    }
+}
+
+fn name_of(port: &ServicePort) -> &str {
+    port.name.as_deref().unwrap_or_default()
+}
+
+fn numbers_of(spec: &ServiceSpec) -> BTreeSet<i32> {
+    spec.ports.iter().flatten().filter_map(|port| port.node_port).collect()
 }
 
 impl ServiceStrategy {
@@ -331,6 +355,13 @@ impl ServiceStrategy {
         let had: BTreeSet<u16> = old.into_iter().flat_map(ports_of).collect();
         let mut mine: BTreeSet<u16> = BTreeSet::new();
         let spec = service.spec.get_or_insert_default();
+        // In a new Service a port of several protocols has one number.
+        let mut of_port: HashMap<i32, i32> = HashMap::new();
+        for port in spec.ports.iter().flatten().filter(|_| old.is_none()) {
+            if let Some(number) = port.node_port {
+                of_port.entry(port.port).or_insert(number);
+            }
+        }
         for (index, port) in spec.ports.iter_mut().flatten().enumerate() {
             let asked = port.node_port.and_then(|port| u16::try_from(port).ok());
             match asked {
@@ -355,10 +386,16 @@ impl ServiceStrategy {
                     }
                     mine.insert(asked);
                 }
+                None if wants && of_port.contains_key(&port.port) => {
+                    port.node_port = of_port.get(&port.port).copied();
+                }
                 None if wants => {
                     let free = self.free_port(registry, ctx, &mine, &owner).await?;
                     mine.insert(free);
                     port.node_port = Some(free.into());
+                    if old.is_none() {
+                        of_port.insert(port.port, free.into());
+                    }
                 }
                 None => {}
             }
@@ -809,6 +846,51 @@ pub(crate) mod tests {
         let mine = Intent::Create { object: service("gone", spec) };
         write(&registry, mine).await.expect("it is its own");
         assert!(!age(61).await);
+    }
+
+    #[tokio::test]
+    async fn a_new_service_has_one_number_for_all_protocols_of_a_port() {
+        let registry = registry().await;
+        let port = |name: &str, port: i32, protocol: &str| json!({"name": name, "port": port, "protocol": protocol});
+        let mut ports = [port("a", 53, "UDP"), port("b", 53, "TCP")];
+        let numbers = async |name: &str, ports: &[Value]| {
+            let spec = json!({"type": "NodePort", "ports": ports});
+            let written = write(&registry, Intent::Create { object: service(name, spec) }).await;
+            let ports = written.expect("written").spec.and_then(|spec| spec.ports);
+            let all = ports.into_iter().flatten().filter_map(|port| port.node_port);
+            all.collect::<Vec<i32>>()
+        };
+        let given = numbers("free", &ports).await;
+        assert_eq!(given[0], given[1]);
+        // There are two.
+        let other = 60_001 - given[0];
+        ports[1]["nodePort"] = other.into();
+        let given = numbers("asked", &ports).await;
+        assert_eq!(given, [other; 2], "the one that is asked for is everybody's");
+    }
+
+    #[test]
+    fn ports_keep_their_numbers_by_their_names() {
+        let spec =
+            |ports: Value| json!({"type": "NodePort", "clusterIP": "10.0.0.1", "ports": ports});
+        let old = spec(json!([{"name": "a", "port": 80, "nodePort": 30001},
+            {"name": "b", "port": 81, "nodePort": 30002}]));
+        for (sent, expected) in [
+            // Whatever else of it changed.
+            (
+                json!([{"name": "b", "port": 9000}, {"name": "a", "port": 80}]),
+                json!([{"name": "b", "port": 9000, "nodePort": 30002},
+                    {"name": "a", "port": 80, "nodePort": 30001}]),
+            ),
+            (json!([{"name": "c", "port": 80}]), json!([{"name": "c", "port": 80}])),
+            // Another one took it.
+            (
+                json!([{"name": "a", "port": 80}, {"name": "c", "port": 82, "nodePort": 30001}]),
+                json!([{"name": "a", "port": 80}, {"name": "c", "port": 82, "nodePort": 30001}]),
+            ),
+        ] {
+            check(old.clone(), spec(sent), spec(expected));
+        }
     }
 
     /// An update to `sent` of a Service that was `old`: what is left of `sent`'s fields.
