@@ -1,6 +1,7 @@
 //! Validation errors with the paths and the wording of upstream's `field` package.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -195,13 +196,9 @@ impl FieldErrors {
 
     /// As in the message of the `Status`: one error bare, several in brackets, repeats once.
     pub fn summary(&self) -> String {
-        let mut texts: Vec<String> = vec![];
-        for error in &self.0 {
-            let text = error.to_string();
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
+        let mut seen = HashSet::new();
+        let texts = self.0.iter().map(ToString::to_string);
+        let texts: Vec<String> = texts.filter(|text| seen.insert(text.clone())).collect();
         match texts.as_slice() {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),

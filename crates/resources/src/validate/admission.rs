@@ -1,6 +1,8 @@
 //! Webhook configurations and admission policies, with their expressions.
 //! Upstream: `pkg/apis/admissionregistration/validation`.
 
+use std::collections::HashSet;
+
 use cel::Type;
 use cel::environments::{self, Offers};
 use machinery::names;
@@ -21,7 +23,7 @@ pub(super) fn mutating_webhooks(at: &At<'_>) {
 }
 
 fn webhooks(at: &At<'_>, is_mutating: bool) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for hook in at.get("webhooks").items() {
         let name = hook.get("name");
         qualified_name(&name);
@@ -46,10 +48,9 @@ fn webhooks(at: &At<'_>, is_mutating: bool) {
         client_config(&hook.get("clientConfig"));
         match_conditions(&hook.get("matchConditions"), false);
         review_versions(&hook.get("admissionReviewVersions"));
-        if !name.is_empty() && seen.contains(&name.str()) {
+        if !seen.insert(name.str()) && !name.is_empty() {
             name.duplicate();
         }
-        seen.push(name.str());
     }
 }
 
@@ -70,13 +71,12 @@ fn review_versions(at: &At<'_>) {
     if at.is_empty() {
         return at.required("must specify one of v1, v1beta1");
     }
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for version in at.items() {
-        if seen.contains(&version.str()) {
+        if !seen.insert(version.str()) {
             version.invalid("duplicate version");
             continue;
         }
-        seen.push(version.str());
         version.name(names::dns1035_label);
     }
     if !["v1", "v1beta1"].iter().any(|known| seen.contains(known)) {
@@ -179,7 +179,7 @@ fn operations_rule(at: &At<'_>) {
 
 fn rule_resources(at: &At<'_>) {
     at.need();
-    let (mut all_subresources, mut of_all): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
+    let (mut all_subresources, mut of_all) = (HashSet::new(), HashSet::new());
     let mut is_plain = false;
     for one in at.items() {
         if !one.need() {
@@ -189,18 +189,18 @@ fn rule_resources(at: &At<'_>) {
             is_plain = !one.is("*");
             continue;
         };
-        if all_subresources.contains(&resource) {
+        if all_subresources.contains(resource) {
             let detail = format!("if '{resource}/*' is present, must not specify {}", one.str());
             one.invalid(&detail);
         }
-        if of_all.contains(&sub) {
+        if of_all.contains(sub) {
             one.invalid(&format!("if '*/{sub}' is present, must not specify {}", one.str()));
         }
         if sub == "*" {
-            all_subresources.push(resource);
+            all_subresources.insert(resource);
         }
         if resource == "*" {
-            of_all.push(sub);
+            of_all.insert(sub);
         }
     }
     if at.len() > 1 && at.strings().contains(&"*/*") {
@@ -216,7 +216,7 @@ fn match_conditions(at: &At<'_>, params: bool) {
     if at.len() > 64 {
         at.too_many(64);
     }
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for condition in at.items() {
         let (name, expression) = (condition.get("name"), condition.get("expression"));
         let text = expression.str().trim();
@@ -226,10 +226,9 @@ fn match_conditions(at: &At<'_>, params: bool) {
             expression.invalid_as(text, &why);
         }
         name.need_name(names::qualified_name);
-        if !name.is_empty() && seen.contains(&name.str()) {
+        if !seen.insert(name.str()) && !name.is_empty() {
             name.duplicate();
         }
-        seen.push(name.str());
     }
 }
 
@@ -285,13 +284,12 @@ fn match_resources(at: &At<'_>) {
     }
     for field in ["resourceRules", "excludeResourceRules"] {
         for rule in at.get(field).items() {
-            let mut seen: Vec<&str> = vec![];
+            let mut seen = HashSet::new();
             for name in rule.get("resourceNames").items() {
                 name.name(names::path_segment);
-                if seen.contains(&name.str()) {
+                if !seen.insert(name.str()) {
                     name.duplicate();
                 }
-                seen.push(name.str());
             }
             operations_rule(&rule);
         }
@@ -411,7 +409,7 @@ pub(super) fn validating_policy(at: &At<'_>) {
         notes.invalid("must not have more than 20 auditAnnotations");
     }
     let policy = at.get("metadata.name").str();
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for note in notes.items() {
         let (key, expression) = (note.get("key"), note.get("valueExpression"));
         if policy.is_empty() {
@@ -430,10 +428,9 @@ pub(super) fn validating_policy(at: &At<'_>) {
             let text = expression.str().trim();
             composed.check(&expression, text, true, false, &[Type::String, Type::Null]);
         }
-        if seen.contains(&key.str()) {
+        if !seen.insert(key.str()) {
             key.duplicate_text();
         }
-        seen.push(key.str());
     }
 }
 
@@ -568,13 +565,12 @@ fn param_ref(at: &At<'_>) {
 pub(super) fn validating_binding(at: &At<'_>) {
     binding(at);
     let actions = at.get("spec.validationActions");
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for action in actions.items() {
         action.one_of(&["Audit", "Deny", "Warn"]);
-        if seen.contains(&action.str()) {
+        if !seen.insert(action.str()) {
             action.duplicate();
         }
-        seen.push(action.str());
     }
     if seen.contains(&"Deny") && seen.contains(&"Warn") {
         actions.invalid("must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)");

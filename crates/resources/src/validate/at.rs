@@ -7,6 +7,7 @@
 //! unexpected type, for decoding has refused those before.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 
 use machinery::field::{FieldErrors, Path};
 use serde_json::Value;
@@ -17,16 +18,21 @@ pub(crate) type NameCheck = fn(&str) -> Vec<String>;
 pub(crate) struct At<'a> {
     pub(crate) path: Path,
     pub(crate) value: &'a Value,
-    errors: &'a RefCell<FieldErrors>,
+    judgement: &'a Judgement<'a>,
+}
+
+/// What all places of an object share.
+struct Judgement<'a> {
+    errors: RefCell<FieldErrors>,
+    /// The object before, if there was one: what stood in it may be let stand.
+    old: Option<&'a Value>,
 }
 
 static NULL: Value = Value::Null;
 
 /// Runs checks over a whole object and returns what they found.
 pub(crate) fn judge(tree: &Value, check: impl FnOnce(&At<'_>)) -> FieldErrors {
-    let errors = RefCell::default();
-    check(&At { path: Path::default(), value: tree, errors: &errors });
-    errors.into_inner()
+    judged(tree, None, |new, _| check(new))
 }
 
 /// As [`judge`], over an object and the one before it.
@@ -35,11 +41,14 @@ pub(crate) fn judge_both(
     old: &Value,
     check: impl FnOnce(&At<'_>, &At<'_>),
 ) -> FieldErrors {
-    let errors = RefCell::default();
-    let new = At { path: Path::default(), value: tree, errors: &errors };
-    let old = At { path: Path::default(), value: old, errors: &errors };
-    check(&new, &old);
-    errors.into_inner()
+    judged(tree, Some(old), check)
+}
+
+fn judged(tree: &Value, old: Option<&Value>, check: impl FnOnce(&At<'_>, &At<'_>)) -> FieldErrors {
+    let judgement = Judgement { errors: RefCell::default(), old };
+    let at = |value| At { path: Path::default(), value, judgement: &judgement };
+    check(&at(tree), &at(old.unwrap_or(&NULL)));
+    judgement.errors.into_inner()
 }
 
 impl<'a> At<'a> {
@@ -47,19 +56,19 @@ impl<'a> At<'a> {
     pub(crate) fn get(&self, names: &'static str) -> Self {
         let below = |value: &'a Value, name| value.get(name).unwrap_or(&NULL);
         let value = names.split('.').fold(self.value, below);
-        Self { path: self.path.child(names), value, errors: self.errors }
+        Self { path: self.path.child(names), value, judgement: self.judgement }
     }
 
     /// A field below whose name comes from the object.
     pub(crate) fn named(&self, name: &str) -> Self {
         let value = self.value.get(name).unwrap_or(&NULL);
-        Self { path: self.path.named(name), value, errors: self.errors }
+        Self { path: self.path.named(name), value, judgement: self.judgement }
     }
 
     /// The element of a map.
     pub(crate) fn key(&self, key: &str) -> Self {
         let value = self.value.get(key).unwrap_or(&NULL);
-        Self { path: self.path.key(key), value, errors: self.errors }
+        Self { path: self.path.key(key), value, judgement: self.judgement }
     }
 
     /// The same value under another name: upstream's paths follow its internal types here and there.
@@ -72,7 +81,7 @@ impl<'a> At<'a> {
     where
         'a: 'b,
     {
-        At { path: self.path.clone(), value, errors: self.errors }
+        At { path: self.path.clone(), value, judgement: self.judgement }
     }
 
     pub(crate) fn child_path(&self, names: &'static str) -> Path {
@@ -80,20 +89,25 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn items(&self) -> impl Iterator<Item = At<'a>> + use<'a> {
-        let (path, errors) = (self.path.clone(), self.errors);
+        let (path, judgement) = (self.path.clone(), self.judgement);
         let list = self.value.as_array().map(Vec::as_slice).unwrap_or_default();
         list.iter().enumerate().map(move |(index, value)| At {
             path: path.index(index),
             value,
-            errors,
+            judgement,
         })
     }
 
     /// The elements of a map, each at its key.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a str, At<'a>)> + use<'a> {
-        let (path, errors) = (self.path.clone(), self.errors);
+        let (path, judgement) = (self.path.clone(), self.judgement);
         let map = self.value.as_object().into_iter().flatten();
-        map.map(move |(key, value)| (key.as_str(), At { path: path.key(key), value, errors }))
+        map.map(move |(key, value)| (key.as_str(), At { path: path.key(key), value, judgement }))
+    }
+
+    /// The whole object as it was before, if there was one.
+    pub(crate) fn old(&self) -> Option<&'a Value> {
+        self.judgement.old
     }
 
     // What is there.
@@ -151,10 +165,14 @@ impl<'a> At<'a> {
         list.iter().filter_map(Value::as_str).collect()
     }
 
+    pub(crate) fn string_set(&self) -> HashSet<&'a str> {
+        self.strings().into_iter().collect()
+    }
+
     // What is wrong with it.
 
     pub(crate) fn errors(&self) -> std::cell::RefMut<'a, FieldErrors> {
-        self.errors.borrow_mut()
+        self.judgement.errors.borrow_mut()
     }
 
     pub(crate) fn required(&self, detail: &str) {
@@ -317,13 +335,12 @@ impl<'a> At<'a> {
 
     /// Reports the second and later elements whose key came before.
     pub(crate) fn unique(&self, key: impl Fn(&At<'a>) -> String, at: impl Fn(&At<'a>) -> At<'a>) {
-        let mut seen = vec![];
+        let mut seen = HashSet::new();
         for item in self.items() {
             let key = key(&item);
-            if seen.contains(&key) {
+            if !seen.insert(key) {
                 at(&item).duplicate();
             }
-            seen.push(key);
         }
     }
 }

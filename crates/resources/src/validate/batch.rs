@@ -1,5 +1,7 @@
 //! Jobs and CronJobs. Upstream: `pkg/apis/batch/validation`.
 
+use std::collections::HashSet;
+
 use machinery::names;
 use serde_json::Value;
 
@@ -131,7 +133,7 @@ fn failure_policy(spec: &At<'_>) {
     if rules.len() > 20 {
         rules.too_many(20);
     }
-    let containers: Vec<&str> = ["containers", "initContainers"]
+    let containers: HashSet<&str> = ["containers", "initContainers"]
         .into_iter()
         .flat_map(|list| spec.get("template.spec").get(list).items())
         .map(|at| at.get("name").str())
@@ -173,7 +175,7 @@ fn failure_policy(spec: &At<'_>) {
     }
 }
 
-fn exit_codes(at: &At<'_>, containers: &[&str]) {
+fn exit_codes(at: &At<'_>, containers: &HashSet<&str>) {
     let operator = at.get("operator");
     if operator.is_empty() {
         operator.required("valid values: [\"In\" \"NotIn\"]");
@@ -181,7 +183,7 @@ fn exit_codes(at: &At<'_>, containers: &[&str]) {
         operator.one_of(&["In", "NotIn"]);
     }
     let name = at.get("containerName");
-    if name.is_set() && !containers.contains(&name.str()) {
+    if name.is_set() && !containers.contains(name.str()) {
         name.invalid("must be one of the container or initContainer names in the pod template");
     }
     let values = at.get("values");
@@ -191,17 +193,16 @@ fn exit_codes(at: &At<'_>, containers: &[&str]) {
     } else if values.len() > 255 {
         values.too_many(255);
     }
-    let mut seen: Vec<i64> = vec![];
+    let mut seen = HashSet::new();
     for value in values.items() {
         if operator.is("In") && value.int() == 0 {
             value.invalid("must not be 0 for the In operator");
         }
-        if seen.contains(&value.int()) {
+        if !seen.insert(value.int()) {
             value.duplicate();
         }
-        seen.push(value.int());
     }
-    if !seen.is_sorted() {
+    if !values.items().is_sorted_by_key(|value| value.int()) {
         values.invalid("must be ordered");
     }
 }

@@ -175,7 +175,7 @@ fn no_request(text: &[u8]) -> Option<String> {
         return Some("PEM block type must be CERTIFICATE REQUEST".into());
     };
     match X509CertificationRequest::from_der(&block.bytes) {
-        Ok((rest, request)) if rest.is_empty() => bad_signature(&request).map(Into::into),
+        Ok(([], request)) => bad_signature(&request).map(Into::into),
         Ok(_) => Some("asn1: syntax error: trailing data".into()),
         Err(_) if block.bytes.is_empty() => Some("asn1: syntax error: sequence truncated".into()),
         Err(_) if is_cut(&block.bytes) => Some("asn1: syntax error: data truncated".into()),

@@ -1,6 +1,8 @@
 //! Containers of every kind: regular, init, ephemeral.
 //! Upstream: `validateContainerCommon` and what it calls.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
+
 use base::features::{self, Feature};
 use machinery::names;
 use serde_json::Value;
@@ -13,16 +15,12 @@ use super::{pod, quantity};
 pub(super) struct Scope<'a> {
     pub(super) spec: At<'a>,
     /// The sound volumes, by name.
-    pub(super) volumes: Vec<(&'a str, At<'a>)>,
+    pub(super) volumes: HashMap<&'a str, At<'a>>,
     /// Names of the pod's resource claims.
-    pub(super) claims: Vec<&'a str>,
+    pub(super) claims: BTreeSet<&'a str>,
 }
 
 impl Scope<'_> {
-    fn volume(&self, name: &str) -> Option<&At<'_>> {
-        self.volumes.iter().find(|(known, _)| *known == name).map(|(_, volume)| volume)
-    }
-
     fn grace(&self) -> Option<i64> {
         self.spec.get("terminationGracePeriodSeconds").number()
     }
@@ -38,14 +36,13 @@ pub(super) fn regular(scope: &Scope<'_>) {
     if list.is_empty() {
         return list.required("");
     }
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for at in list.items() {
         common(&at, scope);
         let name = at.get("name");
-        if seen.contains(&name.str()) {
+        if !seen.insert(name.str()) {
             name.duplicate_text();
         }
-        seen.push(name.str());
         lifecycle_and_probes(&at, scope);
         restart_policy(&at);
     }
@@ -54,7 +51,7 @@ pub(super) fn regular(scope: &Scope<'_>) {
 
 pub(super) fn init(scope: &Scope<'_>) {
     let list = scope.spec.get("initContainers");
-    let mut seen: Vec<&str> =
+    let mut seen: HashSet<&str> =
         scope.spec.get("containers").items().map(|at| at.get("name").str()).collect();
     for at in list.items() {
         common(&at, scope);
@@ -67,10 +64,10 @@ pub(super) fn init(scope: &Scope<'_>) {
             restart_policy(&at);
         }
         let name = at.get("name");
-        if seen.contains(&name.str()) {
+        if seen.contains(name.str()) {
             name.duplicate_text();
         } else if !name.is_empty() {
-            seen.push(name.str());
+            seen.insert(name.str());
         }
         // Upstream looks at each alone, as if it were the first.
         host_port_conflicts(std::iter::once(at.called(list.path.index(0))));
@@ -97,22 +94,19 @@ pub(super) fn init(scope: &Scope<'_>) {
 }
 
 pub(super) fn ephemeral(scope: &Scope<'_>) {
-    let of = |field: &'static str| -> Vec<&str> {
-        scope.spec.get(field).items().map(|at| at.get("name").str()).collect()
-    };
-    let others: Vec<&str> = [of("containers"), of("initContainers")].concat();
+    let of = |field: &'static str| scope.spec.get(field).items().map(|at| at.get("name").str());
+    let others: HashSet<&str> = of("containers").chain(of("initContainers")).collect();
     let mut seen = others.clone();
     const UNSET: &str = "cannot be set for an Ephemeral Container";
     for at in scope.spec.get("ephemeralContainers").items() {
         common(&at, scope);
         untrimmed_image(&at);
         let name = at.get("name");
-        if seen.contains(&name.str()) {
+        if !seen.insert(name.str()) {
             name.duplicate_text();
         }
-        seen.push(name.str());
         let target = at.get("targetContainerName");
-        if !target.is_empty() && !others.contains(&target.str()) {
+        if !target.is_empty() && !others.contains(target.str()) {
             target.not_found();
         }
         for field in [
@@ -181,7 +175,7 @@ pub(super) fn protocol(at: &At<'_>) {
 }
 
 fn ports(at: &At<'_>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for port in at.items() {
         let name = port.get("name");
         if !name.is_empty() {
@@ -189,11 +183,8 @@ fn ports(at: &At<'_>) {
             for why in &wrong {
                 name.invalid(why);
             }
-            if wrong.is_empty() {
-                if seen.contains(&name.str()) {
-                    name.duplicate();
-                }
-                seen.push(name.str());
+            if wrong.is_empty() && !seen.insert(name.str()) {
+                name.duplicate();
             }
         }
         match port.get("containerPort").int() {
@@ -208,22 +199,17 @@ fn ports(at: &At<'_>) {
 }
 
 fn host_port_conflicts<'a>(containers: impl Iterator<Item = At<'a>>) {
-    let mut seen: Vec<String> = vec![];
+    let mut seen = HashSet::new();
     for port in containers.flat_map(|at| at.get("ports").items()) {
         let host_port = port.get("hostPort");
         if host_port.int() == 0 {
             continue;
         }
-        let key = format!(
-            "{}/{}/{}",
-            port.get("protocol").str(),
-            port.get("hostIP").str(),
-            host_port.int()
-        );
-        if seen.contains(&key) {
-            host_port.errors().duplicate(&host_port.path, &key);
+        let key = (port.get("protocol").str(), port.get("hostIP").str(), host_port.int());
+        if !seen.insert(key) {
+            let shown = format!("{}/{}/{}", key.0, key.1, key.2);
+            host_port.errors().duplicate(&host_port.path, &shown);
         }
-        seen.push(key);
     }
 }
 
@@ -399,25 +385,24 @@ fn env_from(at: &At<'_>) {
 fn mounts(at: &At<'_>, scope: &Scope<'_>) {
     let list = at.get("volumeMounts");
     let devices = at.get("volumeDevices");
-    let device = |field: &'static str, value: &str| {
-        !value.is_empty() && devices.items().any(|one| one.get(field).is(value))
-    };
-    let mut seen: Vec<&str> = vec![];
+    let of = |field: &'static str| devices.items().map(move |one| one.get(field).str());
+    let device = ["name", "devicePath"].map(|field| of(field).collect::<HashSet<_>>());
+    let is_device = |which: usize, value: &str| !value.is_empty() && device[which].contains(value);
+    let mut seen = HashSet::new();
     for mount in list.items() {
         let (name, path) = (mount.get("name"), mount.get("mountPath"));
         name.need();
-        if scope.volume(name.str()).is_none() {
+        if !scope.volumes.contains_key(name.str()) {
             name.errors().not_found(&name.path, name.str());
         }
         path.need();
-        if seen.contains(&path.str()) {
+        if !seen.insert(path.str()) {
             path.invalid_text("must be unique");
         }
-        seen.push(path.str());
-        if device("name", name.str()) {
+        if is_device(0, name.str()) {
             name.invalid("must not already exist in volumeDevices");
         }
-        if device("devicePath", path.str()) {
+        if is_device(1, path.str()) {
             path.invalid("must not already exist as a path in volumeDevices");
         }
         // Upstream's paths of what follows have no index.
@@ -464,47 +449,46 @@ fn recursive_read_only(mount: &At<'_>, at: &At<'_>) {
 
 fn devices(at: &At<'_>, scope: &Scope<'_>) {
     let mounts = at.get("volumeMounts");
-    let mount =
-        |field: &'static str, value: &str| mounts.items().any(|one| one.get(field).is(value));
-    let (mut names, mut paths): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
+    let of = |field: &'static str| mounts.items().map(move |one| one.get(field).str());
+    let [mounted, mounted_at] =
+        ["name", "mountPath"].map(|field| of(field).collect::<HashSet<_>>());
+    let (mut names, mut paths) = (HashSet::new(), HashSet::new());
     for device in at.get("volumeDevices").items() {
         let (name, path) = (device.get("name"), device.get("devicePath"));
         name.need();
-        if names.contains(&name.str()) {
+        if !names.insert(name.str()) {
             name.invalid("must be unique");
         }
-        match scope.volume(name.str()) {
+        match scope.volumes.get(name.str()) {
             None => name.errors().not_found(&name.path, name.str()),
             Some(volume) if volume.has("persistentVolumeClaim") || volume.has("ephemeral") => {}
             Some(_) => name.invalid("can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"),
         }
         path.need();
-        if paths.contains(&path.str()) {
+        if paths.contains(path.str()) {
             path.invalid_text("must be unique");
         }
         if path.str().split('/').any(|part| part == "..") {
             path.invalid("can not contain backsteps ('..')");
         } else {
-            paths.push(path.str());
+            paths.insert(path.str());
         }
-        if mount("name", name.str()) {
+        if mounted.contains(name.str()) {
             name.invalid("must not already exist in volumeMounts");
         }
-        if mount("mountPath", path.str()) {
+        if mounted_at.contains(path.str()) {
             path.invalid("must not already exist as a path in volumeMounts");
         }
-        names.push(name.str());
     }
 }
 
 fn resize_policy(at: &At<'_>, pod_policy: &str) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for (index, rule) in at.items().enumerate() {
         let (name, policy) = (rule.get("resourceName").str(), rule.get("restartPolicy").str());
-        if seen.contains(&name) {
+        if !seen.insert(name) {
             at.errors().duplicate(&at.path.index(index), name);
         }
-        seen.push(name);
         for (value, known) in
             [(name, ["cpu", "memory"]), (policy, ["NotRequired", "RestartContainer"])]
         {
@@ -520,10 +504,14 @@ fn resize_policy(at: &At<'_>, pod_policy: &str) {
     }
 }
 
-/// The action that has a gate of its own. Upstream lets it pass where it stood before; what is said
-/// here of new pods and of templates is not said of pods that are there.
+/// The action that has a gate of its own, and may stay in templates where it stood before. Of pods it is
+/// asked when they are new.
 pub(super) fn restarts_of_all(spec: &At<'_>) {
-    if features::enabled(Feature::RestartAllContainersOnContainerExits) {
+    const TEMPLATES: &[&str] =
+        &["/spec/template/spec", "/spec/jobTemplate/spec/template/spec", "/template/spec"];
+    let is_open = features::enabled(Feature::RestartAllContainersOnContainerExits);
+    let stood = |old: &Value| TEMPLATES.iter().filter_map(|at| old.pointer(at)).any(restarts_all);
+    if is_open || spec.old().is_some_and(stood) {
         return;
     }
     for at in spec.get("containers").items() {
@@ -539,6 +527,20 @@ pub(super) fn restarts_of_all(spec: &At<'_>) {
             );
         }
     }
+}
+
+/// Upstream: `restartAllContainersActionInUse`.
+fn restarts_all(spec: &Value) -> bool {
+    let of = |list: &str| spec.get(list).and_then(Value::as_array).into_iter().flatten();
+    let rules = |container: &Value| {
+        container.get("restartPolicyRules").and_then(Value::as_array).cloned().unwrap_or_default()
+    };
+    let names_all =
+        |one: &Value| rules(one).iter().any(|rule| rule["action"] == "RestartAllContainers");
+    // Rules of sidecars came with the same gate.
+    let has_rules = |one: &Value| one["restartPolicy"] == "Always" && !rules(one).is_empty();
+    of("containers").any(names_all)
+        || of("initContainers").any(|one| names_all(one) || has_rules(one))
 }
 
 fn restart_only(at: &At<'_>) {
@@ -811,7 +813,8 @@ mod tests {
 
     fn regular_errors(tree: &Value) -> Vec<String> {
         let check = |at: &At<'_>| {
-            let scope = Scope { spec: at.clone(), volumes: vec![], claims: vec![] };
+            let scope =
+                Scope { spec: at.clone(), volumes: HashMap::new(), claims: BTreeSet::new() };
             regular(&scope);
             restarts_of_all(at);
         };

@@ -1,5 +1,7 @@
 //! The core group's kinds without pods in them. Upstream: `pkg/apis/core/validation`.
 
+use std::collections::HashSet;
+
 use machinery::field::Path;
 use machinery::names;
 use serde_json::Value;
@@ -132,7 +134,7 @@ pub(super) fn secret_update(at: &At<'_>, old: &At<'_>) {
 }
 
 pub(super) fn limit_range(at: &At<'_>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for limit in at.get("spec.limits").items() {
         let kind = limit.get("type");
         let wrong = names::qualified_name(kind.str());
@@ -143,10 +145,9 @@ pub(super) fn limit_range(at: &At<'_>) {
         if wrong.is_empty() && !kind.str().contains('/') && !is_standard {
             kind.invalid("must be a standard limit type or fully qualified");
         }
-        if seen.contains(&kind.str()) {
+        if !seen.insert(kind.str()) {
             kind.duplicate_text();
         }
-        seen.push(kind.str());
         limit_names(&limit);
         let has_size = ["min", "max"].iter().any(|field| limit.get(field).has("storage"));
         if kind.is("PersistentVolumeClaim") && !has_size {
@@ -396,7 +397,7 @@ fn node_amounts(at: &At<'_>) {
 fn taints(at: &At<'_>) {
     // Upstream has them below `metadata`.
     let list = at.get("spec.taints").called(at.child_path("metadata.taints"));
-    let mut seen = vec![];
+    let mut seen = HashSet::new();
     for taint in list.items() {
         let (key, value, effect) = (taint.get("key"), taint.get("value"), taint.get("effect"));
         key.name(names::qualified_name);
@@ -405,21 +406,20 @@ fn taints(at: &At<'_>) {
             value.invalid_text(&wrong.join(";"));
         }
         pod::taint_effect(&effect);
-        if seen.contains(&(key.str(), effect.str())) {
+        if !seen.insert((key.str(), effect.str())) {
             let shown = internal::shown("Taint", taint.value);
             let detail = "taints must be unique by key and effect pair";
             taint.errors().duplicate_shown(&taint.path, &shown, detail);
         }
-        seen.push((key.str(), effect.str()));
     }
 }
 
 pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
     node_amounts(at);
     let addresses = at.get("status.addresses");
-    let mut seen: Vec<&Value> = vec![];
+    let mut seen = HashSet::new();
     for address in addresses.items() {
-        if seen.contains(&address.value) {
+        if !seen.insert(address.value) {
             let shown = format!(
                 "{{\"Type\":{:?},\"Address\":{:?}}}",
                 address.get("type").str(),
@@ -427,7 +427,6 @@ pub(super) fn node_update(at: &At<'_>, old: &At<'_>) {
             );
             address.errors().duplicate_shown(&address.path, &shown, "");
         }
-        seen.push(address.value);
     }
     let (cidrs, had) = (at.get("spec.podCIDRs"), old.get("spec.podCIDRs"));
     if !had.is_empty() && cidrs.value != had.value {

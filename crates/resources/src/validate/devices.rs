@@ -1,6 +1,8 @@
 //! Devices: classes, claims, and the slices that drivers publish.
 //! Upstream: `pkg/apis/resource/validation`.
 
+use std::collections::HashSet;
+
 use cel::environments;
 use machinery::names;
 use serde_json::{Value, json};
@@ -27,13 +29,12 @@ fn list<'a>(
     }
     at.items().for_each(|one| check(&one));
     let Some(key) = key else { return };
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for one in at.items() {
         let key = key(&one);
-        if seen.contains(&key) {
+        if !seen.insert(key) {
             one.errors().duplicate(&one.path, key);
         }
-        seen.push(key);
     }
 }
 

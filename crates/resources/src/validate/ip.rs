@@ -1,5 +1,6 @@
 //! Addresses and address ranges. Upstream: `k8s.io/apimachinery/pkg/util/validation/ip.go`.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use base::features::{self, Feature};
@@ -49,8 +50,8 @@ pub(super) fn legacy(at: &At<'_>) {
 }
 
 /// As [`legacy`], but what was there before may stay.
-pub(super) fn legacy_unless(at: &At<'_>, before: &[&str]) {
-    if !before.contains(&at.str()) {
+pub(super) fn legacy_unless(at: &At<'_>, before: &HashSet<&str>) {
+    if !before.contains(at.str()) {
         legacy(at);
     }
 }

@@ -322,7 +322,7 @@ pub(crate) fn update<T: k8s_openapi::Resource>(
     };
     match check {
         Some(check) => judge_both(object.tree(), old.tree(), check),
-        None => judge(object.tree(), rules.create),
+        None => judge_both(object.tree(), old.tree(), |new, _| (rules.create)(new)),
     }
 }
 

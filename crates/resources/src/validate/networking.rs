@@ -1,6 +1,8 @@
 //! The networking and discovery groups. Upstream: `pkg/apis/networking/validation`,
 //! `pkg/apis/discovery/validation`.
 
+use std::collections::HashSet;
+
 use machinery::field::Path;
 use machinery::names;
 use serde_json::Value;
@@ -9,14 +11,14 @@ use super::at::At;
 use super::{batch, ip};
 
 pub(super) fn network_policy(at: &At<'_>) {
-    policy(at, &[]);
+    policy(at, &HashSet::new());
 }
 
 pub(super) fn network_policy_update(at: &At<'_>, old: &At<'_>) {
     let peers = [("ingress", "from"), ("egress", "to")].into_iter().flat_map(|(list, peers)| {
         old.get("spec").get(list).items().flat_map(move |rule| rule.get(peers).items())
     });
-    let before: Vec<&str> = peers
+    let before: HashSet<&str> = peers
         .flat_map(|peer| {
             let block = peer.get("ipBlock");
             let mut all = block.get("except").strings();
@@ -27,7 +29,7 @@ pub(super) fn network_policy_update(at: &At<'_>, old: &At<'_>) {
     policy(at, &before);
 }
 
-fn policy(at: &At<'_>, before: &[&str]) {
+fn policy(at: &At<'_>, before: &HashSet<&str>) {
     let spec = at.get("spec");
     spec.get("podSelector").selector();
     for (list, peers) in [("ingress", "from"), ("egress", "to")] {
@@ -70,7 +72,7 @@ fn policy_port(at: &At<'_>) {
     }
 }
 
-fn policy_peer(at: &At<'_>, before: &[&str]) {
+fn policy_peer(at: &At<'_>, before: &HashSet<&str>) {
     let fields = ["podSelector", "namespaceSelector", "ipBlock"];
     let count = fields.iter().filter(|field| at.has(field)).count();
     at.get("podSelector").selector();
@@ -85,9 +87,9 @@ fn policy_peer(at: &At<'_>, before: &[&str]) {
     }
 }
 
-fn ip_block(at: &At<'_>, before: &[&str]) {
+fn ip_block(at: &At<'_>, before: &HashSet<&str>) {
     let judge = |at: &At<'_>| {
-        if !before.contains(&at.str()) {
+        if !before.contains(at.str()) {
             ip::legacy_cidr(at);
         }
         ip::cidr_of(at.str())
@@ -355,13 +357,12 @@ fn slice_endpoints(at: &At<'_>) {
                 list.too_many(MOST_HINTS);
                 continue;
             }
-            let mut seen: Vec<&str> = vec![];
+            let mut seen = HashSet::new();
             for hint in list.items() {
                 let name = hint.get("name");
-                if seen.contains(&name.str()) {
+                if !seen.insert(name.str()) {
                     name.duplicate_text();
                 } else {
-                    seen.push(name.str());
                     match hints {
                         "forZones" => name.name(names::label_value),
                         _ => name.name(names::dns1123_subdomain),
@@ -407,14 +408,12 @@ fn slice_ports(list: &At<'_>) {
     if list.len() > MOST {
         return list.too_many(MOST);
     }
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for port in list.items() {
         let (name, protocol) = (port.get("name"), port.get("protocol"));
         name.any_name(names::dns1123_label);
-        if seen.contains(&name.str()) {
+        if !seen.insert(name.str()) {
             name.duplicate_text();
-        } else {
-            seen.push(name.str());
         }
         if !protocol.is_set() {
             protocol.required("");

@@ -3,6 +3,7 @@
 //! resource and scheduling, and the declarative rules of the types.
 
 use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
 
 use machinery::names;
 use serde_json::Value;
@@ -107,17 +108,17 @@ pub(super) fn storage_version(at: &At<'_>) {
         }
         _ => {}
     }
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashMap::new();
     for (index, one) in status.get("conditions").items().enumerate() {
         // Upstream's paths leave the list's name out.
         let one = one.called(status.path.index(index));
         let kind = one.get("type");
-        if let Some(first) = seen.iter().position(|known| *known == kind.str()) {
+        let first = *seen.entry(kind.str()).or_insert(index);
+        if first < index {
             kind.invalid(&format!(
                 "the type of the condition is not unique, it also appears in conditions[{first}]"
             ));
         }
-        seen.push(kind.str());
         kind.name(names::qualified_name);
         one.get("status").name(names::qualified_name);
         one.get("reason").need();
@@ -137,19 +138,19 @@ fn server_version(at: &At<'_>) {
         encoding.invalid_text(&wrong.join(","));
     }
     let [decodable, served] = ["decodableVersions", "servedVersions"].map(|field| at.get(field));
-    let known = decodable.strings();
+    let known: HashSet<&str> = decodable.strings().into_iter().collect();
     for one in decodable.items().chain(served.items()) {
         let wrong = api_version(one.str());
         if !wrong.is_empty() {
             one.invalid(&wrong.join(","));
         }
     }
-    if !known.contains(&encoding.str()) {
+    if !known.contains(encoding.str()) {
         let why = format!("decodableVersions must include encodingVersion {}", encoding.str());
         decodable.invalid(&why);
     }
-    for one in served.items().filter(|one| !known.contains(&one.str())) {
-        let listed = known.join(" ");
+    for one in served.items().filter(|one| !known.contains(one.str())) {
+        let listed = decodable.strings().join(" ");
         one.invalid(&format!(
             "individual served version : {} must be included in decodableVersions : [{listed}]",
             one.str()

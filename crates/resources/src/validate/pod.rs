@@ -1,6 +1,8 @@
 //! Pod specs, in pods and in templates.
 //! Upstream: `ValidatePodSpec`, `ValidatePodTemplateSpec`, `ValidatePodCreate`.
 
+use std::collections::{HashMap, HashSet};
+
 use base::features::{self, Feature};
 use k8s_openapi::api::core::v1::PodSpec;
 use machinery::names;
@@ -235,16 +237,15 @@ fn simple_fields(at: &At<'_>) {
 }
 
 fn resource_claims(list: &At<'_>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for claim in list.items() {
         let name = claim.get("name");
         if name.is_empty() {
             name.required("");
-        } else if seen.contains(&name.str()) {
+        } else if !seen.insert(name.str()) {
             name.duplicate();
         } else {
             name.name(names::dns1123_label);
-            seen.push(name.str());
         }
         let detail = match (claim.has("resourceClaimName"), claim.has("resourceClaimTemplateName"))
         {
@@ -363,17 +364,17 @@ fn sysctls(list: &At<'_>, spec: &At<'_>) {
             && text.ends_with(alnum)
             && text.chars().all(|c| alnum(c) || c == '-' || c == '_')
     };
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for one in list.items() {
         let name = one.get("name");
         if name.is_empty() {
             name.required("");
         } else if name.len() > 253 || !name.str().split(['.', '/']).all(segment) {
             name.invalid(NAME);
-        } else if seen.contains(&name.str()) {
+        } else if seen.contains(name.str()) {
             name.duplicate();
         }
-        seen.push(name.str());
+        seen.insert(name.str());
         let starts = |prefixes: &[&str]| prefixes.iter().any(|one| name.str().starts_with(one));
         if spec.get("hostNetwork").bool() && starts(&["net.", "net/"]) {
             name.invalid("may not be specified when 'hostNetwork' is true");
@@ -594,20 +595,23 @@ fn dns_config(spec: &At<'_>) {
 }
 
 fn scheduling_gates(list: &At<'_>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for gate in list.items() {
         let name = gate.get("name").called(gate.path.clone());
         name.name(names::qualified_name);
-        if seen.contains(&name.str()) {
+        if !seen.insert(name.str()) {
             name.duplicate_text();
         }
-        seen.push(name.str());
     }
 }
 
 fn topology_spread(list: &At<'_>) {
-    let all: Vec<At<'_>> = list.items().collect();
-    for (index, at) in all.iter().enumerate() {
+    fn pair<'a>(at: &At<'a>) -> (&'a str, &'a str) {
+        (at.get("topologyKey").str(), at.get("whenUnsatisfiable").str())
+    }
+    let last: HashMap<_, usize> =
+        list.items().enumerate().map(|(index, at)| (pair(&at), index)).collect();
+    for (index, at) in list.items().enumerate() {
         let (skew, key, action) =
             (at.get("maxSkew"), at.get("topologyKey"), at.get("whenUnsatisfiable"));
         if skew.int() <= 0 {
@@ -617,11 +621,7 @@ fn topology_spread(list: &At<'_>) {
             key.required("can not be empty");
         }
         action.one_of(&["DoNotSchedule", "ScheduleAnyway"]);
-        let repeats = |other: &At<'_>| {
-            other.get("topologyKey").is(key.str())
-                && other.get("whenUnsatisfiable").is(action.str())
-        };
-        if all[index + 1..].iter().any(repeats) {
+        if last.get(&pair(&at)).is_some_and(|last| *last > index) {
             let path = at.child_path("{topologyKey, whenUnsatisfiable}");
             at.errors().duplicate(&path, format!("{{{}, {}}}", key.str(), action.str()));
         }
@@ -639,7 +639,7 @@ fn topology_spread(list: &At<'_>) {
         for field in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
             at.get(field).any_of(&["Honor", "Ignore"]);
         }
-        label_keys(at);
+        label_keys(&at);
         at.get("labelSelector").selector();
     }
 }
@@ -658,23 +658,25 @@ fn label_keys(at: &At<'_>) {
         }
         keys.items().for_each(|key| key.name(names::qualified_name));
     }
-    let wanted = at.get("matchLabelKeys").strings();
-    let mut known: Vec<&str> = selector.get("matchLabels").entries().map(|(key, _)| key).collect();
+    let mut wanted = HashMap::new();
+    for (index, key) in at.get("matchLabelKeys").items().enumerate() {
+        wanted.entry(key.str()).or_insert(index);
+    }
+    let mut known: HashSet<&str> =
+        selector.get("matchLabels").entries().map(|(key, _)| key).collect();
     for term in selector.get("matchExpressions").items() {
         let key = term.get("key").str();
-        if let Some(index) =
-            wanted.iter().position(|one| *one == key).filter(|_| known.contains(&key))
-        {
+        if let Some(index) = wanted.get(key).filter(|_| known.contains(key)) {
             at.errors().invalid(
-                &at.path.index(index),
+                &at.path.index(*index),
                 key,
                 "exists in both matchLabelKeys and labelSelector",
             );
         }
-        known.push(key);
+        known.insert(key);
     }
-    let unwanted = at.get("mismatchLabelKeys").strings();
-    for key in at.get("matchLabelKeys").items().filter(|key| unwanted.contains(&key.str())) {
+    let unwanted: HashSet<&str> = at.get("mismatchLabelKeys").strings().into_iter().collect();
+    for key in at.get("matchLabelKeys").items().filter(|key| unwanted.contains(key.str())) {
         key.invalid("exists in both matchLabelKeys and mismatchLabelKeys");
     }
 }
@@ -891,13 +893,16 @@ fn windows(at: &At<'_>) {
 
 /// Files with variables are in emptyDirs.
 fn file_key_volumes(at: &At<'_>) {
-    let volumes: Vec<At<'_>> = at.get("volumes").items().collect();
+    let mut volumes = HashMap::new();
+    for volume in at.get("volumes").items() {
+        volumes.entry(volume.get("name").str()).or_insert(volume);
+    }
     for variable in each_container(at).flat_map(|at| at.get("env").items()) {
         let name = variable.get("valueFrom.fileKeyRef.volumeName");
         if !variable.get("valueFrom").has("fileKeyRef") {
             continue;
         }
-        match volumes.iter().find(|volume| volume.get("name").is(name.str())) {
+        match volumes.get(name.str()) {
             None => name.errors().not_found(&name.path, name.str()),
             Some(volume) if volume.has("emptyDir") => {}
             Some(_) => name.invalid_text("referenced volume must be of type emptyDir"),

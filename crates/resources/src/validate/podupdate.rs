@@ -1,6 +1,8 @@
 //! What a pod may become. Upstream: `ValidatePodUpdate`, `ValidatePodEphemeralContainersUpdate`,
 //! `ValidatePodResize`, `ValidatePodStatusUpdate`.
 
+use std::collections::{HashMap, HashSet};
+
 use api::restarts;
 use k8s_openapi::api::core::v1::PodSpec;
 use machinery::field::Path;
@@ -68,7 +70,7 @@ fn tolerations(spec: &At<'_>, before: &At<'_>) {
         }
         tree
     };
-    let new: Vec<Value> = list.items().map(|at| timeless(&at)).collect();
+    let new: HashSet<Value> = list.items().map(|at| timeless(&at)).collect();
     if before.get("tolerations").items().any(|old| !new.contains(&timeless(&old))) {
         list.forbidden("existing toleration can not be modified except its tolerationSeconds");
         return;
@@ -77,11 +79,11 @@ fn tolerations(spec: &At<'_>, before: &At<'_>) {
 }
 
 fn gates(spec: &At<'_>, before: &At<'_>) {
-    let had: Vec<&str> =
+    let had: HashSet<&str> =
         before.get("schedulingGates").items().map(|gate| gate.get("name").str()).collect();
     for gate in spec.get("schedulingGates").items() {
         let name = gate.get("name");
-        if !had.contains(&name.str()) {
+        if !had.contains(name.str()) {
             let detail =
                 format!("only deletion is allowed, but found new scheduling gate '{}'", name.str());
             name.forbidden(&detail);
@@ -138,8 +140,8 @@ fn gated(spec: &At<'_>, before: &At<'_>, wanted: &mut Value) {
     } else {
         for (term, had) in terms.items().zip(had.items()) {
             let keeps = ["matchExpressions", "matchFields"].iter().all(|list| {
-                let now: Vec<&Value> = term.get(list).items().map(|at| at.value).collect();
-                had.get(list).items().all(|one| now.contains(&one.value))
+                let now: HashSet<&Value> = term.get(list).items().map(|at| at.value).collect();
+                had.get(list).items().all(|one| now.contains(one.value))
             });
             if !keeps {
                 term.invalid("only additions are allowed (no mutations or deletions)");
@@ -183,9 +185,11 @@ pub(super) fn ephemeral(at: &At<'_>, old: &At<'_>) {
     }
     pod::whole(at);
     let list = at.get("spec.ephemeralContainers");
+    let named: HashMap<&str, At<'_>> =
+        list.items().map(|one| (one.get("name").str(), one)).collect();
     for was in old.get("spec.ephemeralContainers").items() {
         let name = was.get("name").str();
-        let Some(now) = list.items().find(|one| one.get("name").is(name)) else {
+        let Some(now) = named.get(name) else {
             list.forbidden(&format!("existing ephemeral containers {name:?} may not be removed\n"));
             continue;
         };
@@ -302,10 +306,9 @@ pub(super) fn status(at: &At<'_>, old: &At<'_>) {
     if !nominated.is_empty() && nominated.value != old.get("status.nominatedNodeName").value {
         nominated.name(machinery::names::dns1123_subdomain);
     }
-    let ips = status.get("podIPs");
-    for ip in ips.items() {
-        let known = old.get("status.podIPs").items().any(|was| was.value == ip.value);
-        if !known {
+    let known: HashSet<&Value> = old.get("status.podIPs").items().map(|ip| ip.value).collect();
+    for ip in status.get("podIPs").items() {
+        if !known.contains(ip.value) {
             super::ip::legacy(&ip.get("ip").called(ip.path.clone()));
         }
     }
@@ -323,13 +326,17 @@ fn ended_stay_ended(at: &At<'_>, old: &At<'_>) {
         ("initContainerStatuses", "initContainers"),
         ("ephemeralContainerStatuses", ""),
     ];
+    // Both are known once something left its end, which is seldom.
     let mut spec: Option<PodSpec> = None;
+    let mut any_may = None;
     for (statuses, containers) in lists {
         let (place, known) = (at.get("status").get(statuses), old.get("status").get(statuses));
-        for was in known.items().filter(|was| was.get("state").has("terminated")) {
+        let is_over = |status: &At<'_>| status.get("state").has("terminated");
+        let run: HashSet<&str> =
+            place.items().filter(|now| !is_over(now)).map(|now| now.get("name").str()).collect();
+        for was in known.items().filter(is_over) {
             let name = was.get("name");
-            let mut now = place.items().filter(|now| now.get("name").is(name.str()));
-            if now.all(|now| now.get("state").has("terminated")) {
+            if !run.contains(name.str()) {
                 continue;
             }
             let spec = spec.get_or_insert_with(|| {
@@ -342,7 +349,8 @@ fn ended_stay_ended(at: &At<'_>, old: &At<'_>) {
             };
             let container = of_kind.into_iter().flatten().find(|one| one.name == name.str());
             let code = was.get("state.terminated.exitCode").int() as i32;
-            let any_may = !containers.is_empty() && restarts::all_may(spec);
+            let any_may =
+                !containers.is_empty() && *any_may.get_or_insert_with(|| restarts::all_may(spec));
             if !any_may && !container.is_some_and(|one| restarts::after(spec, one, code)) {
                 // The index is that of the old status.
                 was.get("state").forbidden("may not be transitioned to non-terminated state");
@@ -357,17 +365,18 @@ fn extended_claim(status: &At<'_>, spec: &At<'_>) {
     if mappings.is_empty() {
         mappings.required("at least one request mapping is required");
     }
+    // The last of a name counts.
     let (init, main) = (spec.get("initContainers"), spec.get("containers"));
-    let mut seen = vec![];
+    let named: HashMap<&str, At<'_>> =
+        init.items().chain(main.items()).map(|one| (one.get("name").str(), one)).collect();
+    let mut seen = HashSet::new();
     for one in mappings.items() {
         let fields = ["containerName", "resourceName", "requestName"].map(|name| one.get(name));
         let [container, resource, request] = &fields;
-        let asks = |known: &At<'_>| {
-            known.get("resources.requests").entries().any(|(name, _)| name == resource.str())
-        };
-        // The last of a name counts.
-        match init.items().chain(main.items()).filter(|c| c.get("name").is(container.str())).last() {
-            Some(known) if asks(&known) => {}
+        let asks =
+            |known: &At<'_>| known.get("resources.requests").value.get(resource.str()).is_some();
+        match named.get(container.str()) {
+            Some(known) if asks(known) => {}
             Some(_) => resource.invalid_text(
                 "must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests",
             ),
@@ -377,10 +386,9 @@ fn extended_claim(status: &At<'_>, spec: &At<'_>) {
         }
         request.called(status.child_path("requestName")).name(machinery::names::dns1123_label);
         let key = fields.each_ref().map(|field| field.str());
-        if seen.contains(&key) {
+        if !seen.insert(key) {
             fields.iter().for_each(At::duplicate);
         }
-        seen.push(key);
     }
     status.get("resourceClaimName").need_name(machinery::names::dns1123_subdomain);
 }

@@ -1,6 +1,8 @@
 //! Access, budgets, autoscaling, priorities: small kinds of many groups.
 //! Upstream: `pkg/apis/{rbac,policy,autoscaling,scheduling,node,coordination}/validation`.
 
+use std::collections::HashSet;
+
 use base::features::{self, Feature};
 use machinery::names;
 
@@ -126,13 +128,12 @@ pub(super) fn conditions(at: &At<'_>) {
     const REASON_FORM: &str = "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
     const REASON: usize = 1 << 10;
     const MESSAGE: usize = 32 << 10;
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for one in at.items() {
         let kind = one.get("type");
-        if seen.contains(&kind.str()) {
+        if !seen.insert(kind.str()) {
             kind.duplicate();
         }
-        seen.push(kind.str());
         kind.name(names::qualified_name);
         one.get("status").one_of(&["False", "True", "Unknown"]);
         let generation = one.get("observedGeneration");

@@ -1,6 +1,8 @@
 //! Quantities and lists of resources: `{cpu: 1, memory: 1Gi}`.
 //! Upstream: `pkg/apis/core/helper`, `validateResourceRequirements`.
 
+use std::collections::{BTreeSet, HashSet};
+
 use machinery::names;
 use machinery::quantity::Amount;
 
@@ -138,16 +140,16 @@ fn pod_resource_name(name: &str, at: &At<'_>) {
 }
 
 /// `limits` and `requests` of a container.
-pub(super) fn requirements(at: &At<'_>, claims: &[&str]) {
+pub(super) fn requirements(at: &At<'_>, claims: &BTreeSet<&str>) {
     judge(at, claims, container_resource_name);
 }
 
 /// The same of a whole pod.
 pub(super) fn pod_requirements(at: &At<'_>) {
-    judge(at, &[], pod_resource_name);
+    judge(at, &BTreeSet::new(), pod_resource_name);
 }
 
-fn judge(at: &At<'_>, claims: &[&str], check_name: fn(&str, &At<'_>)) {
+fn judge(at: &At<'_>, claims: &BTreeSet<&str>, check_name: fn(&str, &At<'_>)) {
     let (limits, requests) = (at.get("limits"), at.get("requests"));
     let (mut has_basics, mut has_huge_pages) = (false, false);
     let mut one = |name: &str, quantity: &At<'_>| {
@@ -190,8 +192,8 @@ fn huge_pages(name: &str, at: &At<'_>) {
     }
 }
 
-fn claim_names(at: &At<'_>, claims: &[&str]) {
-    let mut seen: Vec<String> = vec![];
+fn claim_names(at: &At<'_>, claims: &BTreeSet<&str>) {
+    let mut seen: HashSet<String> = HashSet::new();
     for item in at.items() {
         let (name, request) = (item.get("name").str(), item.get("request"));
         if name.is_empty() {
@@ -201,15 +203,16 @@ fn claim_names(at: &At<'_>, claims: &[&str]) {
         request.called(item.child_path("request")).any_name(names::dns1123_label);
         let key =
             if request.is_empty() { name.into() } else { format!("{name}/{}", request.str()) };
-        if seen.iter().any(|one| *one == key || *one == name) {
+        if seen.contains(&key) || seen.contains(name) {
             item.with(item.get("name").value).duplicate();
         }
-        seen.push(key);
-        if !claims.contains(&name) {
+        seen.insert(key);
+        if !claims.contains(name) {
             let known = if claims.is_empty() {
                 " which is empty".to_owned()
             } else {
-                format!(": {}", claims.join(", "))
+                let all: Vec<&str> = claims.iter().copied().collect();
+                format!(": {}", all.join(", "))
             };
             let detail = format!("must be one of the names in pod.spec.resourceClaims{known}");
             item.errors().not_found_because(&item.path, name, &detail);

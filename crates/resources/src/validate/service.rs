@@ -1,5 +1,7 @@
 //! Services. Upstream: `validateService`, `ValidateServiceUpdate`.
 
+use std::collections::HashSet;
+
 use base::features::{self, Feature};
 use machinery::names;
 
@@ -125,7 +127,7 @@ fn judge(at: &At<'_>, old: Option<&At<'_>>) {
     spec.get("selector").labels();
     session_affinity(&spec);
     cluster_ips(&spec, old);
-    let before = old.map(|old| old.get("spec.externalIPs").strings()).unwrap_or_default();
+    let before = old.map(|old| old.get("spec.externalIPs").string_set()).unwrap_or_default();
     for address in spec.get("externalIPs").items() {
         let known = address.errors().0.len();
         ip::legacy_unless(&address, &before);
@@ -175,7 +177,7 @@ fn external_name(spec: &At<'_>) {
 
 fn service_ports(list: &At<'_>) {
     let needs_names = list.len() > 1;
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for port in list.items() {
         let name = port.get("name");
         if name.is_empty() {
@@ -184,10 +186,9 @@ fn service_ports(list: &At<'_>) {
             }
         } else {
             name.name(names::dns1123_label);
-            if seen.contains(&name.str()) {
+            if !seen.insert(name.str()) {
                 name.duplicate();
             }
-            seen.push(name.str());
         }
         port.get("port").port();
         container::protocol(&port.get("protocol"));
@@ -204,25 +205,23 @@ fn repeated_ports(list: &At<'_>, kind: &str) {
             port.get("nodePort").forbidden("may not be used when `type` is 'ClusterIP'");
         }
     }
-    let mut nodes = vec![];
+    let mut nodes = HashSet::new();
     for port in list.items().filter(|port| port.get("nodePort").int() != 0) {
         let key = (port.get("protocol").str(), port.get("nodePort").int());
-        if nodes.contains(&key) {
+        if !nodes.insert(key) {
             port.get("nodePort").duplicate();
         }
-        nodes.push(key);
     }
-    let mut seen = vec![];
+    let mut seen = HashSet::new();
     for port in list.items() {
         let key = (port.get("protocol").str(), port.get("port").int());
-        if seen.contains(&key) {
+        if !seen.insert(key) {
             let shown = format!(
                 "{{\"Name\":\"\",\"Protocol\":{:?},\"AppProtocol\":null,\"Port\":{},\"TargetPort\":0,\"NodePort\":0}}",
                 key.0, key.1
             );
             port.errors().duplicate_shown(&port.path, &shown, "");
         }
-        seen.push(key);
     }
 }
 
@@ -265,16 +264,15 @@ fn cluster_ips(spec: &At<'_>, old: Option<&At<'_>>) {
         (one, Some(other)) if one != *other => list.invalid("first value must match `clusterIP`"),
         _ => {}
     }
-    let mut families: Vec<&str> = vec![];
+    let mut families = HashSet::new();
     for family in spec.get("ipFamilies").items() {
         family.one_of(&["IPv4", "IPv6"]);
-        if families.contains(&family.str()) {
+        if !families.insert(family.str()) {
             family.duplicate();
         }
-        families.push(family.str());
     }
     spec.get("ipFamilyPolicy").any_of(&["PreferDualStack", "RequireDualStack", "SingleStack"]);
-    let before = old.map(|old| old.get("spec.clusterIPs").strings()).unwrap_or_default();
+    let before = old.map(|old| old.get("spec.clusterIPs").string_set()).unwrap_or_default();
     let known = list.errors().0.len();
     for (index, address) in list.items().enumerate() {
         if index == 0 && address.is("None") {
@@ -299,6 +297,7 @@ fn cluster_ips(spec: &At<'_>, old: Option<&At<'_>>) {
     if is_headless(spec) {
         return;
     }
+    let families = spec.get("ipFamilies").strings();
     for (index, (address, family)) in list.items().zip(families).enumerate() {
         if (family == "IPv6") != is_v6(address.str()) {
             let detail =
@@ -319,9 +318,10 @@ fn source_ranges(at: &At<'_>, spec: &At<'_>, old: Option<&At<'_>>) {
         if !is_balanced {
             list.forbidden(ONLY);
         }
-        let before =
-            old.map(|old| old.get("spec.loadBalancerSourceRanges").strings()).unwrap_or_default();
-        for range in list.items().filter(|range| !before.contains(&range.str())) {
+        let before = old
+            .map(|old| old.get("spec.loadBalancerSourceRanges").string_set())
+            .unwrap_or_default();
+        for range in list.items().filter(|range| !before.contains(range.str())) {
             let trimmed = range.str().trim().into();
             ip::legacy_cidr(&range.with(&trimmed));
         }

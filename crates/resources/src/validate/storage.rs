@@ -1,6 +1,8 @@
 //! Claims, volumes, classes and what drivers register.
 //! Upstream: `pkg/apis/core/validation`, `pkg/apis/storage/validation`.
 
+use std::collections::{HashMap, HashSet};
+
 use machinery::field::Path;
 use machinery::names;
 use serde_json::Value;
@@ -265,23 +267,21 @@ pub(super) fn storage_class(at: &At<'_>) {
     }
     for term in at.get("allowedTopologies").items() {
         let list = term.get("matchLabelExpressions");
-        let mut keys: Vec<&str> = vec![];
+        let mut keys = HashSet::new();
         for one in list.items() {
             let values = one.get("values");
             values.need();
-            let mut seen: Vec<&str> = vec![];
+            let mut seen = HashSet::new();
             for value in values.items() {
-                if seen.contains(&value.str()) {
+                if !seen.insert(value.str()) {
                     value.duplicate();
                 }
-                seen.push(value.str());
             }
             let key = one.get("key");
             key.name(names::qualified_name);
-            if keys.contains(&key.str()) {
+            if !keys.insert(key.str()) {
                 key.duplicate();
             }
-            keys.push(key.str());
         }
     }
 }
@@ -335,7 +335,7 @@ pub(super) fn attachment_update(at: &At<'_>, old: &At<'_>) {
 }
 
 pub(super) fn csi_node(at: &At<'_>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for driver in at.get("spec.drivers").items() {
         let (name, id) = (driver.get("name"), driver.get("nodeID"));
         volumes::csi_driver_name(&name);
@@ -344,20 +344,18 @@ pub(super) fn csi_node(at: &At<'_>) {
             id.invalid("must be 192 characters or less");
         }
         driver.get("allocatable.count").not_negative();
-        if seen.contains(&name.str()) {
+        if !seen.insert(name.str()) {
             name.duplicate_text();
         }
-        seen.push(name.str());
-        let mut keys: Vec<&str> = vec![];
+        let mut keys = HashSet::new();
         for key in driver.get("topologyKeys").items() {
             let place = key.called(driver.path.clone());
             if key.is_empty() {
                 place.required("");
             }
-            if keys.contains(&key.str()) {
+            if !keys.insert(key.str()) {
                 place.duplicate();
             }
-            keys.push(key.str());
             place.name(names::qualified_name);
         }
     }
@@ -372,10 +370,13 @@ pub(super) fn csi_node_update(at: &At<'_>, old: &At<'_>) {
         }
         tree
     };
+    let mut named: HashMap<&str, Vec<At<'_>>> = HashMap::new();
+    for now in at.get("spec.drivers").items() {
+        named.entry(now.get("name").str()).or_default().push(now);
+    }
     for was in old.get("spec.drivers").items() {
-        for now in at.get("spec.drivers").items() {
-            let same = now.get("name").value == was.get("name").value;
-            if same && without(&now) != without(&was) {
+        for now in named.get(was.get("name").str()).into_iter().flatten() {
+            if without(now) != without(&was) {
                 now.called(at.child_path("spec.drivers")).invalid("field is immutable");
             }
         }
@@ -385,14 +386,13 @@ pub(super) fn csi_node_update(at: &At<'_>, old: &At<'_>) {
 pub(super) fn csi_driver(at: &At<'_>) {
     let spec = at.get("spec");
     spec.get("fsGroupPolicy").any_of(&["File", "None", "ReadWriteOnceWithFSType"]);
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for request in spec.get("tokenRequests").items() {
         let (audience, seconds) = (request.get("audience"), request.get("expirationSeconds"));
-        if seen.contains(&audience.str()) {
+        if !seen.insert(audience.str()) {
             audience.duplicate_text();
             continue;
         }
-        seen.push(audience.str());
         if seconds.number().is_some_and(|seconds| seconds < 600) {
             seconds.invalid("may not specify a duration less than 10 minutes");
         }

@@ -198,3 +198,112 @@ fn gates_change_the_rules() {
         assert_eq!(wrong.len(), count, "{wrong:?}");
     }
 }
+
+/// Upstream's ratcheting: `restartAllContainersActionInUse`.
+#[test]
+fn an_action_behind_a_closed_gate_stays_where_it_stood() {
+    use base::features::{self, Feature};
+    let rules =
+        |action: &str| json!([{"action": action, "exitCodes": {"operator": "In", "values": [42]}}]);
+    let object = |kind: &str, action: &str| {
+        let mut spec = pod_spec("/none", json!(0));
+        spec["restartPolicy"] = if kind == "CronJob" { "Never".into() } else { "Always".into() };
+        spec["containers"][0]["restartPolicy"] = "Never".into();
+        spec["containers"][0]["restartPolicyRules"] = rules(action);
+        let template = json!({"metadata": {"labels": {"app": "a"}}, "spec": spec});
+        match kind {
+            "PodTemplate" => json!({"metadata": {"name": "t"}, "template": template}),
+            "CronJob" => json!({"metadata": {"name": "j"}, "spec": {
+                "schedule": "* * * * *", "concurrencyPolicy": "Allow",
+                "jobTemplate": {"spec": {"template": template}}}}),
+            "ReplicationController" => json!({"metadata": {"name": "r"}, "spec": {
+                "replicas": 1, "selector": {"app": "a"}, "template": template}}),
+            _ => {
+                let mut deployment = deployment(1, "a");
+                deployment["spec"]["template"] = template;
+                deployment
+            }
+        }
+    };
+    let gates = features::Gates::DEFAULT;
+    features::scoped(gates.with(Feature::RestartAllContainersOnContainerExits, false), || {
+        for kind in ["Deployment", "ReplicationController", "PodTemplate", "CronJob"] {
+            let check = |old: &str, expected: usize| {
+                let (new, old) = (object(kind, "RestartAllContainers"), object(kind, old));
+                let rules = rule(kind);
+                let errors = match rules.update {
+                    Some(update) => judge_both(&new, &old, update),
+                    None => judge_both(&new, &old, |new, _| (rules.create)(new)),
+                };
+                assert_eq!(errors.0.len(), expected, "{kind}: {errors:?}");
+            };
+            check("RestartAllContainers", 0);
+            check("Restart", 1);
+            let new = object(kind, "RestartAllContainers");
+            assert_eq!(judge(&new, rule(kind).create).0.len(), 1, "{kind}");
+        }
+    });
+}
+
+/// Lists of thousands are within what a request may have. What compares each element with each takes
+/// sixty-four times as long for eight times as many.
+#[test]
+fn time_grows_with_the_length_of_lists() {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+    let many = |count: usize, one: &dyn Fn(usize) -> Value| Value::from_iter((0..count).map(one));
+    let service = |count: usize| {
+        let port = |n: usize| {
+            json!({"name": format!("p{n}"), "port": n % 65535 + 1, "protocol": "TCP",
+                "targetPort": 80, "nodePort": 30_000 + n})
+        };
+        json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "sessionAffinity": "None",
+            "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
+            "ports": many(count, &port)}})
+    };
+    let containers = |count: usize| {
+        let container = |n: usize| {
+            let mut container = pod_spec("/none", json!(0))["containers"][0].take();
+            container["name"] = format!("c{n}").into();
+            container["ports"] = json!([{"name": format!("p{n}"), "protocol": "TCP",
+                "containerPort": 80, "hostPort": n % 65535 + 1}]);
+            container
+        };
+        pod("/containers", many(count, &container))
+    };
+    let volumes = |count: usize| {
+        let mut pod =
+            pod("/volumes", many(count, &|n| json!({"name": format!("v{n}"), "emptyDir": {}})));
+        let mount = |n: usize| json!({"name": format!("v{n}"), "mountPath": format!("/{n}")});
+        pod["spec"]["containers"][0]["volumeMounts"] = many(count, &mount);
+        pod["spec"]["containers"][0]["env"] =
+            many(count, &|n| json!({"name": format!("V{n}"), "value": "x"}));
+        pod["spec"]["tolerations"] = many(
+            count,
+            &|n| json!({"key": format!("k{n}"), "operator": "Exists", "effect": "NoSchedule"}),
+        );
+        pod
+    };
+    type Make<'a> = &'a dyn Fn(usize) -> Value;
+    let makers: [(&str, &str, Make<'_>); 3] = [
+        ("ports", "Service", &service),
+        ("containers", "Pod", &containers),
+        ("volumes", "Pod", &volumes),
+    ];
+    for (name, kind, make) in makers {
+        let rules = rule(kind);
+        let once = |object: &Value| {
+            let begun = Instant::now();
+            assert_eq!(judge(object, rules.create), FieldErrors::default(), "{name}");
+            let update = rules.update.expect("rules for updates");
+            assert_eq!(judge_both(object, object, update), FieldErrors::default(), "{name}");
+            assert!(warnings::told("", kind, object).is_empty(), "{name}");
+            begun.elapsed()
+        };
+        // The best of some, for the machine does other things, too.
+        let best = |object: Value| (0..3).map(|_| once(&object)).min().unwrap_or(Duration::MAX);
+        let (few, lots) = (best(make(500)), best(make(4000)));
+        assert!(lots < few * 20, "{name}: {few:?} for 500, {lots:?} for 4000");
+    }
+}

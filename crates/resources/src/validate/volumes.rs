@@ -1,6 +1,8 @@
 //! Volumes of pods, and the sources that they share with PersistentVolumes.
 //! Upstream: `validateVolumeSource`, `ValidatePersistentVolumeSpec`.
 
+use std::collections::{HashMap, HashSet};
+
 use machinery::names;
 use serde_json::Value;
 
@@ -135,27 +137,27 @@ pub(super) fn source_part(spec: &Value) -> Value {
 }
 
 /// The volumes of a pod; answers those that are sound, by name.
-pub(super) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> Vec<(&'a str, At<'a>)> {
+pub(super) fn volumes<'a>(spec: &At<'a>, pod_name: &str) -> HashMap<&'a str, At<'a>> {
     let list = spec.get("volumes");
-    let created: Vec<String> = list
+    let created: HashSet<String> = list
         .items()
         .filter(|volume| volume.has("ephemeral") && !pod_name.is_empty())
         .map(|volume| format!("{pod_name}-{}", volume.get("name").str()))
         .collect();
-    let mut sound: Vec<(&str, At<'_>)> = vec![];
+    let mut sound: HashMap<&str, At<'_>> = HashMap::new();
     for volume in list.items() {
         let before = volume.errors().0.len();
         one_source(&volume, POD_SOURCES);
         let name = volume.get("name");
         name.need_name(names::dns1123_label);
-        if sound.iter().any(|(seen, _)| *seen == name.str()) {
+        if sound.contains_key(name.str()) {
             name.duplicate();
         }
         let claim = volume.get("persistentVolumeClaim.claimName");
         if volume.errors().0.len() == before {
-            sound.push((name.str(), volume));
+            sound.insert(name.str(), volume);
         }
-        if created.iter().any(|created| claim.is(created)) {
+        if created.contains(claim.str()) {
             claim.invalid("must not reference a PVC that gets created for an ephemeral volume");
         }
     }
@@ -471,12 +473,11 @@ fn downward_file(at: &At<'_>) {
 
 fn projected(at: &At<'_>) {
     mode(&at.get("defaultMode"));
-    let mut paths: Vec<String> = vec![];
+    let mut paths: HashSet<String> = HashSet::new();
     let mut take = |path: &str, shown: &str| {
-        if paths.iter().any(|seen| seen == path) {
+        if !paths.insert(path.into()) {
             at.invalid_as(shown, "conflicting duplicate paths");
         }
-        paths.push(path.into());
     };
     for source in at.get("sources").items() {
         for kind in ["secret", "configMap"] {

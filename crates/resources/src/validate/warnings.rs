@@ -1,6 +1,8 @@
 //! What upstream warns of although it is allowed. Upstream: `pkg/api/*/warnings.go`, and the
 //! `WarningsOnCreate` of the strategies.
 
+use std::collections::{HashMap, HashSet};
+
 use apiserver::resource::Examined;
 use machinery::names;
 use serde_json::Value;
@@ -38,15 +40,22 @@ pub(super) fn of(
     object: &Examined<'_>,
     old: Option<&Examined<'_>>,
 ) -> Vec<String> {
-    let row = KINDS.iter().find(|(of, name, _)| *of == group && *name == kind);
-    let Some((_, _, warn)) = row else { return vec![] };
+    if !KINDS.iter().any(|(of, name, _)| *of == group && *name == kind) {
+        return vec![];
+    }
     let tree = object.tree();
     if let Some(old) = old.map(Examined::tree)
         && BODIES.iter().all(|body| old.get(body) == tree.get(body))
     {
         return vec![];
     }
-    texts(tree, *warn)
+    told(group, kind, tree)
+}
+
+/// What there is to say of an object, new or changed.
+pub(super) fn told(group: &str, kind: &str, tree: &Value) -> Vec<String> {
+    let row = KINDS.iter().find(|(of, name, _)| *of == group && *name == kind);
+    row.map_or(vec![], |(_, _, warn)| texts(tree, *warn))
 }
 
 fn texts(tree: &Value, warn: Warn) -> Vec<String> {
@@ -312,13 +321,12 @@ fn byte_counts(amounts: &At<'_>, out: &mut Vec<String>) {
 }
 
 fn repeated(list: &At<'_>, field: &'static str, what: &str, out: &mut Vec<String>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for item in list.items() {
         let place = item.get(field);
-        if seen.contains(&place.str()) {
+        if !seen.insert(place.str()) {
             say(&place, &format!("duplicate {what} {:?}", place.str()), out);
         }
-        seen.push(place.str());
     }
 }
 
@@ -365,60 +373,102 @@ fn affinities(at: &At<'_>, out: &mut Vec<String>) {
 }
 
 fn hidden_variables(list: &At<'_>, out: &mut Vec<String>) {
-    let mut seen: Vec<&str> = vec![];
+    let mut seen = HashSet::new();
     for variable in list.items() {
         let (name, value) = (variable.get("name").str(), variable.get("value").str());
         let reference = format!("$({name})");
         let builds_on_it =
             !variable.has("valueFrom") && value != reference && value.contains(&reference);
-        if seen.contains(&name) && !builds_on_it {
+        if !seen.insert(name) && !builds_on_it {
             let text = format!(
                 "hides previous definition of {name:?}, which may be dropped when using apply"
             );
             say(&variable, &text, out);
         }
-        seen.push(name);
+    }
+}
+
+/// No answer has place for as many: ports that are all the same would be worth the square of their number.
+const MOST: usize = 4096;
+
+/// A port of a container, beside those that came before it.
+struct Port<'a> {
+    at: At<'a>,
+    container: (&'a Value, &'a Value),
+    host: i64,
+    host_ip: &'a str,
+}
+
+impl<'a> Port<'a> {
+    fn new(at: At<'a>) -> Self {
+        let of = |field: &'static str| at.get(field);
+        let container = (of("containerPort").value, of("protocol").value);
+        let (host, host_ip) = (of("hostPort").int(), of("hostIP").str());
+        Self { container, host, host_ip, at }
+    }
+
+    /// What is unwise about having both.
+    fn beside(&self, other: &Self) -> Option<&'static str> {
+        if self.host == other.host && self.host_ip == other.host_ip {
+            Some("duplicate")
+        } else if self.host == 0 || other.host == 0 {
+            Some("overlapping")
+        } else if self.host == other.host && self.host_ip.is_empty() != other.host_ip.is_empty() {
+            Some("dangerously ambiguous")
+        } else {
+            None
+        }
     }
 }
 
 fn ports(spec: &At<'_>, out: &mut Vec<String>) {
-    let all: Vec<At<'_>> =
-        each_container(spec).flat_map(|container| container.get("ports").items()).collect();
-    for (index, port) in all.iter().enumerate() {
-        let (host, host_ip) = (port.get("hostPort").int(), port.get("hostIP").str());
-        for other in &all[..index] {
-            let same = |field: &'static str| port.get(field).value == other.get(field).value;
-            if !same("containerPort") || !same("protocol") {
-                continue;
-            }
-            let other_host = other.get("hostPort").int();
-            let other_ip = other.get("hostIP").str();
-            let what = if host == other_host && host_ip == other_ip {
-                "duplicate"
-            } else if host == 0 || other_host == 0 {
-                "overlapping"
-            } else if host == other_host && host_ip.is_empty() != other_ip.is_empty() {
-                "dangerously ambiguous"
-            } else {
-                continue;
-            };
-            say(port, &format!("{what} port definition with {}", other.path), out);
-        }
-    }
-    let mut names: Vec<(&str, &At<'_>)> = vec![];
-    for port in &all {
-        let name = port.get("name").str();
-        match names.iter().find(|(known, _)| *known == name) {
+    let all: Vec<Port<'_>> = each_container(spec)
+        .flat_map(|container| container.get("ports").items())
+        .map(Port::new)
+        .collect();
+    overlapping(&all, out);
+    let mut names: HashMap<&str, &At<'_>> = HashMap::new();
+    for Port { at, .. } in &all {
+        let name = at.get("name").str();
+        match names.get(name) {
             _ if name.is_empty() => {}
-            Some((_, other)) => {
+            Some(other) => {
                 let other = &other.path;
                 let text = format!(
                     "duplicate port name {name:?} with {other}, services and probes that select ports by name will use {other}"
                 );
-                say(port, &text, out);
+                say(at, &text, out);
             }
-            None => names.push((name, port)),
+            None => _ = names.insert(name, at),
         }
+    }
+}
+
+/// Each port beside those before it that are of the same container port, and of a host port that may
+/// overlap: its own or none; of any, if it has none.
+fn overlapping(all: &[Port<'_>], out: &mut Vec<String>) {
+    let mut of_container: HashMap<_, Vec<usize>> = HashMap::new();
+    let mut of_host: HashMap<_, Vec<usize>> = HashMap::new();
+    for (index, port) in all.iter().enumerate() {
+        let of = |host: i64| of_host.get(&(port.container, host)).into_iter().flatten().copied();
+        let others = match port.host {
+            0 => of_container.get(&port.container).cloned().unwrap_or_default(),
+            host => {
+                let mut both: Vec<usize> = of(0).chain(of(host)).collect();
+                both.sort_unstable();
+                both
+            }
+        };
+        for other in others.into_iter().map(|other| &all[other]) {
+            if let Some(what) = port.beside(other) {
+                say(&port.at, &format!("{what} port definition with {}", other.at.path), out);
+            }
+            if out.len() > MOST {
+                return;
+            }
+        }
+        of_container.entry(port.container).or_default().push(index);
+        of_host.entry((port.container, port.host)).or_default().push(index);
     }
 }
 

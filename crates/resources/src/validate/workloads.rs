@@ -1,6 +1,8 @@
 //! What runs pods from templates: the apps group and ReplicationControllers.
 //! Upstream: `pkg/apis/apps/validation`.
 
+use std::collections::BTreeSet;
+
 use machinery::names;
 use serde_json::Value;
 
@@ -251,7 +253,7 @@ fn stateful_strategy(at: &At<'_>) {
 fn stateful_template(spec: &At<'_>) {
     let template = spec.get("template");
     selects_template(&spec.get("selector"), &template);
-    let claims: Vec<&str> = spec
+    let claims: BTreeSet<&str> = spec
         .get("volumeClaimTemplates")
         .items()
         .map(|claim| claim.get("metadata.name").str())
@@ -267,7 +269,7 @@ fn stateful_template(spec: &At<'_>) {
                 |name| serde_json::json!({"name": name, "persistentVolumeClaim": {"claimName": name}}),
             );
             let kept = own.into_iter().filter(|volume| {
-                !volume["name"].as_str().is_some_and(|name| claims.contains(&name))
+                !volume["name"].as_str().is_some_and(|name| claims.contains(name))
             });
             inner.insert("volumes".into(), claimed.chain(kept).collect());
         }

@@ -6,8 +6,6 @@
 //! Invariants: nodes are sorted by their elements, no two have the same, and each is a member or
 //! leads to one.
 
-use std::cmp::Ordering;
-
 use serde_json::{Map, Value};
 
 use super::path::Element;
@@ -67,6 +65,24 @@ impl Set {
                 node.below = std::mem::take(&mut node.below).union(below);
             }
             Err(at) => self.0.insert(at, Node { element, member, below }),
+        }
+    }
+
+    /// Puts nodes in their order that came in another: texts are not in the order of what they stand for.
+    fn sort(&mut self) {
+        if self.0.is_sorted_by(|a, b| a.element < b.element) {
+            return;
+        }
+        let mut nodes = std::mem::take(&mut self.0);
+        nodes.sort_by(|a, b| a.element.cmp(&b.element));
+        for node in nodes {
+            match self.0.last_mut().filter(|last| last.element == node.element) {
+                Some(last) => {
+                    last.member |= node.member;
+                    last.below = std::mem::take(&mut last.below).union(node.below);
+                }
+                None => self.0.push(node),
+            }
         }
     }
 
@@ -264,11 +280,9 @@ impl Set {
             }
             let Some(element) = Element::parse(key)? else { continue };
             let (is_member, below) = Self::read(value)?;
-            match set.0.last().map(|last| last.element.cmp(&element)) {
-                None | Some(Ordering::Less) => set.push(element, is_member, below),
-                _ => set.insert(element, is_member, below),
-            }
+            set.0.push(Node { element, member: is_member, below });
         }
+        set.sort();
         Ok((member || set.is_empty(), set))
     }
 }

@@ -1,6 +1,6 @@
 //! The merge itself: an applied configuration laid over an object, and fields taken out of one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -104,12 +104,12 @@ fn merged_lists(old: &[Value], new: &[Value], list: &ListType) -> Result<Vec<Val
         merged(live, applied.copied(), list.element.get()).map_err(|why| format!("{element}{why}"))
     };
     let (mut left, mut right) = (0, 0);
-    let mut done: Vec<&Element> = vec![];
+    let mut done: BTreeSet<&Element> = BTreeSet::new();
     while left < ours.len() || right < theirs.len() {
         if left < ours.len() && right < theirs.len() {
             let element = &ours[left];
             if *element == theirs[right] {
-                done.push(element);
+                done.insert(element);
                 out.extend(take(element)?);
                 (left, right) = (left + 1, right + 1);
                 shared.next();
@@ -129,13 +129,13 @@ fn merged_lists(old: &[Value], new: &[Value], list: &ListType) -> Result<Vec<Val
                 left += 1;
                 continue;
             }
-            if done.contains(&element) {
+            if done.contains(element) {
                 left += 1;
             }
         }
         if right < theirs.len() {
             let element = &theirs[right];
-            done.push(element);
+            done.insert(element);
             out.extend(take(element)?);
             right += 1;
             if shared.peek() == Some(&element) {

@@ -1,5 +1,7 @@
 //! Does a configuration fit its type? In upstream's words: clients read them.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::path::Element;
@@ -51,7 +53,7 @@ fn validate(value: &Value, of: &Type, path: &str, errors: &mut Vec<String>) {
 }
 
 fn validate_list(items: &[Value], list: &ListType, path: &str, errors: &mut Vec<String>) {
-    let mut seen: Vec<Element> = vec![];
+    let mut seen: BTreeSet<Element> = BTreeSet::new();
     for (at, item) in items.iter().enumerate() {
         let element = if list.elements == Elements::Atomic {
             Element::Index(at as i64)
@@ -66,7 +68,7 @@ fn validate_list(items: &[Value], list: &ListType, path: &str, errors: &mut Vec<
         }
         validate(item, list.element.get(), &format!("{path}{element}"), errors);
         if list.elements != Elements::Atomic {
-            seen.push(element);
+            seen.insert(element);
         }
     }
 }
