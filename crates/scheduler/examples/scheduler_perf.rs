@@ -7,7 +7,6 @@
 //!
 //! Upstream: `test/integration/scheduler_perf`, whose templates of nodes and pods these are.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use decapod_scheduler::cluster::Cluster;
@@ -180,7 +179,8 @@ fn measure(shape: &Shape, nodes: usize) {
         let name = format!("before-{index}");
         let Some(pod) = pod(&name, shape.cpu[0], &extra) else { return };
         let node = format!("node-{}", index % nodes);
-        cluster.put_pod(Arc::new(PodInfo { node_name: node, ..pod }));
+        let pod = cluster.shared(PodInfo { node_name: node, ..pod });
+        cluster.put_pod(pod);
     }
     let extra = (shape.measured)();
     let pods = (0..MEASURED.min(nodes))

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
+use crate::templates::Templates;
 use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Weighed, Who};
 
 pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
@@ -32,6 +33,7 @@ pub struct Cluster {
     /// On how many nodes each image is.
     image_nodes: Arc<HashMap<String, usize>>,
     topology: Arc<Topology>,
+    templates: Arc<Templates>,
     /// Stands for the node at its place.
     changed: Option<StandIn>,
 }
@@ -186,6 +188,12 @@ impl Cluster {
             by_name.insert(moved.name.clone(), at);
         }
         Arc::make_mut(&mut self.topology).node_removed(at, self.nodes.len());
+    }
+
+    /// A pod that the API has told of: what others have too is shared with them.
+    pub fn shared(&mut self, mut pod: PodInfo) -> Arc<PodInfo> {
+        Arc::make_mut(&mut self.templates).share(&mut pod);
+        Arc::new(pod)
     }
 
     /// The API says where the pod is.

@@ -35,6 +35,7 @@ mod queue;
 pub mod resources;
 mod scheduler;
 mod selector;
+mod templates;
 #[cfg(test)]
 mod testing;
 mod topology;

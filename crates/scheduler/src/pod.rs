@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
 
 use client::ObjectKey;
 use jiff::Timestamp;
@@ -19,16 +21,30 @@ use crate::selector;
 pub struct PodInfo {
     pub key: ObjectKey,
     pub uid: String,
-    pub labels: BTreeMap<String, String>,
     pub node_name: String,
     pub nominated: String,
-    pub scheduler: String,
-    pub priority: i32,
-    pub preempts: bool,
     pub created: Option<Timestamp>,
     pub started: Option<Timestamp>,
     pub deleting: bool,
     pub finished: bool,
+    /// Names of the claims that it mounts.
+    pub claims: Vec<String>,
+    /// Its claims for devices.
+    pub device_claims: Vec<ClaimName>,
+    /// Kind and name of its controller.
+    pub owner: Option<(String, String)>,
+    pub generation: i64,
+    /// The rest, which pods of one owner have in common: kept once ([`crate::templates`]).
+    pub template: Arc<Template>,
+}
+
+/// What a pod has from its template.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template {
+    pub labels: BTreeMap<String, String>,
+    pub scheduler: String,
+    pub priority: i32,
+    pub preempts: bool,
     pub gates: Vec<String>,
     pub requests: Resources,
     /// With defaults, for scoring.
@@ -44,18 +60,19 @@ pub struct PodInfo {
     pub preferred_anti_affinity: Vec<(i32, Term)>,
     pub spread: Vec<Spread>,
     pub images: Vec<String>,
-    /// Names of the claims that it mounts.
-    pub claims: Vec<String>,
     pub disks: Vec<Disk>,
-    /// Its claims for devices.
-    pub device_claims: Vec<ClaimName>,
     /// What asks for resources that devices may stand for.
     pub extended: Vec<extended::Container>,
-    /// Kind and name of its controller.
-    pub owner: Option<(String, String)>,
-    pub generation: i64,
     /// What its node must have declared.
     pub needs: Vec<&'static str>,
+}
+
+impl Deref for PodInfo {
+    type Target = Template;
+
+    fn deref(&self) -> &Template {
+        &self.template
+    }
 }
 
 /// The name of a claim for devices, as far as it is known.
@@ -214,24 +231,56 @@ impl PodInfo {
         let spec = pod.spec.as_ref().unwrap_or(&empty);
         let meta = &pod.metadata;
         let key = ObjectKey::of(meta);
-        let status = pod.status.clone().unwrap_or_default();
+        let status = pod.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let nominated = status.and_then(|status| status.nominated_node_name.clone());
+        Self {
+            uid: meta.uid.clone().unwrap_or_default(),
+            node_name: spec.node_name.clone().unwrap_or_default(),
+            nominated: nominated.unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            deleting: meta.deletion_timestamp.is_some(),
+            finished: matches!(phase, Some("Succeeded" | "Failed")),
+            claims: crate::volumes::claims_of(&key.name, spec),
+            device_claims: ClaimName::all_of(pod),
+            owner: controller(pod),
+            generation: meta.generation.unwrap_or(0),
+            template: Arc::new(Template::new(pod, spec, &key.namespace)),
+            key,
+        }
+    }
+
+    /// Whether the node's labels are what the pod demands.
+    pub fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        selector::selects(&self.node_selector, self.node_affinity.as_ref(), name, labels)
+    }
+
+    /// Whether something that scheduling depends on differs; a status written by us does not.
+    pub fn differs_in_spec(&self, other: &Self) -> bool {
+        let plain = |pod: &Self| Self {
+            nominated: String::new(),
+            started: None,
+            finished: false,
+            deleting: false,
+            ..pod.clone()
+        };
+        plain(self) != plain(other)
+    }
+}
+
+impl Template {
+    fn new(pod: &Pod, spec: &PodSpec, namespace: &str) -> Self {
         let affinity = spec.affinity.clone().unwrap_or_default();
         let node = affinity.node_affinity.unwrap_or_default();
         let with = affinity.pod_affinity.unwrap_or_default();
         let against = affinity.pod_anti_affinity.unwrap_or_default();
-        let term = |term: PodAffinityTerm| Term::new(&term, &key.namespace);
-        let labels = meta.labels.clone().unwrap_or_default();
+        let term = |term: PodAffinityTerm| Term::new(&term, namespace);
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
         Self {
-            uid: meta.uid.clone().unwrap_or_default(),
-            node_name: spec.node_name.clone().unwrap_or_default(),
-            nominated: status.nominated_node_name.unwrap_or_default(),
             scheduler: spec.scheduler_name.clone().unwrap_or_else(|| "default-scheduler".into()),
             priority: spec.priority.unwrap_or(0),
             preempts: spec.preemption_policy.as_deref() != Some("Never"),
-            created: meta.creation_timestamp.as_ref().map(|time| time.0),
-            started: status.start_time.map(|time| time.0),
-            deleting: meta.deletion_timestamp.is_some(),
-            finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             gates: spec.scheduling_gates.iter().flatten().map(|gate| gate.name.clone()).collect(),
             requests: resources::of_pod(spec),
             nonzero: resources::nonzero_of_pod(spec),
@@ -262,33 +311,11 @@ impl PodInfo {
                 .filter_map(|one| one.image.as_deref())
                 .map(full_image)
                 .collect(),
-            claims: crate::volumes::claims_of(&key.name, spec),
             disks: crate::volumes::disks_of(spec),
-            device_claims: ClaimName::all_of(pod),
             extended: extended::of_pod(spec),
-            owner: controller(pod),
-            generation: meta.generation.unwrap_or(0),
             needs: api::declared::needs(spec),
             labels,
-            key,
         }
-    }
-
-    /// Whether the node's labels are what the pod demands.
-    pub fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
-        selector::selects(&self.node_selector, self.node_affinity.as_ref(), name, labels)
-    }
-
-    /// Whether something that scheduling depends on differs; a status written by us does not.
-    pub fn differs_in_spec(&self, other: &Self) -> bool {
-        let plain = |pod: &Self| Self {
-            nominated: String::new(),
-            started: None,
-            finished: false,
-            deleting: false,
-            ..pod.clone()
-        };
-        plain(self) != plain(other)
     }
 }
 

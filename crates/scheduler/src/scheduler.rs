@@ -279,8 +279,9 @@ impl Scheduler {
     }
 
     fn pod_event(&self, event: &Event<Pod>) {
-        let pod = Arc::new(PodInfo::new(event.object()));
+        let pod = PodInfo::new(event.object());
         let mut state = self.state();
+        let pod = state.cluster.shared(pod);
         if event.is_deleted() || pod.finished {
             state.queue.remove(&pod.uid);
             state.cluster.nominate(&pod, "");

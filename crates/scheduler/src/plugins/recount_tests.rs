@@ -14,7 +14,7 @@ use crate::cluster::{Cluster, WhatIf};
 use crate::config::Args;
 use crate::framework::{CycleState, Handle, Next, Points};
 use crate::node::{NodeInfo, tolerates_all};
-use crate::pod::{PodInfo, Spread, Term};
+use crate::pod::{PodInfo, Spread, Template, Term};
 
 const SEEDS: u64 = 40;
 const STEPS: usize = 120;
@@ -128,7 +128,11 @@ fn step(cluster: &mut Cluster) {
             let Some(pod) = known.map(|pod| PodInfo::clone(pod)) else { return };
             let changed = match maybe(50) {
                 true => PodInfo { deleting: true, ..pod },
-                false => PodInfo { labels: self::pod(uid).labels, ..pod },
+                false => {
+                    let labels = self::pod(uid).labels.clone();
+                    let template = Template { labels, ..Template::clone(&pod.template) };
+                    PodInfo { template: Arc::new(template), ..pod }
+                }
             };
             cluster.put_pod(Arc::new(changed));
         }
