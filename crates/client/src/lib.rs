@@ -29,6 +29,7 @@ pub use client::{Client, Error, ErrorExt, Result, retry_on_conflict};
 pub use controller::{Outcome, spawn_workers};
 pub use election::Election;
 pub use events::{EventRecorder, EventType};
+pub use histogram::Histogram;
 pub use informer::{Event, Informer, Informers, Lister, RawEvent, RawInformer, Scope};
 pub use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,

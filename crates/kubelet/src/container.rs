@@ -17,6 +17,7 @@ use cri::{
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext, VolumeMount};
 
 use crate::allocation::Amounts;
+use crate::device_plugins::Extras;
 use crate::expand::{expand, expand_noting};
 use crate::names;
 use crate::observed::Role;
@@ -79,6 +80,8 @@ pub struct Prepared<'a> {
     pub env: Vec<(String, String)>,
     /// Names of CDI devices.
     pub devices: Vec<String>,
+    /// From device plugins; its variables and CDI devices are among those above.
+    pub extras: &'a Extras,
     pub volumes: &'a BTreeMap<String, Ready>,
     /// Images that are volumes, by volume name.
     pub images: &'a BTreeMap<String, ImageSpec>,
@@ -133,7 +136,7 @@ pub fn container_config(
         args: expanded(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
         mounts: all_mounts(container, prepared, &env, path)?,
-        devices: all_devices(container, prepared.volumes)?,
+        devices: all_devices(container, prepared)?,
         cdi_devices: prepared.devices.iter().map(|name| CDIDevice { name: name.clone() }).collect(),
         envs: prepared
             .env
@@ -144,7 +147,13 @@ pub fn container_config(
             })
             .collect(),
         labels: labels(pod, container),
-        annotations: annotations.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
+        annotations: prepared
+            .extras
+            .annotations
+            .iter()
+            .cloned()
+            .chain(annotations.map(|(k, v)| (k.to_string(), v)))
+            .collect(),
         log_path: names::log_file(&container.name, prepared.attempt),
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
@@ -259,16 +268,13 @@ fn security(
 }
 
 /// Upstream: makeBlockVolumes.
-fn all_devices(
-    container: &Container,
-    volumes: &BTreeMap<String, Ready>,
-) -> Result<Vec<Device>, ConfigError> {
-    let mut out = vec![];
+fn all_devices(container: &Container, prepared: &Prepared<'_>) -> Result<Vec<Device>, ConfigError> {
+    let mut out = prepared.extras.devices.clone();
     for device in container.volume_devices.iter().flatten() {
-        let volume = volumes
-            .get(&device.name)
-            .filter(|volume| volume.is_device)
-            .ok_or_else(|| ConfigError::NoDevice(device.name.clone(), container.name.clone()))?;
+        let volume =
+            prepared.volumes.get(&device.name).filter(|volume| volume.is_device).ok_or_else(
+                || ConfigError::NoDevice(device.name.clone(), container.name.clone()),
+            )?;
         out.push(Device {
             container_path: device.device_path.clone(),
             host_path: volume.path.display().to_string(),
@@ -284,7 +290,7 @@ fn all_mounts(
     env: &BTreeMap<&str, &str>,
     termination_path: &str,
 ) -> Result<Vec<Mount>, ConfigError> {
-    let mut out = vec![];
+    let mut out = prepared.extras.mounts.clone();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
         out.push(volume_mount(container, mount, index, prepared, env)?);
     }

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use crate::cgroups::Cgroups;
 use crate::config::Config;
 use crate::csi::Csi;
+use crate::device_plugins::DevicePlugins;
 use crate::devices::Devices;
 use crate::hosts::Resolver;
 use crate::images::Images;
@@ -19,6 +20,7 @@ use crate::machine::Machine;
 use crate::names;
 use crate::objects::Objects;
 use crate::observed::Role;
+use crate::pod_resources;
 use crate::probe_counts::Counts;
 use crate::resources::ResourceList;
 use crate::users::Users;
@@ -35,6 +37,7 @@ pub struct Context {
     pub csi: Arc<Csi>,
     pub users: Arc<Users>,
     pub devices: Arc<Devices>,
+    pub device_plugins: Arc<DevicePlugins>,
     pub cgroups: Cgroups,
     pub resolver: Resolver,
     pub machine: Machine,
@@ -45,6 +48,7 @@ pub struct Context {
     /// Empty when pods can have a network, else why not.
     pub network: watch::Receiver<String>,
     pub probes: Arc<Counts>,
+    pub pod_resources: pod_resources::Counts,
     /// The machine is about to go down.
     pub is_shutting_down: watch::Sender<bool>,
     pub tasks: Tasks,
@@ -53,6 +57,21 @@ pub struct Context {
 impl Context {
     pub fn node(&self) -> Arc<Node> {
         self.node.lock().expect("no panic while held").clone()
+    }
+
+    /// The node as admission sees it. Who has devices of plugins is decided by those, by what they
+    /// have now. Upstream: `UpdatePluginResources`.
+    pub fn node_to_admit(&self) -> Arc<Node> {
+        let mut node = self.node();
+        let is_ours = |name: &String| self.device_plugins.is_known(name);
+        let status = node.status.as_ref();
+        if status.and_then(|s| s.allocatable.as_ref()).is_some_and(|all| all.keys().any(is_ours)) {
+            let status = Arc::make_mut(&mut node).status.as_mut();
+            if let Some(all) = status.and_then(|status| status.allocatable.as_mut()) {
+                all.retain(|name, _| !is_ours(name));
+            }
+        }
+        node
     }
 
     pub fn allocatable(&self) -> ResourceList {

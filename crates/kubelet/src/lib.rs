@@ -28,12 +28,14 @@ mod config;
 mod container;
 mod context;
 mod csi;
+mod device_plugins;
 mod devices;
 mod downward;
 mod env;
 mod env_file;
 mod eviction;
 mod expand;
+mod grpc;
 mod handler;
 mod hosts;
 mod image_gc;
@@ -50,6 +52,7 @@ mod objects;
 mod observed;
 mod phase;
 mod plan;
+mod pod_resources;
 mod pods;
 mod probe;
 mod probe_counts;
@@ -84,6 +87,7 @@ use tokio::sync::{Notify, watch};
 
 pub use config::{Config, KUBELET_VERSION, ServerAuth, ServerTls};
 use context::Context;
+use device_plugins::DevicePlugins;
 use pods::PodSet;
 
 /// Why a kubelet does not start.
@@ -161,12 +165,14 @@ async fn start(
         users: Arc::new(users::Users::new(&config.root_dir, config.max_pods, Path::new("/etc"))?),
         csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
         devices: Arc::new(devices::Devices::new(&client, &config)),
+        device_plugins: Arc::new(DevicePlugins::new(&config, hurry.clone(), tasks)),
         cgroups: new_cgroups(&config),
         resolver: new_resolver(&config),
         node: Mutex::new(Arc::new(first)),
         runtime_name,
         machine,
         probes: Arc::default(),
+        pod_resources: Default::default(),
         is_shutting_down: watch::channel(false).0,
         services,
         pods,
@@ -330,9 +336,14 @@ fn follow_pods(context: &Arc<Context>, set: &Arc<PodSet>, nodes: Informer<Node>)
 fn follow_drivers(context: &Arc<Context>, set: &Arc<PodSet>) {
     let tasks = &context.tasks;
     tasks.spawn("csi-node", csi::keep_node(context.csi.clone()));
-    let plugins = csi::Plugins { csi: context.csi.clone(), devices: context.devices.clone() };
+    let plugins = csi::Plugins {
+        csi: context.csi.clone(),
+        devices: context.devices.clone(),
+        device_plugins: context.device_plugins.clone(),
+    };
     tasks.spawn("plugins", csi::watch_registry(plugins, tasks.clone()));
     tasks.spawn("device-slices", devices::keep_slices(context.devices.clone()));
+    follow_device_plugins(context, set);
     let (mut changed, set, own) = (context.csi.changed.subscribe(), set.clone(), context.clone());
     tasks.spawn("drivers", async move {
         own.pods.synced().await;
@@ -342,6 +353,24 @@ fn follow_drivers(context: &Arc<Context>, set: &Arc<PodSet>) {
                 return;
             }
             set.wake(None);
+        }
+    });
+}
+
+/// Device plugins register; pods hear how their devices are.
+fn follow_device_plugins(context: &Arc<Context>, set: &Arc<PodSet>) {
+    let tasks = &context.tasks;
+    let serving = device_plugins::serve(context.device_plugins.clone(), tasks.stop_signal());
+    tasks.spawn("device-plugin-registration", serving);
+    let serving = pod_resources::serve(context.clone(), set.clone(), tasks.stop_signal());
+    tasks.spawn("pod-resources", serving);
+    let mut changed = context.device_plugins.changed.subscribe();
+    let (set, own) = (set.clone(), context.clone());
+    tasks.spawn("device-health", async move {
+        while changed.changed().await.is_ok() {
+            for pod in own.device_plugins.pods() {
+                set.wake(Some(&pod));
+            }
         }
     });
 }

@@ -34,8 +34,11 @@ use tokio::time::Instant;
 
 use crate::config::{Config, KUBELET_VERSION};
 use crate::context::Context;
+use crate::device_plugins::Amounts;
 use crate::machine::{Disk, Machine, available_memory, processes};
-use crate::resources::{ResourceList, bytes_quantity, milli, milli_quantity, units};
+use crate::resources::{
+    ResourceList, bytes_quantity, count_quantity, is_extended, milli, milli_quantity, units,
+};
 use crate::shutdown;
 
 /// Upstream: nodeStatusMaxImages.
@@ -60,6 +63,8 @@ pub struct Health {
     pub volumes_in_use: Vec<String>,
     /// The runtime did not even say how it is.
     pub runtime_is_silent: bool,
+    /// What device plugins have.
+    pub plugins: Amounts,
 }
 
 impl Health {
@@ -194,8 +199,11 @@ pub fn status(
     before: Option<&NodeStatus>,
     now: Timestamp,
 ) -> NodeStatus {
-    let capacity = capacity(config, machine);
-    let allocatable = allocatable(config, &capacity);
+    let mut capacity = capacity(config, machine);
+    capacity.extend(advertised(before));
+    capacity.extend(counts(&health.plugins.capacity));
+    let mut allocatable = allocatable(config, &capacity);
+    allocatable.extend(counts(&health.plugins.allocatable));
     let mut addresses: Vec<NodeAddress> = config
         .node_ips
         .iter()
@@ -242,6 +250,16 @@ fn capacity(config: &Config, machine: &Machine) -> ResourceList {
         ("hugepages-2Mi".into(), Quantity("0".into())),
         ("pods".into(), Quantity(config.max_pods.to_string())),
     ])
+}
+
+/// Extended resources that somebody wrote into the node's capacity.
+fn advertised(before: Option<&NodeStatus>) -> impl Iterator<Item = (String, Quantity)> {
+    let all = before.and_then(|status| status.capacity.clone()).into_iter().flatten();
+    all.filter(|(name, _)| is_extended(name))
+}
+
+fn counts(all: &BTreeMap<String, i64>) -> impl Iterator<Item = (String, Quantity)> {
+    all.iter().map(|(name, count)| (name.clone(), count_quantity(*count)))
 }
 
 /// Capacity less what is kept back: the reservations, and what eviction defends.
@@ -396,6 +414,7 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
         }
         first_round = false;
         health.volumes_in_use = context.csi.in_use();
+        health.plugins = context.device_plugins.amounts();
         health.tell_shutdown(*context.is_shutting_down.borrow());
         let due = reported.elapsed() >= context.config.status_report;
         match report(&context, &health, due).await {
@@ -423,6 +442,7 @@ async fn register(context: &Context, health: &Health) -> client::Result<Node> {
         }
         Err(error) if error.is_already_exists() => {
             let existing = nodes.get(&config.node_name).await?;
+            let existing = reset_extended(context, existing).await?;
             let old = existing.metadata.labels.clone().unwrap_or_default();
             let ours = wanted.metadata.labels.clone().unwrap_or_default();
             let missing: BTreeMap<_, _> =
@@ -438,6 +458,21 @@ async fn register(context: &Context, health: &Health) -> client::Result<Node> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Nobody knows of devices here: what the node's object says of some is of an earlier machine.
+/// Upstream: `ShouldResetExtendedResourceCapacity`.
+async fn reset_extended(context: &Context, existing: Node) -> client::Result<Node> {
+    let told: ResourceList = advertised(existing.status.as_ref()).collect();
+    if !context.device_plugins.is_new || told.values().all(|amount| units(amount) == 0) {
+        return Ok(existing);
+    }
+    let none: ResourceList = told.into_keys().map(|name| (name, Quantity("0".into()))).collect();
+    let patch = json!({"status": {"capacity": none, "allocatable": none}});
+    let path = format!("/api/v1/nodes/{}/status", context.config.node_name);
+    let kind = "application/strategic-merge-patch+json";
+    let sent = context.client.call(Method::PATCH, &path, kind, patch.to_string()).await?;
+    Ok(serde_json::from_slice(&sent).unwrap_or(existing))
 }
 
 /// Upstream: the kubelet's events about its node name the node as uid.
@@ -592,6 +627,26 @@ mod tests {
         check(29, "");
         check(30, "container runtime is down");
         assert_eq!(silent.followed_by(well, Duration::ZERO).not_ready, "");
+    }
+
+    #[test]
+    fn extended_resources_are_of_plugins_or_of_whoever_wrote_them() {
+        let config = Config::new("n1", "/tmp".into());
+        let told = json!({"capacity": {"example.com/own": "4", "example.com/dongle": "9",
+            "cpu": "64"}, "allocatable": {"example.com/own": "1"}});
+        let before: NodeStatus = serde_json::from_value(told).expect("a status");
+        let of = |count: i64| [("example.com/dongle".to_owned(), count)].into();
+        let plugins = Amounts { capacity: of(2000), allocatable: of(1999) };
+        let health = Health { plugins, ..Health::default() };
+        let now = Timestamp::from_second(100).expect("in range");
+        let fresh = status(&config, &machine(), &health, Some(&before), now);
+        let (capacity, allocatable) = (fresh.capacity.unwrap(), fresh.allocatable.unwrap());
+        let check = |name: &str, expected: [&str; 2]| {
+            assert_eq!([capacity[name].0.as_str(), allocatable[name].0.as_str()], expected);
+        };
+        check("example.com/own", ["4", "4"]);
+        check("example.com/dongle", ["2k", "1999"]);
+        check("cpu", ["2", "2"]);
     }
 
     #[test]

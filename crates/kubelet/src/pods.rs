@@ -404,7 +404,7 @@ impl PodSet {
             })
             .map(|handle| handle.input.borrow().pod.clone())
             .collect();
-        admit(pod, active.iter().map(AsRef::as_ref), &self.context.node())
+        admit(pod, active.iter().map(AsRef::as_ref), &self.context.node_to_admit())
     }
 
     /// Stops what the runtime still has of pods that nobody knows, and clears their files.
@@ -441,6 +441,8 @@ impl PodSet {
     async fn clear_leftover_files(&self) {
         let root = self.context.config.root_dir.join("pods");
         let known: BTreeSet<String> = self.workers().keys().cloned().collect();
+        // Here, not later: a pod that comes meanwhile may have devices.
+        self.context.device_plugins.keep_only(&known);
         let (context, clearing) = (self.context.clone(), self.clearing.clone());
         let cleared = tokio::task::spawn_blocking(move || {
             for entry in std::fs::read_dir(&root).into_iter().flatten().flatten() {

@@ -235,6 +235,24 @@ pub fn bytes_quantity(bytes: i64) -> Quantity {
     Quantity(bytes.to_string())
 }
 
+/// A number of things, as the API server writes it: `12`, `3k`.
+pub fn count_quantity(count: i64) -> Quantity {
+    for (suffix, by) in [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)] {
+        if count != 0 && count % by == 0 {
+            return Quantity(format!("{}{suffix}", count / by));
+        }
+    }
+    Quantity(count.to_string())
+}
+
+/// `example.com/dongle`: what others than Kubernetes say what it is. Upstream: `IsExtendedResourceName`.
+pub fn is_extended(name: &str) -> bool {
+    name.contains('/')
+        && !name.contains("kubernetes.io/")
+        && !name.starts_with("requests.")
+        && machinery::names::qualified_name(&format!("requests.{name}")).is_empty()
+}
+
 /// Thousandths as text: `1`, `250m`.
 pub fn milli_quantity(milli: i64) -> Quantity {
     if milli % 1000 == 0 {

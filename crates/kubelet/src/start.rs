@@ -464,14 +464,19 @@ impl Worker {
             NotStarted::new(reason, message)
         };
         let config_error = |message: String| failed("CreateContainerConfigError", message);
-        let env = self.environment(container, place).await.map_err(config_error)?;
+        let extras = context.device_plugins.extras(&pod, container).await.map_err(config_error)?;
+        let own = self.environment(container, place).await.map_err(config_error)?;
+        // What the spec says of a variable wins.
+        let env = [extras.envs.clone(), own].concat();
         let images = self.image_volumes(container, place).await?;
         let attempt = self.next_attempt(&container.name, observed);
         let target = self.target_of(role, &container.name, observed);
         let devices = context.devices.of(&pod, container).map_err(config_error)?;
+        let devices = [devices, extras.cdi_devices.clone()].concat();
         let prepared = Prepared {
             env,
             devices,
+            extras: &extras,
             volumes: &place.volumes,
             images: &images,
             dir: &self.dir,

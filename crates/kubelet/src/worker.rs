@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::backoff::Backoff;
+use base::features::{self, Feature};
 use base::task::Tasks;
 use client::{ErrorExt, EventType};
 use http::Method;
@@ -34,6 +35,7 @@ use tokio::sync::{Notify, watch};
 use crate::allocation::{self, Actuated, Progress, Standing};
 use crate::backoff::Delays;
 use crate::context::{Context, reference};
+use crate::device_plugins::REFUSED;
 use crate::hosts;
 use crate::names;
 use crate::observed::{ALL_RESTARTING, Observed, State, all_containers};
@@ -217,6 +219,7 @@ impl Worker {
 
     async fn run(mut self) -> Self {
         self.actuated = Actuated::read(&self.dir);
+        self.admit_devices().await;
         loop {
             match self.step().await {
                 Next::Finished => return self,
@@ -229,6 +232,33 @@ impl Worker {
                     }
                 }
             }
+        }
+    }
+
+    /// Devices of plugins are given before anything else is done; a pod without them fails. What runs
+    /// already has its own, whether its plugins are back or not.
+    async fn admit_devices(&mut self) {
+        let (input, context) = (self.input.borrow().clone(), self.context.clone());
+        let plugins = &context.device_plugins;
+        if self.must_stop(&input) || input.evict.is_some() || !plugins.concerns(&self.pod) {
+            return;
+        }
+        let runs = match observe(&*context.runtime, &self.uid).await {
+            Ok(observed) => observed.running().next().is_some(),
+            // Deviation: upstream takes a runtime that is away for one that runs nothing.
+            Err(_) => plugins.pods().contains(&self.uid),
+        };
+        if runs {
+            return;
+        }
+        let done = tokio::select! {
+            done = plugins.admit(&self.pod) => done,
+            () = Self::told_to_stop(&self.input) => Ok(()),
+        };
+        if let Err(why) = done {
+            context.tell(&self.pod, EventType::Warning, REFUSED, why.clone());
+            self.forced =
+                Some(("Failed".into(), REFUSED.into(), format!("Pod was rejected: {why}")));
         }
     }
 
@@ -408,7 +438,10 @@ impl Worker {
             forced: self.forced.as_ref(),
             now: base::clock::now(),
         };
-        let status = pod_status(&self.pod, &self.published, &facts);
+        let mut status = pod_status(&self.pod, &self.published, &facts);
+        if features::enabled(Feature::ResourceHealthStatus) {
+            self.context.device_plugins.tell(&self.uid, &mut status);
+        }
         let is_news = status != self.published || self.pod.status.as_ref() != Some(&status);
         self.published = status.clone();
         // The node knows it before the API does: a scheduler gives a finished pod's room away at once.
@@ -507,6 +540,7 @@ impl Worker {
             }
             self.waiting.clear();
             self.publish(&observed, true);
+            self.context.device_plugins.forget(&self.uid);
             if let Err(error) = self.clean_up().await {
                 tracing::warn!(pod = names::full(&self.pod), %error, "the pod's files are not removed yet");
                 return Next::Wait(self.retry.step());

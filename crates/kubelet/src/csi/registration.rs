@@ -6,9 +6,10 @@
 //! socket goes, or is another one ─► the driver leaves CSINode
 //! ```
 //!
-//! Storage drivers are told apart from drivers of devices by what `GetInfo` says.
+//! Storage drivers are told apart from drivers of devices and device plugins by what `GetInfo` says.
 //!
-//! In: inotify. Out: drivers in [`Csi`] and [`Devices`], and what the cluster knows of them.
+//! In: inotify. Out: drivers in [`Csi`], [`Devices`] and [`DevicePlugins`], and what the cluster knows
+//! of them.
 //! Invariants: one task per socket; a socket that takes the place of another waits until that one is
 //! undone; a kubelet that ends unregisters nobody.
 //! Upstream: `pkg/kubelet/pluginmanager`. Deviation: directories below that one are not looked into.
@@ -28,6 +29,7 @@ use super::driver::Driver;
 use super::messages::{Nothing, PluginInfo, RegistrationStatus};
 use super::rpc::{Rpc, RpcError};
 use super::{Csi, PLUGIN, record};
+use crate::device_plugins::{self, DevicePlugins};
 use crate::devices::{self, Devices};
 
 const INFO_LIMIT: Duration = Duration::from_secs(1);
@@ -50,6 +52,7 @@ struct Known {
 pub struct Plugins {
     pub csi: Arc<Csi>,
     pub devices: Arc<Devices>,
+    pub device_plugins: Arc<DevicePlugins>,
 }
 
 /// What would have to be undone.
@@ -57,6 +60,7 @@ enum Claimed {
     /// A storage driver's name.
     Storage(String),
     Devices(devices::Registered),
+    DevicePlugin(device_plugins::Registered),
 }
 
 /// Follows the directory for ever.
@@ -173,6 +177,9 @@ async fn register(
             // Pods may have waited for it.
             plugins.csi.changed.send_replace(());
         }),
+        "DevicePlugin" => plugins.device_plugins.register(&info, socket).await.map(|registered| {
+            *claimed = Some(Claimed::DevicePlugin(registered));
+        }),
         other => Err(format!("no handler registered for plugin type: {other} at socket {shown}")),
     };
     let error = tried.err().map(|error| format!("RegisterPlugin error -- {error}"));
@@ -197,6 +204,10 @@ impl Plugins {
         match claimed {
             Claimed::Storage(name) => {
                 self.csi.unregister(&name).await;
+                None
+            }
+            Claimed::DevicePlugin(plugin) => {
+                self.device_plugins.unregister(&plugin);
                 None
             }
             Claimed::Devices(plugin) => self.devices.unregister(&plugin).then_some(plugin),

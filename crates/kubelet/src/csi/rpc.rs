@@ -12,7 +12,7 @@ use http::uri::PathAndQuery;
 use prost::Message;
 use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -39,6 +39,13 @@ impl RpcError {
             other => format!("{other:?}"),
         };
         Self { code: code_text, text: text.into(), is_final: !open.contains(&code) }
+    }
+}
+
+impl RpcError {
+    /// Nobody answered there.
+    pub fn is_unavailable(&self) -> bool {
+        self.code == "Unavailable"
     }
 }
 
@@ -90,7 +97,24 @@ impl Rpc {
         })
     }
 
-    fn error(&self, status: &Status) -> RpcError {
+    /// One request, answers until the plugin ends the stream or is gone.
+    pub async fn stream<Q, A>(
+        &self,
+        path: &'static str,
+        request: Q,
+    ) -> Result<Streaming<A>, RpcError>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let mut grpc = self.grpc.clone();
+        grpc.ready().await.map_err(|error| self.lost(&error))?;
+        let path = PathAndQuery::from_static(path);
+        let answer = grpc.server_streaming(Request::new(request), path, ProstCodec::default());
+        answer.await.map(tonic::Response::into_inner).map_err(|status| self.error(&status))
+    }
+
+    pub fn error(&self, status: &Status) -> RpcError {
         match status.source() {
             Some(cause) => self.lost(cause),
             None => RpcError::new(status.code(), status.message()),

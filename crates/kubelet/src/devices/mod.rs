@@ -29,7 +29,7 @@ use crate::names;
 use driver::Driver;
 pub use driver::{Registered, keep_slices};
 use messages::{Claim, Prepared};
-use record::{Device, Table};
+use record::{Device, Record, Table};
 
 /// Can devices stand for a resource of this name? Upstream: `IsDRAExtendedResourceName`.
 fn is_extended(name: &str) -> bool {
@@ -242,6 +242,19 @@ impl Devices {
             }
         }
         Ok(all)
+    }
+
+    /// The claims of a container as drivers prepared them; none if one of them is not known.
+    pub fn records_of(&self, pod: &Pod, container: &Container) -> Vec<Record> {
+        let mut names: Vec<String> = vec![];
+        for (claim, _) in requests_of(pod, container).unwrap_or_default() {
+            if !names.contains(&claim) {
+                names.push(claim);
+            }
+        }
+        let table = self.table();
+        let record = |name: &String| table.get(names::namespace(pod), name).cloned();
+        names.iter().map(record).collect::<Option<_>>().unwrap_or_default()
     }
 
     /// Gives back what a pod had and no other pod of this node has.

@@ -45,13 +45,13 @@ pub struct DriverState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Device {
-    pool_name: String,
-    device_name: String,
+    pub pool_name: String,
+    pub device_name: String,
     #[serde(rename = "ShareID")]
-    share_id: Option<String>,
+    pub share_id: Option<String>,
     request_names: Option<Vec<String>>,
     #[serde(rename = "CDIDeviceIDs")]
-    cdi_device_ids: Option<Vec<String>>,
+    pub cdi_device_ids: Option<Vec<String>>,
 }
 
 impl From<messages::Device> for Device {
@@ -69,6 +69,15 @@ impl From<messages::Device> for Device {
 impl Record {
     pub fn claim(&self) -> Claim {
         Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
+    }
+
+    /// With their drivers.
+    pub fn devices(&self) -> impl Iterator<Item = (&String, &Device)> {
+        let of = |(name, state)| {
+            let DriverState { devices }: &DriverState = state;
+            devices.iter().flatten().map(move |device| (name, device))
+        };
+        self.drivers.iter().flat_map(of)
     }
 
     /// Those of a request; of all for an empty one.

@@ -119,7 +119,7 @@ impl Server {
             ["stats", "summary"] => {
                 Ok(summary::summary(&self.0.context, &self.0.pods, &self.0.rates).await)
             }
-            ["metrics"] => Ok(stats::metrics(&self.0.pods, &self.0.context.users)),
+            ["metrics"] => Ok(stats::metrics(&self.0.pods, &self.0.context)),
             ["metrics", "resource"] => {
                 Ok(stats::resource_metrics(&self.0.context, &self.0.pods).await)
             }

@@ -19,7 +19,6 @@ use crate::names;
 use crate::observed::State;
 use crate::pods::PodSet;
 use crate::probe_counts::Counts;
-use crate::users::Users;
 use crate::worker::View;
 
 pub fn prometheus(body: String) -> Response<Body> {
@@ -35,7 +34,7 @@ pub fn probes(counts: &Counts) -> Response<Body> {
 }
 
 /// The kubelet's own figures.
-pub fn metrics(pods: &PodSet, users: &Users) -> Response<Body> {
+pub fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     let views = pods.views();
     let running = views.iter().filter(|v| v.observed.running().next().is_some()).count();
     let mut states: HashMap<&str, usize> = HashMap::new();
@@ -58,7 +57,9 @@ pub fn metrics(pods: &PodSet, users: &Users) -> Response<Body> {
         let _ = writeln!(out, "kubelet_running_containers{{container_state=\"{state}\"}} {count}");
     }
     base::features::encode_metrics(&mut out);
-    users.encode(&mut out);
+    context.users.encode(&mut out);
+    context.device_plugins.counts.encode(&mut out);
+    context.pod_resources.encode(&mut out);
     client::encode_queues(&mut out);
     client::encode_requests(&mut out);
     prometheus(out)

@@ -2,6 +2,8 @@
 
 mod api;
 mod csi;
+mod device_plugin;
+mod device_plugins;
 mod devices;
 mod driver;
 mod eviction;

@@ -1,0 +1,261 @@
+//! Devices for the containers of a pod: chosen and asked for before it starts, handed to the runtime
+//! when a container does.
+//!
+//! In: pods, and what plugins answer. Out: the table's entries; [`Extras`] for a container.
+//! Upstream: `allocateContainerResources`, `GetDeviceRunContainerOptions`, `deviceRunContainerOptions`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::time::Instant;
+
+use super::messages::{Allocated, ContainerPreferredRequest};
+use super::plugin::Plugin;
+use super::table::Room;
+use super::{DevicePlugins, State};
+use crate::names;
+use crate::resources::units;
+
+/// Why a pod fails that does not get its devices.
+pub const REFUSED: &str = "UnexpectedAdmissionError";
+
+/// What plugins have a container get, beside what its spec says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extras {
+    pub envs: Vec<(String, String)>,
+    pub mounts: Vec<cri::Mount>,
+    pub devices: Vec<cri::Device>,
+    pub annotations: Vec<(String, String)>,
+    pub cdi_devices: Vec<String>,
+}
+
+impl Extras {
+    /// The first to say something of a name is heard.
+    fn add(&mut self, answer: &Allocated) {
+        let add = |all: &mut Vec<(String, String)>, key: &String, value: &String| {
+            if !all.iter().any(|(known, _)| known == key) {
+                all.push((key.clone(), value.clone()));
+            }
+        };
+        answer.envs.iter().for_each(|(key, value)| add(&mut self.envs, key, value));
+        answer.annotations.iter().for_each(|(key, value)| add(&mut self.annotations, key, value));
+        for device in &answer.devices {
+            if !self.devices.iter().any(|known| known.container_path == device.container_path) {
+                self.devices.push(cri::Device {
+                    container_path: device.container_path.clone(),
+                    host_path: device.host_path.clone(),
+                    permissions: device.permissions.clone(),
+                });
+            }
+        }
+        for mount in &answer.mounts {
+            if !self.mounts.iter().any(|known| known.container_path == mount.container_path) {
+                self.mounts.push(cri::Mount {
+                    container_path: mount.container_path.clone(),
+                    host_path: mount.host_path.clone(),
+                    readonly: mount.read_only,
+                    ..cri::Mount::default()
+                });
+            }
+        }
+        for device in &answer.cdi_devices {
+            if !self.cdi_devices.contains(&device.name) {
+                self.cdi_devices.push(device.name.clone());
+            }
+        }
+    }
+}
+
+/// A claim of the pod has devices for this resource of this container.
+fn is_of_a_claim(pod: &Pod, container: &str, resource: &str) -> bool {
+    let status = pod.status.as_ref().and_then(|one| one.extended_resource_claim_status.as_ref());
+    status.is_some_and(|status| {
+        let mut all = status.request_mappings.iter();
+        all.any(|map| map.container_name == container && map.resource_name == resource)
+    })
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+}
+
+impl State {
+    /// What a container asks plugins for. Limits: of extended resources they equal the requests.
+    fn asked(&self, pod: &Pod, container: &Container) -> Vec<(String, usize)> {
+        let limits = container.resources.iter().flat_map(|all| all.limits.iter().flatten());
+        let is_ours = |resource: &str| {
+            self.table.is_known(resource) && !is_of_a_claim(pod, &container.name, resource)
+        };
+        let ours = limits.filter(|(resource, _)| is_ours(resource));
+        ours.map(|(resource, amount)| {
+            (resource.clone(), usize::try_from(units(amount)).unwrap_or_default())
+        })
+        .collect()
+    }
+
+    /// The plugin to ask.
+    fn plugin(&self, resource: &str) -> Result<Arc<Plugin>, String> {
+        let known = self.plugins.get(resource);
+        let known = known.ok_or_else(|| format!("unknown Device Plugin {resource}"))?;
+        match self.table.is_stopped(resource) {
+            true => Err(format!("endpoint {resource} has been stopped")),
+            false => Ok(known.clone()),
+        }
+    }
+}
+
+impl DevicePlugins {
+    /// Does the pod ask for anything of a plugin's?
+    pub fn concerns(&self, pod: &Pod) -> bool {
+        let state = self.state();
+        containers(pod).any(|container| !state.asked(pod, container).is_empty())
+    }
+
+    /// Devices for all containers of a pod that is to start. An error is why it must not.
+    pub async fn admit(&self, pod: &Pod) -> Result<(), String> {
+        for container in containers(pod) {
+            let done = self.allocate(pod, container).await;
+            done.map_err(|why| format!("Allocate failed due to {why}, which is unexpected"))?;
+        }
+        Ok(())
+    }
+
+    async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), String> {
+        let asked = self.state().asked(pod, container);
+        let mut is_news = false;
+        for (resource, required) in asked {
+            is_news |= self.allocate_one(pod, &container.name, &resource, required).await?;
+        }
+        if is_news {
+            self.save(&self.state());
+        }
+        Ok(())
+    }
+
+    /// Whether the container got anything.
+    async fn allocate_one(
+        &self,
+        pod: &Pod,
+        container: &str,
+        resource: &str,
+        required: usize,
+    ) -> Result<bool, String> {
+        let room = self.state().table.room(pod, container, resource, required)?;
+        let Some(room) = room else { return Ok(false) };
+        let preferred = self.preferred(resource, room).await?;
+        let (plugin, taken) = {
+            let mut state = self.state();
+            let plugin = state.plugin(resource)?;
+            (plugin, state.table.take(pod, container, resource, required, &preferred)?)
+        };
+        let started = Instant::now();
+        let answer = plugin.allocate(taken).await;
+        self.counts.allocated(resource, started.elapsed());
+        let (answer, refused) = match answer {
+            Ok(answer) => (Some(answer), None),
+            Err(why) => (None, Some(why)),
+        };
+        self.state().table.answered(names::uid(pod), container, resource, answer);
+        refused.map_or(Ok(true), Err)
+    }
+
+    /// What the plugin would choose, if it wants to be asked.
+    async fn preferred(&self, resource: &str, room: Room) -> Result<Vec<String>, String> {
+        if room.reused.len() == room.required {
+            return Ok(vec![]);
+        }
+        let plugin = {
+            let state = self.state();
+            match state.plugins.get(resource) {
+                Some(known) if known.options.get_preferred_allocation_available => {
+                    state.plugin(resource)?
+                }
+                _ => return Ok(vec![]),
+            }
+        };
+        let asked = ContainerPreferredRequest {
+            available: room.free.union(&room.reused).cloned().collect(),
+            must_include: room.reused.into_iter().collect(),
+            size: i32::try_from(room.required).unwrap_or(i32::MAX),
+        };
+        plugin.preferred(asked).await
+    }
+
+    /// What a container gets that is about to start.
+    pub async fn extras(&self, pod: &Pod, container: &Container) -> Result<Extras, String> {
+        let uid = names::uid(pod);
+        let asked = self.state().asked(pod, container);
+        let mut is_missing = false;
+        for (resource, _) in asked.iter().filter(|(_, required)| *required > 0) {
+            self.pre_start(uid, &container.name, resource).await?;
+            is_missing |= self.state().table.ids(uid, &container.name, resource).is_none();
+        }
+        if is_missing {
+            self.allocate(pod, container).await?;
+        }
+        let mut extras = Extras::default();
+        let state = self.state();
+        for (_, given) in state.table.of_container(uid, &container.name) {
+            given.answer.iter().for_each(|answer| extras.add(answer));
+        }
+        Ok(extras)
+    }
+
+    async fn pre_start(&self, pod: &str, container: &str, resource: &str) -> Result<(), String> {
+        let (plugin, ids): (_, BTreeSet<String>) = {
+            let state = self.state();
+            match state.plugins.get(resource) {
+                Some(known) if known.options.pre_start_required => {}
+                _ => return Ok(()),
+            }
+            let ids = state.table.ids(pod, container, resource).ok_or_else(|| {
+                format!(
+                    "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
+                )
+            })?;
+            let plugin = state.plugin(resource).map_err(|why| {
+                format!("device plugin PreStartContainer rpc failed with err: {why}")
+            })?;
+            (plugin, ids)
+        };
+        plugin.pre_start(ids.into_iter().collect()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device_plugins::messages::{CdiDevice, DeviceSpec, Mount};
+
+    #[test]
+    fn what_two_plugins_say_is_put_together() {
+        let answer = |value: &str, path: &str| Allocated {
+            envs: [("KEY".to_owned(), value.to_owned())].into(),
+            annotations: [(format!("a-{value}"), value.to_owned())].into(),
+            mounts: vec![Mount {
+                container_path: "/lib/x".into(),
+                host_path: path.into(),
+                read_only: true,
+            }],
+            devices: vec![DeviceSpec {
+                container_path: path.into(),
+                host_path: path.into(),
+                permissions: "rw".into(),
+            }],
+            cdi_devices: vec![CdiDevice { name: "example.com/d=1".into() }],
+        };
+        let mut extras = Extras::default();
+        extras.add(&answer("1", "/dev/one"));
+        extras.add(&answer("2", "/dev/two"));
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(extras.envs, [pair("KEY", "1")]);
+        assert_eq!(extras.annotations, [pair("a-1", "1"), pair("a-2", "2")]);
+        assert_eq!(extras.cdi_devices, ["example.com/d=1"]);
+        assert_eq!(extras.mounts.len(), 1);
+        assert!(extras.mounts[0].readonly && extras.mounts[0].host_path == "/dev/one");
+        let paths: Vec<_> = extras.devices.iter().map(|one| one.host_path.as_str()).collect();
+        assert_eq!(paths, ["/dev/one", "/dev/two"]);
+    }
+}

@@ -1,0 +1,98 @@
+//! The kubelet's end of a connection to a device plugin.
+//!
+//! In: a socket, devices. Out: the plugin's options, its lists of devices, its answers.
+//! Upstream: `plugin/v1beta1/client.go`, `endpoint.go`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::Streaming;
+
+use super::messages::{
+    AllocateAnswer, AllocateRequest, Allocated, ContainerPreferredRequest, Ids, Listed, Options,
+    PreStartRequest, PreferredAnswer, PreferredRequest,
+};
+use crate::csi::messages::Nothing;
+use crate::csi::rpc::{Rpc, RpcError};
+
+/// A plugin may register before it listens. Upstream: `dial`.
+const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_RETRY: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+/// Upstream: `KubeletPreStartContainerRPCTimeoutInSecs`.
+const PRE_START: Duration = Duration::from_secs(30);
+/// Deviation: upstream waits for ever, and starts no other pod meanwhile.
+const ALLOCATE: Duration = Duration::from_secs(600);
+
+macro_rules! method {
+    ($name:literal) => {
+        concat!("/v1beta1.DevicePlugin/", $name)
+    };
+}
+
+pub struct Plugin {
+    rpc: Rpc,
+    pub options: Options,
+    /// Told when another plugin took its place.
+    pub replaced: Notify,
+}
+
+/// Asks what the plugin can do; waits for it to listen.
+pub async fn connect(socket: &Path) -> Result<Plugin, String> {
+    let rpc = Rpc::new(socket).map_err(|error| format!("failed to dial device plugin: {error}"))?;
+    let deadline = Instant::now() + CONNECT;
+    let mut backoff = Backoff::new(CONNECT_RETRY[0], CONNECT_RETRY[1]);
+    let ask = async {
+        loop {
+            let call = rpc.call(method!("GetDevicePluginOptions"), Nothing {}, CONNECT).await;
+            match call {
+                Ok(options) => return Ok(options),
+                Err(error) if error.is_unavailable() => sleep(backoff.step()).await,
+                Err(error) => return Err(format!("failed to get device plugin options: {error}")),
+            }
+        }
+    };
+    let late = || "failed to dial device plugin: context deadline exceeded".to_owned();
+    let options = timeout_at(deadline, ask).await.map_err(|_| late())??;
+    Ok(Plugin { rpc, options, replaced: Notify::new() })
+}
+
+impl Plugin {
+    pub async fn list_and_watch(&self) -> Result<Streaming<Listed>, RpcError> {
+        self.rpc.stream(method!("ListAndWatch"), Nothing {}).await
+    }
+
+    /// Why a stream ended.
+    pub fn error(&self, status: &tonic::Status) -> RpcError {
+        self.rpc.error(status)
+    }
+
+    /// What a container needs for these devices.
+    pub async fn allocate(&self, devices: Vec<String>) -> Result<Allocated, String> {
+        let request = AllocateRequest { containers: vec![Ids { devices }] };
+        let call = self.rpc.call(method!("Allocate"), request, ALLOCATE).await;
+        let answer: AllocateAnswer = call.map_err(|error| error.to_string())?;
+        let first = answer.containers.into_iter().next();
+        first.ok_or_else(|| "no containers return in allocation response ".into())
+    }
+
+    pub async fn preferred(&self, asked: ContainerPreferredRequest) -> Result<Vec<String>, String> {
+        let request = PreferredRequest { containers: vec![asked] };
+        let call = self.rpc.call(method!("GetPreferredAllocation"), request, ALLOCATE).await;
+        let answer: PreferredAnswer = call.map_err(|error| {
+            format!("device plugin GetPreferredAllocation rpc failed with err: {error}")
+        })?;
+        Ok(answer.containers.into_iter().next().map(|ids| ids.devices).unwrap_or_default())
+    }
+
+    pub async fn pre_start(&self, devices: Vec<String>) -> Result<(), String> {
+        let request = PreStartRequest { devices };
+        let call = self.rpc.call(method!("PreStartContainer"), request, PRE_START).await;
+        let done: Result<Nothing, RpcError> = call;
+        done.map(|_| ()).map_err(|error| {
+            format!("device plugin PreStartContainer rpc failed with err: {error}")
+        })
+    }
+}

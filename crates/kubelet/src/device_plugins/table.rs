@@ -1,0 +1,513 @@
+//! Who has which device: the bookkeeping behind [`super::DevicePlugins`].
+//!
+//! ```text
+//!              listed                       stopped             5 minutes
+//!  (nothing) ─────────► LIVE, devices ──────────────► STOPPED ───────────► GONE
+//!                        ▲  capacity: all             capacity: all        0
+//!                        │  allocatable: healthy      allocatable: 0       0
+//!                        └──────────── connected, listed ◄──┘
+//! ```
+//!
+//! In: what plugins list, what containers ask for. Out: devices for them, amounts for the node.
+//! Invariants: a device belongs to one container at a time, but for those of init containers, which
+//! those after them may have; a restarted kubelet knows what pods have, and of resources their names.
+//! Upstream: `devicemanager/manager.go`, `pod_devices.go`. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+use super::messages::{self, Allocated, HEALTHY};
+use crate::names;
+use crate::resources::is_sidecar;
+
+/// How long a stopped plugin's devices still count. Upstream: `endpointStopGracePeriod`.
+const GRACE: Duration = Duration::from_secs(300);
+/// Where devices are that said nothing of it.
+pub const NO_NODE: i64 = -1;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    pub is_healthy: bool,
+    /// The NUMA nodes that it is near to.
+    pub nodes: Vec<i64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Live,
+    Stopped(Instant),
+    Gone,
+}
+
+#[derive(Clone, Debug)]
+struct Resource {
+    devices: BTreeMap<String, Device>,
+    /// The plugin that is there now has said what it has.
+    is_listed: bool,
+    standing: Standing,
+}
+
+impl Resource {
+    fn healthy(&self) -> BTreeSet<String> {
+        let listed = self.devices.iter().filter(|(_, device)| self.is_listed && device.is_healthy);
+        listed.map(|(id, _)| id.clone()).collect()
+    }
+}
+
+/// What a container has of one resource.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// By NUMA node; a device that is near to two is there twice.
+    pub devices: BTreeMap<i64, Vec<String>>,
+    /// `None`: the plugin is being asked.
+    pub answer: Option<Allocated>,
+}
+
+impl Given {
+    pub fn ids(&self) -> BTreeSet<String> {
+        self.devices.values().flatten().cloned().collect()
+    }
+}
+
+/// Containers of one pod, what they have by resource.
+pub type OfPod = BTreeMap<String, BTreeMap<String, Given>>;
+
+/// For the node's status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    pub capacity: BTreeMap<String, i64>,
+    pub allocatable: BTreeMap<String, i64>,
+}
+
+/// What there is to choose from for a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub required: usize,
+    /// Of its pod's init containers, already chosen.
+    pub reused: BTreeSet<String>,
+    pub free: BTreeSet<String>,
+}
+
+#[derive(Default)]
+pub struct Table {
+    resources: BTreeMap<String, Resource>,
+    pods: BTreeMap<String, OfPod>,
+}
+
+impl Table {
+    /// As an earlier kubelet left it: resources have no devices until their plugins list them.
+    pub fn restored(names: Vec<String>, pods: BTreeMap<String, OfPod>, now: Instant) -> Self {
+        let standing = Standing::Stopped(now);
+        let empty = Resource { devices: BTreeMap::new(), is_listed: false, standing };
+        Self { resources: names.into_iter().map(|name| (name, empty.clone())).collect(), pods }
+    }
+
+    /// For the record: the healthy devices of each resource that still counts.
+    pub fn registered(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let counting = self.resources.iter().filter(|(_, one)| one.standing != Standing::Gone);
+        counting.map(|(name, one)| (name.clone(), one.healthy())).collect()
+    }
+
+    pub fn pods(&self) -> &BTreeMap<String, OfPod> {
+        &self.pods
+    }
+
+    /// A plugin said what it has. Whether the health of a device that a pod has changed.
+    pub fn listed(&mut self, resource: &str, devices: Vec<messages::Device>) -> bool {
+        let nodes = |topology: Option<messages::Topology>| {
+            topology.map(|all| all.nodes.iter().map(|node| node.id).collect()).unwrap_or_default()
+        };
+        let one = |device: messages::Device| {
+            let is_healthy = device.health == HEALTHY;
+            (device.id, Device { is_healthy, nodes: nodes(device.topology) })
+        };
+        let fresh = Resource {
+            devices: devices.into_iter().map(one).collect(),
+            is_listed: true,
+            standing: Standing::Live,
+        };
+        let used = self.used(resource);
+        let old = self.resources.insert(resource.to_owned(), fresh);
+        let health = |of: &Resource, id: &String| of.devices.get(id).map(|one| one.is_healthy);
+        let fresh = &self.resources[resource];
+        used.iter().any(|id| {
+            let before = old.as_ref().and_then(|old| health(old, id));
+            health(fresh, id).is_some_and(|now| before != Some(now))
+        })
+    }
+
+    /// A plugin is there; what it has is not known yet.
+    pub fn connected(&mut self, resource: &str) {
+        if let Some(known) = self.resources.get_mut(resource) {
+            known.standing = Standing::Live;
+        }
+    }
+
+    pub fn stopped(&mut self, resource: &str, now: Instant) {
+        if let Some(known) = self.resources.get_mut(resource) {
+            known.is_listed = false;
+            known.standing = Standing::Stopped(now);
+        }
+    }
+
+    pub fn is_stopped(&self, resource: &str) -> bool {
+        let known = self.resources.get(resource);
+        known.is_some_and(|known| known.standing != Standing::Live)
+    }
+
+    /// What the node has, and whether a resource has just ceased to count.
+    pub fn amounts(&mut self, now: Instant) -> (Amounts, bool) {
+        let mut out = Amounts::default();
+        let mut has_gone = false;
+        for (name, one) in &mut self.resources {
+            if let Standing::Stopped(since) = one.standing
+                && now.duration_since(since) > GRACE
+            {
+                one.standing = Standing::Gone;
+                has_gone = true;
+            }
+            let all = if one.standing == Standing::Gone { 0 } else { one.devices.len() };
+            out.capacity.insert(name.clone(), all as i64);
+            out.allocatable.insert(name.clone(), one.healthy().len() as i64);
+        }
+        (out, has_gone)
+    }
+
+    /// Does a plugin have this resource, or did one give it to a pod?
+    pub fn is_known(&self, resource: &str) -> bool {
+        let counts = self.resources.get(resource).is_some_and(|r| r.standing != Standing::Gone);
+        let mut all = self.pods.values().flat_map(BTreeMap::values);
+        counts || all.any(|container| container.contains_key(resource))
+    }
+
+    fn used(&self, resource: &str) -> BTreeSet<String> {
+        let containers = self.pods.values().flat_map(BTreeMap::values);
+        containers.filter_map(|of| of.get(resource)).flat_map(Given::ids).collect()
+    }
+
+    pub fn of_container(
+        &self,
+        pod: &str,
+        container: &str,
+    ) -> impl Iterator<Item = (&String, &Given)> {
+        self.pods.get(pod).and_then(|of| of.get(container)).into_iter().flatten()
+    }
+
+    fn given(&self, pod: &str, container: &str, resource: &str) -> Option<&Given> {
+        self.pods.get(pod)?.get(container)?.get(resource)
+    }
+
+    pub fn ids(&self, pod: &str, container: &str, resource: &str) -> Option<BTreeSet<String>> {
+        self.given(pod, container, resource).map(Given::ids)
+    }
+
+    /// What init containers before this one have and nobody after them took.
+    fn reusable(&self, pod: &Pod, container: &str, resource: &str) -> BTreeSet<String> {
+        let mut free = BTreeSet::new();
+        let Some(spec) = &pod.spec else { return free };
+        let inits = spec.init_containers.iter().flatten().map(|one| (one, !is_sidecar(one)));
+        for (before, gives_back) in inits.chain(spec.containers.iter().map(|one| (one, false))) {
+            if before.name == container {
+                break;
+            }
+            let ids = self.ids(names::uid(pod), &before.name, resource).unwrap_or_default();
+            match gives_back {
+                true => free.extend(ids),
+                false => free.retain(|id| !ids.contains(id)),
+            }
+        }
+        free
+    }
+
+    /// What a container may be given; `None` when it needs nothing more.
+    pub fn room(
+        &self,
+        pod: &Pod,
+        container: &str,
+        resource: &str,
+        required: usize,
+    ) -> Result<Option<Room>, String> {
+        let uid = names::uid(pod);
+        let had = self.ids(uid, container, resource);
+        let count = had.as_ref().map_or(required, BTreeSet::len);
+        if count != required {
+            return Err(format!(
+                "pod {uid:?} container {container:?} changed request for resource {resource:?} from {count} to {required}"
+            ));
+        }
+        let known = self.resources.get(resource).filter(|one| one.standing != Standing::Gone);
+        let Some(known) = known else {
+            return Err(format!("cannot allocate unregistered device {resource}"));
+        };
+        let healthy = known.healthy();
+        if healthy.is_empty() {
+            return Err(format!(
+                "no healthy devices present; cannot allocate unhealthy devices {resource}"
+            ));
+        }
+        if had.as_ref().is_some_and(|had| !had.is_subset(&healthy)) {
+            return Err(format!(
+                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            ));
+        }
+        if had.is_some() || required == 0 {
+            return Ok(None);
+        }
+        let reusable = self.reusable(pod, container, resource);
+        let reused: BTreeSet<String> = reusable.into_iter().take(required).collect();
+        let free: BTreeSet<String> = &healthy - &self.used(resource);
+        let needed = required - reused.len();
+        if free.len() < needed {
+            return Err(format!(
+                "requested number of devices unavailable for {resource}. Requested: {needed}, Available: {}",
+                free.len()
+            ));
+        }
+        Ok(Some(Room { required, reused, free }))
+    }
+
+    /// Takes devices for a container: those of init containers, then preferred ones, then any.
+    pub fn take(
+        &mut self,
+        pod: &Pod,
+        container: &str,
+        resource: &str,
+        required: usize,
+        preferred: &[String],
+    ) -> Result<Vec<String>, String> {
+        let Some(room) = self.room(pod, container, resource, required)? else { return Ok(vec![]) };
+        let mut taken = room.reused;
+        let preferred = preferred.iter().filter(|id| room.free.contains(*id));
+        for id in preferred.chain(&room.free) {
+            if taken.len() < required {
+                taken.insert(id.clone());
+            }
+        }
+        let mut devices: BTreeMap<i64, Vec<String>> = BTreeMap::new();
+        for id in &taken {
+            let near = self.resources[resource].devices.get(id).map(|one| one.nodes.clone());
+            let near = near.filter(|nodes| !nodes.is_empty()).unwrap_or_else(|| vec![NO_NODE]);
+            for node in near {
+                devices.entry(node).or_default().push(id.clone());
+            }
+        }
+        let of_pod = self.pods.entry(names::uid(pod).to_owned()).or_default();
+        let of_container = of_pod.entry(container.to_owned()).or_default();
+        of_container.insert(resource.to_owned(), Given { devices, answer: None });
+        Ok(taken.into_iter().collect())
+    }
+
+    /// The plugin answered; without an answer the container has nothing.
+    pub fn answered(
+        &mut self,
+        pod: &str,
+        container: &str,
+        resource: &str,
+        answer: Option<Allocated>,
+    ) {
+        let Some(of) = self.pods.get_mut(pod).and_then(|of| of.get_mut(container)) else { return };
+        match answer {
+            Some(_) => of.entry(resource.to_owned()).and_modify(|given| given.answer = answer),
+            None => {
+                of.remove(resource);
+                return;
+            }
+        };
+    }
+
+    /// A pod is over. Whether it had anything.
+    pub fn forget(&mut self, pod: &str) -> bool {
+        self.pods.remove(pod).is_some()
+    }
+
+    /// Pods that nobody knows any more are over. Whether there were any.
+    pub fn keep_only(&mut self, pods: &BTreeSet<String>) -> bool {
+        let before = self.pods.len();
+        self.pods.retain(|uid, _| pods.contains(uid));
+        before != self.pods.len()
+    }
+
+    /// Upstream: a device that its plugin lists no more is as healthy as it was.
+    pub fn is_healthy(&self, resource: &str, id: &str) -> bool {
+        let known = self.resources.get(resource).and_then(|one| one.devices.get(id));
+        known.is_none_or(|device| device.is_healthy)
+    }
+
+    /// All healthy devices, by resource.
+    pub fn healthy(&self) -> Vec<(&String, &String, &Device)> {
+        let listed = self.resources.iter().filter(|(_, one)| one.is_listed);
+        let all = listed.flat_map(|(name, one)| one.devices.iter().map(move |(i, d)| (name, i, d)));
+        all.filter(|(_, _, device)| device.is_healthy).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    const RES: &str = "example.com/dongle";
+
+    fn device(id: &str, health: &str, nodes: &[i64]) -> messages::Device {
+        let nodes = nodes.iter().map(|id| messages::NumaNode { id: *id }).collect();
+        messages::Device {
+            id: id.into(),
+            health: health.into(),
+            topology: Some(messages::Topology { nodes }),
+        }
+    }
+
+    fn pod(uid: &str, inits: &[(&str, bool)], containers: &[&str]) -> Pod {
+        let init = |(name, stays): &(&str, bool)| match stays {
+            true => json!({"name": name, "restartPolicy": "Always"}),
+            false => json!({"name": name}),
+        };
+        let inits: Vec<Value> = inits.iter().map(init).collect();
+        let containers: Vec<Value> = containers.iter().map(|name| json!({"name": name})).collect();
+        from_value(json!({"metadata": {"name": uid, "uid": uid},
+            "spec": {"initContainers": inits, "containers": containers}}))
+        .expect("a pod")
+    }
+
+    fn four() -> Table {
+        let mut table = Table::default();
+        let all = ["a", "b", "c", "d"].map(|id| device(id, HEALTHY, &[]));
+        table.listed(RES, all.into());
+        table
+    }
+
+    fn give(
+        table: &mut Table,
+        pod: &Pod,
+        container: &str,
+        count: usize,
+        preferred: &[&str],
+    ) -> Result<Vec<String>, String> {
+        let preferred: Vec<String> = preferred.iter().map(|id| id.to_string()).collect();
+        let taken = table.take(pod, container, RES, count, &preferred)?;
+        if !taken.is_empty() {
+            table.answered(names::uid(pod), container, RES, Some(Allocated::default()));
+        }
+        Ok(taken)
+    }
+
+    #[test]
+    fn a_device_has_one_owner() {
+        let mut table = four();
+        let (first, second) = (pod("1", &[], &["x", "y"]), pod("2", &[], &["x"]));
+        assert_eq!(give(&mut table, &first, "x", 2, &["d", "z"]).expect("room"), ["a", "d"]);
+        assert_eq!(give(&mut table, &first, "y", 1, &["d"]).expect("room"), ["b"]);
+        // Asked for again, a container keeps what it has.
+        assert_eq!(give(&mut table, &first, "x", 2, &[]), Ok(vec![]));
+        let check = |table: &mut Table, container: &str, count: usize, why: &str| {
+            assert_eq!(give(table, &second, container, count, &[]), Err(why.to_owned()));
+        };
+        check(
+            &mut table,
+            "x",
+            2,
+            "requested number of devices unavailable for example.com/dongle. Requested: 2, Available: 1",
+        );
+        assert!(table.forget("1") && !table.forget("1"));
+        assert_eq!(give(&mut table, &second, "x", 4, &[]).expect("room").len(), 4);
+        check(
+            &mut table,
+            "x",
+            3,
+            "pod \"2\" container \"x\" changed request for resource \"example.com/dongle\" from 4 to 3",
+        );
+        // A plugin that refuses leaves nothing taken.
+        table.forget("2");
+        table.take(&second, "x", RES, 4, &[]).expect("room");
+        table.answered("2", "x", RES, None);
+        assert_eq!(table.used(RES).len(), 0);
+    }
+
+    #[test]
+    fn devices_of_init_containers_are_used_again() {
+        let check = |inits: &[(&str, bool, usize)], count: usize, expected: &[&str]| {
+            let mut table = four();
+            let named: Vec<(&str, bool)> = inits.iter().map(|one| (one.0, one.1)).collect();
+            let pod = pod("1", &named, &["x", "y"]);
+            for (name, _, count) in inits {
+                give(&mut table, &pod, name, *count, &[]).expect("room");
+            }
+            let taken = give(&mut table, &pod, "x", count, &[]).expect("room");
+            assert_eq!(taken, expected, "{inits:?}");
+        };
+        check(&[("i", false, 2)], 1, &["a"]);
+        check(&[("i", false, 2), ("j", false, 3)], 4, &["a", "b", "c", "d"]);
+        // One that runs on keeps its own.
+        check(&[("i", true, 2)], 1, &["c"]);
+        check(&[("i", false, 2), ("s", true, 1)], 2, &["b", "c"]);
+    }
+
+    #[test]
+    fn plugins_come_and_go() {
+        let now = Instant::now();
+        let mut table = Table::default();
+        let check = |table: &mut Table, after: u64, all: i64, healthy: i64| {
+            let (amounts, _) = table.amounts(now + Duration::from_secs(after));
+            assert_eq!((amounts.capacity[RES], amounts.allocatable[RES]), (all, healthy));
+        };
+        let list = vec![device("a", HEALTHY, &[]), device("b", "Unhealthy", &[])];
+        assert!(!table.listed(RES, list.clone()), "nobody has them");
+        check(&mut table, 0, 2, 1);
+        let owner = pod("1", &[], &["x"]);
+        assert_eq!(give(&mut table, &owner, "x", 1, &[]).expect("room"), ["a"]);
+        assert!(!table.listed(RES, list), "all is as it was");
+        assert!(table.listed(RES, vec![device("a", "Unhealthy", &[])]), "a pod's device is ill");
+        let refused = |table: &Table, expected: &str| {
+            let other = pod("2", &[], &["x"]);
+            assert_eq!(table.room(&other, "x", RES, 1), Err(format!("{expected} {RES}")));
+        };
+        refused(&table, "no healthy devices present; cannot allocate unhealthy devices");
+        table.listed(RES, vec![device("b", HEALTHY, &[])]);
+        assert_eq!(
+            table.room(&owner, "x", RES, 1),
+            Err(format!(
+                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {RES}"
+            ))
+        );
+        table.stopped(RES, now);
+        check(&mut table, 300, 1, 0);
+        table.connected(RES);
+        check(&mut table, 900, 1, 0);
+        table.stopped(RES, now);
+        check(&mut table, 301, 0, 0);
+        assert!(table.is_known(RES), "a pod has one");
+        refused(&table, "cannot allocate unregistered device");
+        table.forget("1");
+        assert!(!table.is_known(RES));
+    }
+
+    #[test]
+    fn a_new_kubelet_knows_who_has_what() {
+        let mut table = four();
+        let owner = pod("1", &[], &["x"]);
+        give(&mut table, &owner, "x", 2, &[]).expect("room");
+        let names = table.registered().into_keys().collect();
+        let mut table = Table::restored(names, table.pods.clone(), Instant::now());
+        let (amounts, _) = table.amounts(Instant::now());
+        assert_eq!((amounts.capacity[RES], amounts.allocatable[RES]), (0, 0));
+        table.listed(RES, ["a", "b", "c"].map(|id| device(id, HEALTHY, &[])).into());
+        assert_eq!(give(&mut table, &pod("2", &[], &["x"]), "x", 1, &[]).expect("room"), ["c"]);
+        assert_eq!(table.room(&owner, "x", RES, 2), Ok(None));
+        assert!(table.keep_only(&["2".to_owned()].into()));
+        assert_eq!(table.used(RES), ["c".to_owned()].into());
+    }
+
+    #[test]
+    fn devices_know_their_nodes() {
+        let mut table = Table::default();
+        table.listed(RES, vec![device("a", HEALTHY, &[0, 1]), device("b", HEALTHY, &[])]);
+        give(&mut table, &pod("1", &[], &["x"]), "x", 2, &[]).expect("room");
+        let given: Vec<_> = table.of_container("1", "x").map(|(_, g)| g.devices.clone()).collect();
+        let at = |node: i64, id: &str| (node, vec![id.to_owned()]);
+        assert_eq!(given, [[at(-1, "b"), at(0, "a"), at(1, "a")].into()]);
+    }
+}
