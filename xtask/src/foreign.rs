@@ -51,24 +51,34 @@ pub fn helm() -> Outcome<PathBuf> {
 /// The mock driver of the end-to-end suite, which that runs inside of itself; as a program of its own
 /// (`csi_driver.go`) with the registrar's part. Half a minute after kubectl.
 pub fn csi_driver() -> Outcome<PathBuf> {
-    const SOURCE: &str = include_str!("csi_driver.go");
+    own("csi-driver", include_str!("csi_driver.go"))
+}
+
+/// The stub of a device plugin, which upstream's tests run inside of themselves.
+pub fn device_plugin() -> Outcome<PathBuf> {
+    own("device-plugin", include_str!("device_plugin.go"))
+}
+
+/// A program whose main file is ours, made of upstream's parts.
+fn own(name: &str, text: &str) -> Outcome<PathBuf> {
     let directory = directory()?;
-    let source = directory.join("csi-driver-source/main.go");
+    let folder = format!("{name}-source");
+    let source = directory.join(&folder).join("main.go");
     let fail = |error: std::io::Error| format!("{}: {error}", source.display());
-    if !fs::read_to_string(&source).is_ok_and(|old| old == SOURCE) {
-        fs::create_dir_all(directory.join("csi-driver-source")).map_err(fail)?;
+    if !fs::read_to_string(&source).is_ok_and(|old| old == text) {
+        fs::create_dir_all(directory.join(&folder)).map_err(fail)?;
         // Not the program of another source.
-        let _ = fs::remove_file(directory.join("csi-driver"));
-        fs::write(&source, SOURCE).map_err(fail)?;
+        let _ = fs::remove_file(directory.join(name));
+        fs::write(&source, text).map_err(fail)?;
     }
-    program("csi-driver", "./csi-driver-source")
+    program(name, &format!("./{folder}"))
 }
 
 /// What the end-to-end story runs, one after the other: a build uses all there is by itself.
 pub fn of_the_story() -> Outcome {
     kubectl()?;
     // Without these, chapters say `skipped`: a module that cannot be fetched today is not our failure.
-    for build in [csi_driver, helm] {
+    for build in [csi_driver, device_plugin, helm] {
         if let Err(error) = build() {
             eprintln!("a chapter of the story will be skipped: {error}");
         }

@@ -520,10 +520,10 @@ mod tests {
             &["feature gate OpenAPIEnums cannot be closed: its feature is built in"],
         );
         check(
-            "ResourceHealthStatus=true,MemoryQoS=true,EventedPLEG=true",
+            "ResourceHealthStatusMessage=true,MemoryQoS=true,EventedPLEG=true",
             &[
                 "feature gates EventedPLEG, MemoryQoS are known but not implemented: they change nothing",
-                "feature gate ResourceHealthStatus opens parts of the API that nothing acts on",
+                "feature gate ResourceHealthStatusMessage opens parts of the API that nothing acts on",
             ],
         );
         check(

@@ -40,6 +40,11 @@ pub fn csi_driver() -> Option<PathBuf> {
     newest("csi-driver").ok().flatten()
 }
 
+/// The stub of a device plugin that `cargo xtask device-plugin` has built.
+pub fn device_plugin() -> Option<PathBuf> {
+    newest("device-plugin").ok().flatten()
+}
+
 /// The last, by the name of its directory, of the cached programs with this name.
 fn newest(name: &str) -> Result<Option<PathBuf>> {
     let cache = cache()?;

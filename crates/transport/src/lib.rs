@@ -9,6 +9,7 @@
 //! has a limit; TLS settings are read anew for each connection, so certificates rotate without a
 //! restart.
 
+mod authority;
 pub mod channels;
 mod client;
 mod gather;

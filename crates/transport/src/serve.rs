@@ -40,6 +40,7 @@ use tokio::time::Instant;
 use tower::{Service, ServiceExt};
 
 use crate::BoxError;
+use crate::authority::Renamed;
 use crate::gather::{Outlet, gather};
 use crate::tls::ServerTls;
 
@@ -133,7 +134,7 @@ impl Listener {
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
-                Ok((Box::new(stream), ConnectionInfo::default()))
+                Ok((Box::new(Renamed::new(stream)), ConnectionInfo::default()))
             }
         }
     }

@@ -138,9 +138,9 @@ gates! {
     KubeletFineGrainedAuthz: Stable LockedOn BuiltIn;
     KubeletInUserNamespace: Alpha Off Absent;
     KubeletPSI: Stable LockedOn Absent;
-    KubeletPodResourcesDynamicResources: Stable LockedOn Absent;
-    KubeletPodResourcesGet: Stable LockedOn Absent;
-    KubeletPodResourcesListUseActivePods: Deprecated On Absent;
+    KubeletPodResourcesDynamicResources: Stable LockedOn BuiltIn;
+    KubeletPodResourcesGet: Stable LockedOn BuiltIn;
+    KubeletPodResourcesListUseActivePods: Deprecated On BuiltIn;
     KubeletRegistrationGetOnExistsOnly: Deprecated Off Absent;
     KubeletSeparateDiskGC: Beta On Absent;
     KubeletServiceAccountTokenForCredentialProviders: Beta On Absent;
@@ -202,7 +202,7 @@ gates! {
     ReloadKubeletServerCertificateFile: Beta On Absent;
     RemoteRequestHeaderUID: Beta On BuiltIn;
     ResilientWatchCacheInitialization: Stable LockedOn BuiltIn;
-    ResourceHealthStatus: Beta On Fields;
+    ResourceHealthStatus: Beta On Decides;
     ResourceHealthStatusMessage: Beta On Fields;
     RestartAllContainersOnContainerExits: Beta On Decides;
     RetryGenerateName: Stable LockedOn BuiltIn;

@@ -22,15 +22,15 @@ use crate::csi::rpc::{Rpc, RpcError};
 const CONNECT: Duration = Duration::from_secs(10);
 const CONNECT_RETRY: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// Upstream: `KubeletPreStartContainerRPCTimeoutInSecs`.
-const PRE_START: Duration = Duration::from_secs(30);
+const PRE_START_LIMIT: Duration = Duration::from_secs(30);
 /// Deviation: upstream waits for ever, and starts no other pod meanwhile.
-const ALLOCATE: Duration = Duration::from_secs(600);
+const ALLOCATE_LIMIT: Duration = Duration::from_secs(600);
 
-macro_rules! method {
-    ($name:literal) => {
-        concat!("/v1beta1.DevicePlugin/", $name)
-    };
-}
+const GET_OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
+const LIST_AND_WATCH: &str = "/v1beta1.DevicePlugin/ListAndWatch";
+const GET_PREFERRED: &str = "/v1beta1.DevicePlugin/GetPreferredAllocation";
+const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
+const PRE_START: &str = "/v1beta1.DevicePlugin/PreStartContainer";
 
 pub struct Plugin {
     rpc: Rpc,
@@ -46,7 +46,7 @@ pub async fn connect(socket: &Path) -> Result<Plugin, String> {
     let mut backoff = Backoff::new(CONNECT_RETRY[0], CONNECT_RETRY[1]);
     let ask = async {
         loop {
-            let call = rpc.call(method!("GetDevicePluginOptions"), Nothing {}, CONNECT).await;
+            let call = rpc.call(GET_OPTIONS, Nothing {}, CONNECT).await;
             match call {
                 Ok(options) => return Ok(options),
                 Err(error) if error.is_unavailable() => sleep(backoff.step()).await,
@@ -61,7 +61,7 @@ pub async fn connect(socket: &Path) -> Result<Plugin, String> {
 
 impl Plugin {
     pub async fn list_and_watch(&self) -> Result<Streaming<Listed>, RpcError> {
-        self.rpc.stream(method!("ListAndWatch"), Nothing {}).await
+        self.rpc.stream(LIST_AND_WATCH, Nothing {}).await
     }
 
     /// Why a stream ended.
@@ -72,7 +72,7 @@ impl Plugin {
     /// What a container needs for these devices.
     pub async fn allocate(&self, devices: Vec<String>) -> Result<Allocated, String> {
         let request = AllocateRequest { containers: vec![Ids { devices }] };
-        let call = self.rpc.call(method!("Allocate"), request, ALLOCATE).await;
+        let call = self.rpc.call(ALLOCATE, request, ALLOCATE_LIMIT).await;
         let answer: AllocateAnswer = call.map_err(|error| error.to_string())?;
         let first = answer.containers.into_iter().next();
         first.ok_or_else(|| "no containers return in allocation response ".into())
@@ -80,7 +80,7 @@ impl Plugin {
 
     pub async fn preferred(&self, asked: ContainerPreferredRequest) -> Result<Vec<String>, String> {
         let request = PreferredRequest { containers: vec![asked] };
-        let call = self.rpc.call(method!("GetPreferredAllocation"), request, ALLOCATE).await;
+        let call = self.rpc.call(GET_PREFERRED, request, ALLOCATE_LIMIT).await;
         let answer: PreferredAnswer = call.map_err(|error| {
             format!("device plugin GetPreferredAllocation rpc failed with err: {error}")
         })?;
@@ -89,7 +89,7 @@ impl Plugin {
 
     pub async fn pre_start(&self, devices: Vec<String>) -> Result<(), String> {
         let request = PreStartRequest { devices };
-        let call = self.rpc.call(method!("PreStartContainer"), request, PRE_START).await;
+        let call = self.rpc.call(PRE_START, request, PRE_START_LIMIT).await;
         let done: Result<Nothing, RpcError> = call;
         done.map(|_| ()).map_err(|error| {
             format!("device plugin PreStartContainer rpc failed with err: {error}")

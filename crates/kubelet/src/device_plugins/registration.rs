@@ -26,8 +26,6 @@ use crate::resources::is_extended;
 
 const VERSION: &str = "v1beta1";
 const SOCKET: &str = "kubelet.sock";
-/// Upstream makes it since plugins may register by the other way.
-const NOTE: &str = "DEPRECATION";
 
 /// A plugin that registered by `plugins_registry`.
 pub struct Registered {
@@ -50,7 +48,6 @@ pub async fn serve(plugins: Arc<DevicePlugins>, stop: Stop) {
 
 fn open(dir: &Path) -> io::Result<Listener> {
     DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
-    fs::write(dir.join(NOTE), b"")?;
     for entry in fs::read_dir(dir)?.flatten() {
         if fs::metadata(entry.path()).is_ok_and(|about| about.file_type().is_socket()) {
             fs::remove_file(entry.path())?;
@@ -186,19 +183,17 @@ mod tests {
         );
     }
 
-    #[test]
-    fn sockets_of_before_go_and_other_files_stay() {
+    #[tokio::test]
+    async fn sockets_of_before_go_and_other_files_stay() {
         let root = tempfile::tempdir().expect("a directory");
         let dir = root.path().join("device-plugins");
         fs::create_dir(&dir).expect("made");
         let _old = std::os::unix::net::UnixListener::bind(dir.join("old.sock")).expect("bound");
         fs::write(dir.join("record"), "x").expect("written");
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let _entered = runtime.enter();
         let _listener = open(&dir).expect("it listens");
         let names = fs::read_dir(&dir).expect("a directory").flatten();
         let mut names: Vec<_> = names.map(|one| one.file_name().into_string().unwrap()).collect();
         names.sort();
-        assert_eq!(names, [NOTE, SOCKET, "record"]);
+        assert_eq!(names, [SOCKET, "record"]);
     }
 }

@@ -127,6 +127,32 @@ async fn a_unix_socket_serves_plain_http() {
     }
 }
 
+/// As gRPC's client for Go calls a socket that it has a dialer for.
+#[tokio::test]
+async fn a_unix_socket_may_be_called_by_its_path() {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let path = root.path().join("s.sock");
+    let world = World::plain(Listener::unix(&path).expect("binds")).await;
+    let mut stream = tokio::net::UnixStream::connect(&path).await.expect("connects");
+    let block = b"\x82\x86\x44\x0b/whoami?x=1\x41\x0f%2Frun%2Fx.sock";
+    let head = [0, 0, block.len() as u8, 1, 0x5, 0, 0, 0, 1];
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let all = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &head, block].concat();
+    stream.write_all(&all).await.expect("sent");
+    let kind = loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.expect("a frame");
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; length as usize];
+        stream.read_exact(&mut payload).await.expect("its payload");
+        if head[8] == 1 {
+            break head[3];
+        }
+    };
+    assert_eq!(kind, 1, "an answer, not the stream's end");
+    world.shutdown().await;
+}
+
 #[tokio::test]
 async fn an_upgrade_becomes_a_raw_stream_and_a_refusal_has_a_body() {
     let world = World::start(ClientCerts::Request).await;

@@ -8,6 +8,7 @@ mod containerd;
 mod containers;
 mod csi;
 mod density;
+mod devices;
 mod ending;
 mod healing;
 mod helm;
@@ -76,6 +77,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("workloads: kubectl top, and an autoscaler under load", workloads::autoscaling),
     chapter("volumes: a storage driver that somebody else wrote", csi::driver),
     chapter("volumes: a device of the node reaches containers", block::raw),
+    chapter("devices: a device plugin that somebody else wrote", devices::plugin),
     chapter("users: pods whose root is nobody to the node", users::of_their_own),
     chapter("helm: a chart comes, changes, goes back, goes", helm::chart),
     chapter("killing: the server is killed at any moment", killing::at_any_moment),
