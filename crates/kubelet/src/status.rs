@@ -61,7 +61,7 @@ pub fn pod_status(pod: &Pod, before: &PodStatus, facts: &Facts<'_>) -> PodStatus
     let mut by_role: BTreeMap<Role, Vec<ContainerStatus>> = BTreeMap::new();
     let has_init = spec.init_containers.iter().flatten().next().is_some();
     // A pod that was refused never had containers: its reason is all there is to show.
-    let refused = facts.forced.is_some()
+    let refused = (facts.forced.is_some() || before.phase.as_deref() == Some("Failed"))
         && *facts.observed == Observed::default()
         && before.container_statuses.is_none();
     let context =
@@ -692,10 +692,18 @@ pub(crate) mod tests {
         before: &PodStatus,
         terminal: bool,
     ) -> PodStatus {
-        let observed = observed(containers);
+        status_of_observed(spec, &observed(containers), before, terminal)
+    }
+
+    fn status_of_observed(
+        spec: Value,
+        observed: &Observed,
+        before: &PodStatus,
+        terminal: bool,
+    ) -> PodStatus {
         let host: Vec<IpAddr> = vec!["192.168.0.1".parse().expect("an address")];
         let facts = Facts {
-            observed: &observed,
+            observed,
             waiting: &BTreeMap::new(),
             probes: &BTreeMap::new(),
             host_ips: &host,
@@ -736,6 +744,20 @@ pub(crate) mod tests {
         let failed = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
         let after = status_of(spec("Always"), vec![container("a", Running, 0)], &failed);
         assert_eq!(after.phase.as_deref(), Some("Failed"));
+    }
+
+    /// Nor does the next kubelet, which did not refuse it, show any.
+    #[test]
+    fn a_refused_pod_never_had_containers() {
+        let text = |text: &str| Some(text.to_owned());
+        let before = PodStatus {
+            phase: text("Failed"),
+            reason: text("UnexpectedAdmissionError"),
+            ..PodStatus::default()
+        };
+        let after = status_of_observed(spec("Always"), &Observed::default(), &before, true);
+        assert_eq!((after.phase, after.reason), (before.phase, before.reason));
+        assert_eq!(after.container_statuses, None);
     }
 
     /// A pod whose container's end has all start anew: before, while they go, after.

@@ -279,7 +279,7 @@ mod tests {
         let cut = frame(HEADERS, 0, b"\x41\x02ab");
         let odd = frame(HEADERS, END_HEADERS, b"\x41\x09ab");
         let padded = |block: &[u8]| {
-            let payload = [b"\x02", &[0; 5], block, b"\x00\x00"].concat();
+            let payload = [b"\x02".as_slice(), &[0; 5], block, b"\x00\x00"].concat();
             frame(HEADERS, END_HEADERS | PADDED | PRIORITY, &payload)
         };
         let sent = [PREFACE, &settings, &padded(b"\x83\x41\x02ab"), &data, &cut, &odd].concat();

@@ -144,10 +144,6 @@ fn list<T>(out: &mut String, all: Option<&[T]>, mut one: impl FnMut(&mut String,
     out.push(']');
 }
 
-fn text(out: &mut String, value: &String) {
-    out.push_str(value);
-}
-
 /// Keys in their order, which is Go's: numbers by size, text by bytes.
 fn map<K: std::fmt::Display>(out: &mut String, all: Option<&BTreeMap<K, Option<Vec<String>>>>) {
     let Some(all) = all else { return out.push_str("<nil>") };
@@ -155,7 +151,7 @@ fn map<K: std::fmt::Display>(out: &mut String, all: Option<&BTreeMap<K, Option<V
     let all: Vec<_> = all.iter().collect();
     list(out, Some(&all), |out, (key, ids)| {
         let _ = write!(out, "{key}:");
-        list(out, ids.as_deref(), text);
+        list(out, ids.as_deref(), |out, id| out.push_str(id));
     });
 }
 

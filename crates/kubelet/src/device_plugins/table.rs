@@ -310,12 +310,13 @@ impl Table {
     ) {
         let Some(of) = self.pods.get_mut(pod).and_then(|of| of.get_mut(container)) else { return };
         match answer {
-            Some(_) => of.entry(resource.to_owned()).and_modify(|given| given.answer = answer),
+            Some(_) => {
+                of.entry(resource.to_owned()).and_modify(|given| given.answer = answer);
+            }
             None => {
                 of.remove(resource);
-                return;
             }
-        };
+        }
     }
 
     /// A pod is over. Whether it had anything.

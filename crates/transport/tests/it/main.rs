@@ -137,7 +137,8 @@ async fn a_unix_socket_may_be_called_by_its_path() {
     let block = b"\x82\x86\x44\x0b/whoami?x=1\x41\x0f%2Frun%2Fx.sock";
     let head = [0, 0, block.len() as u8, 1, 0x5, 0, 0, 0, 1];
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-    let all = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &head, block].concat();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
+    let all = [preface, &settings, &head, block].concat();
     stream.write_all(&all).await.expect("sent");
     let kind = loop {
         let mut head = [0; 9];
@@ -150,6 +151,7 @@ async fn a_unix_socket_may_be_called_by_its_path() {
         }
     };
     assert_eq!(kind, 1, "an answer, not the stream's end");
+    drop(stream);
     world.shutdown().await;
 }
 
