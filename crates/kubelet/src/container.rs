@@ -147,13 +147,7 @@ pub fn container_config(
             })
             .collect(),
         labels: labels(pod, container),
-        annotations: prepared
-            .extras
-            .annotations
-            .iter()
-            .cloned()
-            .chain(annotations.map(|(k, v)| (k.to_string(), v)))
-            .collect(),
+        annotations: with_extras(&prepared.extras.annotations, annotations),
         log_path: names::log_file(&container.name, prepared.attempt),
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
@@ -169,6 +163,15 @@ pub fn container_config(
         }),
         stop_signal: stop_signal as i32,
     })
+}
+
+/// The kubelet's own win.
+fn with_extras<const N: usize>(
+    extras: &[(String, String)],
+    own: [(&str, String); N],
+) -> BTreeMap<String, String> {
+    let own = own.map(|(key, value)| (key.to_string(), value));
+    extras.iter().cloned().chain(own).collect()
 }
 
 fn labels(pod: &Pod, container: &Container) -> BTreeMap<String, String> {

@@ -182,7 +182,6 @@ async fn start(
         runtime,
         config,
     });
-    context.cgroups.prepare();
     let set = PodSet::new(context.clone(), tasks.clone());
     follow_node(&context, &nodes, network_in, hurry.clone());
     tasks.spawn("node-status", node::keep_status(context.clone(), hurry.clone(), health));
@@ -206,8 +205,10 @@ fn new_resolver(config: &Config) -> hosts::Resolver {
 
 fn new_cgroups(config: &Config) -> cgroups::Cgroups {
     let layout = cgroups::Layout::of_this_machine();
-    cgroups::Cgroups::new(layout, &config.cgroup_root, config.cgroups_per_qos)
-        .driven_by(config.cgroup_driver)
+    let cgroups = cgroups::Cgroups::new(layout, &config.cgroup_root, config.cgroups_per_qos)
+        .driven_by(config.cgroup_driver);
+    cgroups.prepare();
+    cgroups
 }
 
 fn new_csi(

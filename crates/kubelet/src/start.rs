@@ -16,6 +16,7 @@ use machinery::selector::Selector;
 use crate::claims::{Claimed, not_set_up};
 use crate::container::{Prepared, container_config};
 use crate::context::reference;
+use crate::device_plugins::Extras;
 use crate::downward::Addresses;
 use crate::env::{self, EnvError, FileValues, Sources, Surroundings};
 use crate::env_file;
@@ -464,15 +465,11 @@ impl Worker {
             NotStarted::new(reason, message)
         };
         let config_error = |message: String| failed("CreateContainerConfigError", message);
-        let extras = context.device_plugins.extras(&pod, container).await.map_err(config_error)?;
-        let own = self.environment(container, place).await.map_err(config_error)?;
-        // What the spec says of a variable wins.
-        let env = [extras.envs.clone(), own].concat();
+        let given = self.given(container, place).await;
+        let (env, devices, extras) = given.map_err(config_error)?;
         let images = self.image_volumes(container, place).await?;
         let attempt = self.next_attempt(&container.name, observed);
         let target = self.target_of(role, &container.name, observed);
-        let devices = context.devices.of(&pod, container).map_err(config_error)?;
-        let devices = [devices, extras.cdi_devices.clone()].concat();
         let prepared = Prepared {
             env,
             devices,
@@ -625,6 +622,20 @@ impl Worker {
             }
         }
         out
+    }
+
+    /// Variables, CDI devices, and the rest of what device plugins have the container get.
+    async fn given(
+        &self,
+        container: &Container,
+        place: &Place,
+    ) -> Result<(Vec<(String, String)>, Vec<String>, Extras), String> {
+        let extras = self.context.device_plugins.extras(&self.pod, container).await?;
+        let own = self.environment(container, place).await?;
+        let devices = self.context.devices.of(&self.pod, container)?;
+        // What the spec says of a variable wins.
+        let env = [extras.envs.clone(), own].concat();
+        Ok((env, [devices, extras.cdi_devices.clone()].concat(), extras))
     }
 
     async fn environment(

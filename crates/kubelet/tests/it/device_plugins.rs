@@ -237,7 +237,7 @@ async fn who_has_what_is_told() {
         ("/v1.PodResourcesLister/Get", named("p")),
     ] {
         let answer = ask(&socket, path, &request).await.expect(path);
-        assert_eq!(Pods::decode(answer).expect(path).pods, [pod.clone()], "{path}");
+        assert_eq!(Pods::decode(answer).expect(path).pods, std::slice::from_ref(&pod), "{path}");
     }
     let refused = ask(&socket, "/v1.PodResourcesLister/Get", &named("x")).await;
     assert_eq!(refused, Err("pod x in namespace ns not found".into()));
