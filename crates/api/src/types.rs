@@ -265,7 +265,6 @@ mod tests {
                         ".":{},"f:name":{},"f:image":{},"f:resources":{},"f:ports":{".":{},"k:{\"containerPort\":80,\"protocol\":\"TCP\"}":{".":{},"f:containerPort":{}}}}},
                         "f:nodeSelector":{}}}}}),
             ),
-            ("io.k8s.api.core.v1.LimitRange", json!({"spec":{"limits":[]}}), json!({})),
             (
                 "io.k8s.api.rbac.v1.Role",
                 json!({"rules":[{"verbs":["get"]}]}),

@@ -158,19 +158,17 @@ impl Type {
         }
     }
 
-    /// What a field of Go's that is always there has before anybody writes it. Of lists that is null, which
-    /// objects of ours do not tell from an empty one.
+    /// What a field of Go's that is always there has before anybody writes it.
     pub(super) fn zero(&self) -> &'static Value {
-        static ZEROS: LazyLock<[Value; 6]> = LazyLock::new(|| {
+        static ZEROS: LazyLock<[Value; 5]> = LazyLock::new(|| {
             let empty = Value::Object(Default::default());
-            [empty, "".into(), 0.into(), false.into(), Value::Null, Value::Array(vec![])]
+            [empty, "".into(), 0.into(), false.into(), Value::Null]
         });
         let which = match (&self.map, self.scalar) {
             (Some(_), _) => 0,
             (_, Some(Scalar::String)) => 1,
             (_, Some(Scalar::Numeric)) => 2,
             (_, Some(Scalar::Boolean)) => 3,
-            (_, None) if self.list.is_some() => 5,
             _ => 4,
         };
         &ZEROS[which]
