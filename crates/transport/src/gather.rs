@@ -138,16 +138,15 @@ impl AsyncWrite for Gathering {
 
 impl Outlet {
     /// Polls the connection, and writes what came of it when all other tasks that are ready had their turn:
-    /// streams are tasks of their own, each of which wakes this one. Ends with the connection, once the
-    /// peer has what it wrote last (an answer to a client that has nothing more to say, the reason of an
-    /// end), or with an error of the stream.
+    /// streams are tasks of their own, each of which wakes this one. Ends with the connection, before what
+    /// it wrote last has left ([`Outlet::finish`]), or with an error of the stream.
     pub(crate) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
         E: From<io::Error>,
     {
         let mut has_yielded = false;
-        let (outcome, is_left) = std::future::poll_fn(|context| {
+        std::future::poll_fn(|context| {
             let outcome = connection.as_mut().poll(context);
             let mut gathered = locked(&self.0);
             let is_first = !std::mem::take(&mut has_yielded);
@@ -157,19 +156,18 @@ impl Outlet {
                 return Poll::Pending;
             }
             match gathered.poll_drain(context) {
-                Poll::Ready(Err(error)) if outcome.is_pending() => {
-                    Poll::Ready((Err(error.into()), false))
-                }
-                drained => outcome.map(|outcome| (outcome, drained.is_pending())),
+                Poll::Ready(Err(error)) if outcome.is_pending() => Poll::Ready(Err(error.into())),
+                _ => outcome,
             }
         })
-        .await;
-        if is_left {
-            let rest = std::future::poll_fn(|context| locked(&self.0).poll_drain(context));
-            // A peer that takes nothing, or is gone, changes nothing about how the connection ended.
-            let _ = tokio::time::timeout(LINGER, rest).await;
-        }
-        outcome
+        .await
+    }
+
+    /// Until the peer has what an ended connection wrote last: an answer to a client that has nothing more
+    /// to say, the reason of the end. One that takes nothing, or is gone, is not waited for long.
+    pub(crate) async fn finish(&self) {
+        let rest = std::future::poll_fn(|context| locked(&self.0).poll_drain(context));
+        let _ = tokio::time::timeout(LINGER, rest).await;
     }
 }
 
@@ -276,6 +274,8 @@ mod tests {
         let driven = async move {
             let ended = outlet.drive::<_, io::Error>(std::pin::pin!(connection)).await;
             assert_eq!(ended.map_err(|e| e.kind()), Err(io::ErrorKind::ConnectionAborted));
+            assert_eq!(begun.elapsed(), Duration::ZERO, "how it ended is known at once");
+            outlet.finish().await;
             let after = begun.elapsed();
             drop(outlet);
             after

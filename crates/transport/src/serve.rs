@@ -375,6 +375,9 @@ where
             }
         }
     };
+    if let Some(outlet) = &outlet {
+        outlet.finish().await;
+    }
     if let Err(error) = outcome {
         match is_the_clients(&*error) {
             true => door.refused(remote, "HTTP error", &chain_of(&*error)),

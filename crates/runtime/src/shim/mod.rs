@@ -163,7 +163,7 @@ pub(crate) fn find(run: &Path) -> Option<i32> {
 }
 
 fn prepare(config: &Path) -> io::Result<ShimConfig> {
-    let config: ShimConfig =
+    let mut config: ShimConfig =
         files::read_json(config)?.ok_or_else(|| io::Error::other("the shim's config is gone"))?;
     if config.exit_file.exists() {
         // The backend was killed as it started us, and the next one found nobody here.
@@ -176,6 +176,10 @@ fn prepare(config: &Path) -> io::Result<ShimConfig> {
     reset_signals();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     std::env::set_current_dir("/")?;
+    if config.hierarchies == Hierarchies::default() {
+        // Written by a release that did not say.
+        config.hierarchies = Hierarchies::discover()?;
+    }
     if let Err(error) = config.hierarchies.join(&config.shim_cgroup, 0, true) {
         // Where it is accounted is not worth a container.
         eprintln!("{SHIM_NAME}: join {}: {error}", config.shim_cgroup);
