@@ -358,33 +358,33 @@ impl ServiceStrategy {
         // In a new Service a port of several protocols has one number.
         let mut of_port: HashMap<i32, i32> = HashMap::new();
         for port in spec.ports.iter().flatten().filter(|_| old.is_none()) {
-            if let Some(number) = port.node_port {
+            if let Some(number) = port.node_port.filter(|number| self.node_port(*number).is_some())
+            {
                 of_port.entry(port.port).or_insert(number);
             }
         }
         for (index, port) in spec.ports.iter_mut().flatten().enumerate() {
-            let asked = port.node_port.and_then(|port| u16::try_from(port).ok());
+            // None is also written as 0.
+            let asked = port.node_port.filter(|port| *port != 0);
+            let known = asked
+                .and_then(|port| u16::try_from(port).ok())
+                .filter(|port| had.contains(port) || mine.contains(port));
             match asked {
-                Some(asked) if had.contains(&asked) || mine.contains(&asked) => {
-                    mine.insert(asked);
-                }
                 Some(asked) => {
-                    let path = Path::new("spec").child("ports").index(index).child("nodePort");
-                    let problem = if !self.node_ports.contains(&asked) {
-                        let (low, high) = (self.node_ports.start(), self.node_ports.end());
-                        Some(format!(
-                            "provided port is not in the valid range. The range of valid ports is {low}-{high}"
-                        ))
-                    } else {
-                        let is_mine = claim(registry, ctx, asked, &owner).await?;
-                        (!is_mine).then(|| "provided port is already allocated".to_owned())
+                    let taken = match known {
+                        Some(known) => Ok(known),
+                        None => self.take_port(registry, ctx, asked, &owner).await?,
                     };
-                    if let Some(problem) = problem {
-                        let mut errors = FieldErrors::default();
-                        errors.invalid(&path, asked, &problem);
-                        return Err(StatusError::invalid("", "Service", &name, errors));
+                    match taken {
+                        Ok(port) => _ = mine.insert(port),
+                        Err(problem) => {
+                            let ports = Path::new("spec").child("ports");
+                            let path = ports.index(index).child("nodePort");
+                            let mut errors = FieldErrors::default();
+                            errors.invalid(&path, asked, &problem);
+                            return Err(StatusError::invalid("", "Service", &name, errors));
+                        }
                     }
-                    mine.insert(asked);
                 }
                 None if wants && of_port.contains_key(&port.port) => {
                     port.node_port = of_port.get(&port.port).copied();
@@ -413,19 +413,46 @@ impl ServiceStrategy {
         (had, mine): (&BTreeSet<u16>, &BTreeSet<u16>),
         owner: &str,
     ) -> Result<(), StatusError> {
-        let Some(port) = health_port(spec) else {
-            if needs_health_port(spec) {
-                let free = self.free_port(registry, ctx, mine, owner).await?;
-                spec.health_check_node_port = Some(free.into());
-            }
-            return Ok(());
-        };
-        if had.contains(&port) || claim(registry, ctx, port, owner).await? {
+        if !needs_health_port(spec) {
             return Ok(());
         }
-        Err(StatusError::internal(format!(
-            "failed to allocate requested HealthCheck NodePort {port}: provided port is already allocated"
-        )))
+        let Some(asked) = spec.health_check_node_port.filter(|port| *port != 0) else {
+            let free = self.free_port(registry, ctx, mine, owner).await?;
+            spec.health_check_node_port = Some(free.into());
+            return Ok(());
+        };
+        if health_port(spec).is_some_and(|port| had.contains(&port)) {
+            return Ok(());
+        }
+        let taken = self.take_port(registry, ctx, asked, owner).await?;
+        taken.map(|_| ()).map_err(|problem| {
+            StatusError::internal(format!(
+                "failed to allocate requested HealthCheck NodePort {asked}: {problem}"
+            ))
+        })
+    }
+
+    /// A number as a port, if nodes may have it.
+    fn node_port(&self, number: i32) -> Option<u16> {
+        u16::try_from(number).ok().filter(|port| self.node_ports.contains(port))
+    }
+
+    /// Takes the port that is asked for, or says why nobody gets it.
+    async fn take_port(
+        &self,
+        registry: &Registry,
+        ctx: &RequestContext,
+        asked: i32,
+        owner: &str,
+    ) -> Result<Result<u16, String>, StatusError> {
+        let Some(port) = self.node_port(asked) else {
+            let (low, high) = (self.node_ports.start(), self.node_ports.end());
+            return Ok(Err(format!(
+                "provided port is not in the valid range. The range of valid ports is {low}-{high}"
+            )));
+        };
+        let is_mine = claim(registry, ctx, port, owner).await?;
+        Ok(if is_mine { Ok(port) } else { Err("provided port is already allocated".to_owned()) })
     }
 
     /// Any port that is free, taken for the owner.
@@ -826,6 +853,37 @@ pub(crate) mod tests {
         write(&registry, Intent::Update { object: Box::new(late) }).await.expect("written");
         assert_eq!(taken(&registry).await, 0);
         write(&registry, create("b", of_port(30_000))).await.expect("the port is free");
+    }
+
+    /// Those that are no port at all, too: whatever is kept was claimed.
+    #[tokio::test]
+    async fn a_number_outside_of_the_range_is_nobodys() {
+        let registry = registry().await;
+        let of_port =
+            |port: i32| json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
+        let create = Intent::Create { object: service("there", of_port(30_000)) };
+        let there = write(&registry, create).await.expect("written");
+        for port in [100_000, 65_536 + 30_000, -5, 29_999, 30_002, i32::MIN] {
+            let mut changed = there.clone();
+            changed.spec = service("there", of_port(port)).spec;
+            changed.spec.get_or_insert_default().cluster_ip =
+                there.spec.as_ref().and_then(|spec| spec.cluster_ip.clone());
+            for intent in [
+                Intent::Create { object: service("new", of_port(port)) },
+                Intent::Update { object: Box::new(changed) },
+            ] {
+                let refused = write(&registry, intent).await.expect_err("refused");
+                let expected = format!(
+                    "spec.ports[0].nodePort: Invalid value: {port}: provided port is not in the valid range. The range of valid ports is 30000-30001"
+                );
+                assert_eq!(refused.code, 422, "{port}: {refused}");
+                assert!(refused.message.contains(&expected), "{port}: {refused}");
+            }
+        }
+        // 0 is none.
+        let free = Intent::Create { object: service("zero", of_port(0)) };
+        let spec = write(&registry, free).await.expect("written").spec.expect("a spec");
+        assert_eq!(spec.ports.expect("ports")[0].node_port, Some(30_001));
     }
 
     #[tokio::test]
