@@ -365,7 +365,12 @@ fn spreads(spec: &PodSpec, labels: &BTreeMap<String, String>) -> Vec<Spread> {
             let pinned: BTreeMap<_, _> =
                 keys.filter_map(|key| Some((key.clone(), labels.get(key)?.clone()))).collect();
             let mut selector = parsed;
-            selector.requirements.extend(Selector::from_map(&pinned).requirements);
+            // The server merges them, too, unless a gate is closed.
+            for one in Selector::from_map(&pinned).requirements {
+                if !selector.requirements.contains(&one) {
+                    selector.requirements.push(one);
+                }
+            }
             Spread {
                 max_skew: one.max_skew,
                 topology_key: one.topology_key.clone(),

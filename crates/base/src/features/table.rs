@@ -153,7 +153,7 @@ gates! {
     ManifestBasedAdmissionControlConfig: Alpha Off Absent;
     MatchLabelKeysInPodAffinity: Stable LockedOn BuiltIn;
     MatchLabelKeysInPodTopologySpread: Beta On Decides;
-    MatchLabelKeysInPodTopologySpreadSelectorMerge: Beta On Absent;
+    MatchLabelKeysInPodTopologySpreadSelectorMerge: Beta On Decides;
     MaxUnavailableStatefulSet: Beta Off Decides;
     MemoryQoS: Alpha Off Absent;
     MultiCIDRServiceAllocator: Stable LockedOn BuiltIn;

@@ -1,5 +1,6 @@
 //! The core group: pods and what they live on.
 
+mod label_keys;
 mod namespace;
 pub(crate) mod node;
 pub(crate) mod pod;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use machinery::Object;
 use serde_json::Value;
 
-use super::{pod_actions, pod_print, podspec};
+use super::{label_keys, pod_actions, pod_print, podspec};
 use crate::Row;
 use crate::gated;
 use crate::kubelets::{self, Kubelets};
@@ -75,6 +75,7 @@ impl Strategy for PodStrategy {
         }
         pod.status = Some(status);
         gated::pod(pod, None);
+        label_keys::merge(pod);
     }
 
     fn prepare_update(&self, ctx: &RequestContext, object: &mut dyn Object, old: &dyn Object) {

@@ -658,10 +658,10 @@ fn label_keys(at: &At<'_>) {
         }
         keys.items().for_each(|key| key.name(names::qualified_name));
     }
-    let mut wanted = HashMap::new();
-    for (index, key) in at.get("matchLabelKeys").items().enumerate() {
-        wanted.entry(key.str()).or_insert(index);
-    }
+    // What the pod itself says under these keys was merged into the selector before.
+    let wanted = at.get("matchLabelKeys");
+    let wanted: HashMap<&str, usize> =
+        wanted.items().enumerate().map(|(index, key)| (key.str(), index)).collect();
     let mut known: HashSet<&str> =
         selector.get("matchLabels").entries().map(|(key, _)| key).collect();
     for term in selector.get("matchExpressions").items() {
