@@ -98,13 +98,14 @@ pub(crate) fn texts(headers: &HeaderMap, name: &str) -> Vec<String> {
     headers.get_all(name).into_iter().map(|value| header_text(value).into_owned()).collect()
 }
 
-/// Headers `<prefix><key>: <value>`; keys are percent-encoded where HTTP would not carry them.
+/// Headers `<prefix><key>: <value>`; keys are percent-encoded where HTTP would not carry them. One that
+/// is not encoded well is taken as it stands.
 pub(crate) fn extras(
     headers: &HeaderMap,
     prefix: &str,
 ) -> std::collections::BTreeMap<String, Vec<String>> {
     let keys = headers.keys().filter_map(|name| name.as_str().strip_prefix(prefix).zip(Some(name)));
-    keys.map(|(key, name)| (percent::decode(key), texts(headers, name.as_str()))).collect()
+    keys.map(|(key, name)| (percent::decode_whole(key), texts(headers, name.as_str()))).collect()
 }
 
 #[cfg(test)]
@@ -127,6 +128,7 @@ mod tests {
                 .header("X-Remote-Group", "d\u{e9}v".as_bytes())
                 .header("X-Remote-Group", "ops")
                 .header("X-Remote-Extra-Example.com%2Fscope", "all")
+                .header("X-Remote-Extra-A%2Fb%zz", "odd")
                 .body(())
                 .expect("a request")
                 .into_parts();
@@ -138,6 +140,7 @@ mod tests {
             if let Some(user) = got {
                 assert_eq!(user.groups, ["d\u{e9}v", "ops"]);
                 assert_eq!(user.extra["example.com/scope"], ["all"]);
+                assert_eq!(user.extra["a%2fb%zz"], ["odd"]);
             }
         };
         check(&authority, Some("j\u{fc}rgen")).await;

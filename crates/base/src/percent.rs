@@ -27,6 +27,11 @@ pub fn decode(text: &str) -> String {
     decoded(text, false)
 }
 
+/// As [`decode`], but a text with a percent sign that is none of an escape stays whole.
+pub fn decode_whole(text: &str) -> String {
+    if is_escaped(text) { decode(text) } else { text.to_owned() }
+}
+
 /// As [`decode`], of queries, where `+` is a space.
 pub fn decode_query(text: &str) -> String {
     decoded(text, true)
@@ -101,5 +106,19 @@ mod tests {
         check("%+1", "%+1", "% 1");
         check("%%41", "%A", "%A");
         check("%ff", "\u{fffd}", "\u{fffd}");
+    }
+
+    #[test]
+    fn an_escape_that_is_none_spoils_the_others() {
+        for (text, expected) in [
+            ("", ""),
+            ("a%2fb%3A", "a/b:"),
+            ("a+b", "a+b"),
+            ("a%2fb%", "a%2fb%"),
+            ("a%2fb%zz", "a%2fb%zz"),
+            ("%%41", "%%41"),
+        ] {
+            assert_eq!(decode_whole(text), expected, "{text}");
+        }
     }
 }

@@ -62,7 +62,7 @@ fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>,
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix(EXTRA) {
             // Several spellings of a key are one key: whatever stands under it is asked about.
-            extra.entry(unescaped(key)).or_default().extend(texts(name));
+            extra.entry(percent::decode_whole(key)).or_default().extend(texts(name));
         }
     }
     let groups = texts(&GROUP).collect();
@@ -77,11 +77,6 @@ fn wanted(headers: &HeaderMap, is_constrained: bool) -> Result<Option<UserInfo>,
         true => format!("requested {} without impersonating a user name", go_debug(&wanted)),
         false => format!("requested {} without impersonating a user", references(&wanted)),
     }))
-}
-
-/// A key as it was escaped for the header's name; as it stands where that is no escape.
-fn unescaped(key: &str) -> String {
-    if percent::is_escaped(key) { percent::decode(key) } else { key.to_owned() }
 }
 
 /// As Go's `%#v` shows a `user.DefaultInfo`.
