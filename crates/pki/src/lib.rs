@@ -23,7 +23,7 @@ mod store;
 mod token;
 
 pub use authority::{Authority, Issued, Profile, San, Usage, public_key_info};
-pub use csr::{Csr, new_request};
+pub use csr::{Csr, new_request, verify};
 pub use file::write_private;
 pub use identity::{Component, Identity};
 pub use kubeconfig::{Credentials, Exec, Kubeconfig};
@@ -39,8 +39,12 @@ pub enum Error {
     /// A certificate, key, request, kubeconfig or token that cannot be read.
     #[error("{what}: {why}")]
     Malformed { what: String, why: String },
-    #[error("the signature of the request is not valid")]
-    BadSignature,
+    /// A signing request that cannot be read.
+    #[error("{0}")]
+    Request(&'static str),
+    /// A signing request that its own key did not sign.
+    #[error("{0}")]
+    BadSignature(&'static str),
     #[error("{0} and {1} do not belong together")]
     Mismatch(String, String),
     #[error("cryptography: {0}")]

@@ -26,7 +26,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("apiserver", &["machinery", "store", "transport"]),
     ("cel", &["base"]),
     ("extensions", &["apiserver", "api", "cel"]),
-    ("resources", &["apiserver", "api", "cel"]),
+    ("resources", &["apiserver", "api", "cel", "pki"]),
     ("admission", &["apiserver", "api", "cel", "pki"]),
     ("auth", &["apiserver", "api", "cel", "pki"]),
     ("controllers", &["client", "cel", "pki"]),
