@@ -5,6 +5,7 @@
 //! counts on at most one node; what changes here changes in the [`Topology`] too, at once.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::take;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
@@ -12,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
 use crate::templates::Templates;
-use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Weighed, Who};
+use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Who};
 
 pub type Namespaces = HashMap<String, BTreeMap<String, String>>;
 
@@ -84,7 +85,7 @@ impl Cluster {
     }
 
     /// How many pods carry a term that matches the pod, by topology value.
-    pub fn carrying(&self, pod: &PodInfo, weight: impl Fn(Kind) -> i64) -> Weighed {
+    pub fn carrying(&self, pod: &PodInfo, weight: impl Fn(Kind) -> i64) -> Vec<(i64, View)> {
         self.topology.carrying(pod, weight, self.context())
     }
 
@@ -134,15 +135,20 @@ impl Cluster {
         let entry = self.entry(node.metadata.name.as_deref().unwrap_or_default());
         let (at, was_known) = (entry.place, entry.known);
         let before: Vec<_> = entry.images.keys().cloned().collect();
+        let (labels, taints) = (take(&mut entry.labels), take(&mut entry.taints));
         entry.update(node);
+        // Most of what a kubelet says of its node is that it lives.
+        let is_another = !was_known || entry.labels != labels || entry.taints != taints;
         let after: Vec<_> = entry.images.keys().cloned().collect();
         self.count_images(&before, &after);
         self.known += usize::from(!was_known);
-        self.node_changed(at);
+        if is_another {
+            self.node_changed(was_known.then_some(&labels), at);
+        }
     }
 
-    fn node_changed(&mut self, at: usize) {
-        Arc::make_mut(&mut self.topology).node_changed(&self.nodes[at], &self.namespaces);
+    fn node_changed(&mut self, before: Option<&BTreeMap<String, String>>, at: usize) {
+        Arc::make_mut(&mut self.topology).node_changed(before, &self.nodes[at], &self.namespaces);
     }
 
     /// Its pods stay until they are gone themselves.
@@ -155,8 +161,11 @@ impl Cluster {
         let node = self.node_at(at);
         let was_known = std::mem::replace(&mut node.known, false);
         node.images.clear();
+        let labels = take(&mut node.labels);
         self.known -= usize::from(was_known);
-        self.node_changed(at);
+        if was_known {
+            self.node_changed(Some(&labels), at);
+        }
         self.drop_if_empty(at);
     }
 
@@ -301,5 +310,36 @@ impl WhatIf {
     /// The node that differs.
     pub fn node(&self) -> &NodeInfo {
         self.cluster.or_stand_in(&self.cluster.nodes[self.place])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn node(name: &str, labels: &Value) -> Node {
+        from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
+    }
+
+    #[test]
+    fn a_node_that_lives_on_changes_no_counts() {
+        let mut cluster = Cluster::default();
+        let check = |cluster: &mut Cluster, node: &Node, is_same: bool| {
+            let before = cluster.clone();
+            cluster.update_node(node);
+            assert_eq!(Arc::ptr_eq(&before.topology, &cluster.topology), is_same, "{node:?}");
+        };
+        check(&mut cluster, &node("a", &json!({"zone": "x"})), false);
+        check(&mut cluster, &node("a", &json!({"zone": "x"})), true);
+        check(&mut cluster, &node("a", &json!({"zone": "y"})), false);
+        let mut tainted = node("a", &json!({"zone": "y"}));
+        let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
+        tainted.spec.get_or_insert_default().taints = from_value(taints).unwrap();
+        check(&mut cluster, &tainted, false);
+        check(&mut cluster, &tainted, true);
+        cluster.remove_node("a");
+        check(&mut cluster, &tainted, false);
     }
 }

@@ -182,6 +182,11 @@ impl Term {
             && self.selector.matches(Some(&pod.labels))
     }
 
+    /// Whatever it is asked about: its selector is absent.
+    pub fn matches_nothing(&self) -> bool {
+        self.selector == Selector::nothing()
+    }
+
     /// Whether it matters which labels namespaces have.
     pub fn selects_namespaces(&self) -> bool {
         self.namespace_selector.is_some()

@@ -68,7 +68,7 @@ impl PreFilter for InterPodAffinity {
         pod: &PodInfo,
         cluster: &Cluster,
     ) -> Result<Next, Rejection> {
-        let repelling = cluster.carrying(pod, |kind| i64::from(kind == Kind::Far));
+        let repelling = Weighed::new(cluster.carrying(pod, |kind| i64::from(kind == Kind::Far)));
         if repelling.is_empty() && pod.affinity.is_empty() && pod.anti_affinity.is_empty() {
             return Ok(Next::Skip);
         }
@@ -117,7 +117,7 @@ impl PreScore for InterPodAffinity {
         if !has_preferences && self.ignores_others {
             return Next::Skip;
         }
-        let mut weighed = cluster.carrying(pod, |kind| match kind {
+        let mut views = cluster.carrying(pod, |kind| match kind {
             Kind::Near => self.hard_weight,
             Kind::Far => 0,
             Kind::RatherNear(weight) => i64::from(weight),
@@ -127,7 +127,8 @@ impl PreScore for InterPodAffinity {
         let far = pod.preferred_anti_affinity.iter();
         let far = far.map(|(weight, term)| (-i64::from(*weight), term));
         let own = near.chain(far).map(|(weight, term)| (weight, matching(cluster, term)));
-        weighed.0.extend(own.filter(|(_, view)| !view.is_empty()));
+        views.extend(own.filter(|(_, view)| !view.is_empty()));
+        let weighed = Weighed::new(views);
         if weighed.is_empty() {
             return Next::Skip;
         }
