@@ -145,8 +145,28 @@ impl Score for InterPodAffinity {
     fn normalize(&self, _: &CycleState, _: &PodInfo, scores: &mut [i64]) {
         let (min, max) =
             (scores.iter().min().copied().unwrap_or(0), scores.iter().max().copied().unwrap_or(0));
+        // Rounding too is part of the score: 29 of 100 come to 28.
+        let share = |score: i64| MAX_SCORE as f64 * ((score - min) as f64 / (max - min) as f64);
         for score in scores {
-            *score = if max > min { MAX_SCORE * (*score - min) / (max - min) } else { 0 };
+            *score = if max > min { share(*score) as i64 } else { 0 };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_rounded_as_upstream_rounds_them() {
+        let plugin = InterPodAffinity { hard_weight: 1, ignores_others: false };
+        let check = |mut scores: Vec<i64>, expected: &[i64]| {
+            let pod = PodInfo::new(&k8s_openapi::api::core::v1::Pod::default());
+            plugin.normalize(&CycleState::default(), &pod, &mut scores);
+            assert_eq!(scores, expected);
+        };
+        check(vec![0, 29, 50, 57, 58, 100], &[0, 28, 50, 56, 57, 100]);
+        check(vec![-3, 0, 3], &[0, 50, 100]);
+        check(vec![7, 7], &[0, 0]);
     }
 }
