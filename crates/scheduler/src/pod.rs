@@ -204,15 +204,26 @@ impl Term {
 }
 
 impl Hash for Term {
-    /// Terms that differ in what is not looked at here may have the same hash: they are few.
+    /// Of all that people tell terms apart by: each tenant may have one that differs in one value alone.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.topology_key.hash(state);
         self.namespaces.hash(state);
-        for requirement in &self.selector.requirements {
-            requirement.key.hash(state);
-            if let Test::In(values) = &requirement.test {
-                values.hash(state);
-            }
+        hash_selector(&self.selector, state);
+        if let Some(selector) = &self.namespace_selector {
+            hash_selector(selector, state);
+        }
+    }
+}
+
+fn hash_selector<H: Hasher>(selector: &Selector, state: &mut H) {
+    state.write_usize(selector.requirements.len());
+    for requirement in &selector.requirements {
+        requirement.key.hash(state);
+        std::mem::discriminant(&requirement.test).hash(state);
+        match &requirement.test {
+            Test::In(values) | Test::NotIn(values) => values.hash(state),
+            Test::GreaterThan(limit) | Test::LessThan(limit) => limit.hash(state),
+            Test::Exists | Test::DoesNotExist => {}
         }
     }
 }
@@ -393,4 +404,41 @@ fn spreads(spec: &PodSpec, labels: &BTreeMap<String, String>) -> Vec<Spread> {
 fn full_image(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     if last.contains(':') || last.contains('@') { image.into() } else { format!("{image}:latest") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::hash::{DefaultHasher, Hash, Hasher};
+
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn terms_that_differ_have_hashes_that_differ() {
+        let hash = |selector: &Value, spaces: &Value| {
+            let term = json!({"topologyKey": "zone", "labelSelector": selector,
+                "namespaceSelector": spaces});
+            let mut hasher = DefaultHasher::new();
+            Term::new(&from_value(term).unwrap(), "ns").hash(&mut hasher);
+            hasher.finish()
+        };
+        let test = |operator: &str, values: &[&str]| {
+            let values = Some(values).filter(|values| !values.is_empty());
+            json!({"matchExpressions": [{"key": "tenant", "operator": operator, "values": values}]})
+        };
+        let selectors = [
+            test("NotIn", &["a"]),
+            test("NotIn", &["b"]),
+            test("NotIn", &["a", "b"]),
+            test("In", &["a"]),
+            test("Exists", &[]),
+            test("DoesNotExist", &[]),
+            json!({}),
+        ];
+        let pairs = selectors.iter().flat_map(|one| selectors.iter().map(move |two| (one, two)));
+        let hashes: HashSet<u64> = pairs.map(|(one, two)| hash(one, two)).collect();
+        assert_eq!(hashes.len(), selectors.len() * selectors.len());
+    }
 }
