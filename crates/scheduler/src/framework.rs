@@ -543,8 +543,20 @@ impl Framework {
         filter(filters, state, pod, node)
     }
 
-    /// Whether the pod fits on a node as it would be: for preemption.
-    pub fn would_fit(&self, pod: &PodInfo, what_if: &WhatIf) -> bool {
+    /// Whether the pod fits on a node as it would be, with the pods that are to come there by preemption
+    /// and without: for preemption itself.
+    pub fn would_fit(&self, pod: &PodInfo, what_if: &mut WhatIf) -> bool {
+        let node = what_if.node();
+        let mut nominated = what_if.cluster().nominated_on(&node.name, pod);
+        nominated.retain(|one| !node.pods.contains_key(&one.uid));
+        if !nominated.is_empty() {
+            nominated.iter().for_each(|one| what_if.add(one.clone()));
+            let fits = self.filter_anew(pod, what_if).is_ok();
+            nominated.iter().for_each(|one| what_if.remove(&one.uid));
+            if !fits {
+                return false;
+            }
+        }
         self.filter_anew(pod, what_if).is_ok()
     }
 

@@ -171,7 +171,7 @@ fn candidate_on(
     for one in &removed {
         emptied.remove(&one.uid);
     }
-    if !framework.would_fit(pod, &emptied) {
+    if !framework.would_fit(pod, &mut emptied) {
         return None;
     }
     removed.sort_by_key(|one| (Reverse(one.priority), one.started.unwrap_or(Timestamp::MAX)));
@@ -180,7 +180,7 @@ fn candidate_on(
     let guarded = guarded.into_iter().map(|one| (one, true));
     for (one, is_guarded) in guarded.chain(free.into_iter().map(|one| (one, false))) {
         emptied.add(one.clone());
-        if !framework.would_fit(pod, &emptied) {
+        if !framework.would_fit(pod, &mut emptied) {
             emptied.remove(&one.uid);
             victims.push(one);
             violations += usize::from(is_guarded);

@@ -210,6 +210,34 @@ async fn the_important_take_room_from_as_few_as_possible() {
     check(pod("p", with("2", 0)), None, &[], nobody);
 }
 
+#[tokio::test]
+async fn nobody_is_removed_for_room_that_another_waits_for() {
+    let framework = framework();
+    let with = |amount: &str, priority: i32| {
+        let mut extra = cpu(amount);
+        extra["spec"]["priority"] = priority.into();
+        extra
+    };
+    let first = pod("first", with("2", 100));
+    let check = |second: PodInfo, node: Option<&str>, victims: &[&str]| {
+        let there = [(pod("big", with("2", 1)), "a"), (pod("small", with("1", 1)), "a")];
+        let mut cluster = cluster(&[self::node("a", json!({}))], &there);
+        cluster.nominate(&first, "a");
+        let why = framework.schedule(&second, &cluster).expect_err("full");
+        let outcome = framework.post_filter(&second, &cluster, &why);
+        let mut names: Vec<_> = outcome.victims.iter().map(|one| one.uid.clone()).collect();
+        names.sort_unstable();
+        assert_eq!(outcome.nominated.as_deref(), node);
+        assert_eq!(names, victims);
+    };
+    // Beside the first there is no room even if all others go.
+    check(pod("second", with("3", 100)), None, &[]);
+    // There is if both go, though one would do without the first.
+    check(pod("second", with("2", 100)), Some("a"), &["big", "small"]);
+    // The more important need not mind.
+    check(pod("second", with("3", 101)), Some("a"), &["big"]);
+}
+
 /// What becomes of a file's only profile.
 fn of_file(text: &str) -> Result<Framework, String> {
     let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
