@@ -9,6 +9,7 @@ use client::ObjectKey;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     NodeSelector, Pod, PodAffinityTerm, PodSpec, PreferredSchedulingTerm, Toleration,
+    TopologySpreadConstraint,
 };
 use machinery::selector::{Selector, Test};
 
@@ -241,6 +242,20 @@ pub struct Spread {
     pub honors_taints: bool,
 }
 
+impl Spread {
+    pub fn new(one: &TopologySpreadConstraint, selector: Selector) -> Self {
+        Self {
+            max_skew: one.max_skew,
+            topology_key: one.topology_key.clone(),
+            hard: one.when_unsatisfiable == "DoNotSchedule",
+            selector,
+            min_domains: one.min_domains.unwrap_or(1),
+            honors_affinity: one.node_affinity_policy.as_deref() != Some("Ignore"),
+            honors_taints: one.node_taints_policy.as_deref() == Some("Honor"),
+        }
+    }
+}
+
 impl PodInfo {
     pub fn new(pod: &Pod) -> Self {
         let empty = PodSpec::default();
@@ -387,15 +402,7 @@ fn spreads(spec: &PodSpec, labels: &BTreeMap<String, String>) -> Vec<Spread> {
                     selector.requirements.push(one);
                 }
             }
-            Spread {
-                max_skew: one.max_skew,
-                topology_key: one.topology_key.clone(),
-                hard: one.when_unsatisfiable == "DoNotSchedule",
-                selector,
-                min_domains: one.min_domains.unwrap_or(1),
-                honors_affinity: one.node_affinity_policy.as_deref() != Some("Ignore"),
-                honors_taints: one.node_taints_policy.as_deref() == Some("Honor"),
-            }
+            Spread::new(one, selector)
         })
         .collect()
 }

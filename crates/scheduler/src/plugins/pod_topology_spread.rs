@@ -2,6 +2,9 @@
 //!
 //! A pod that says nothing is spread by the profile's constraints, together with the pods of its
 //! services and controller; upstream's own are over nodes and zones, softly.
+//!
+//! Deviation: pods that are going are not counted, so that a victim of preemption that is going already
+//! changes no count; upstream takes it off a number that it was never part of.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,7 +32,8 @@ pub const ROW: Row = Row {
     weight: 2,
     build: |handle| {
         let plugin = Arc::new(PodTopologySpread {
-            defaults: handle.args.default_spread.clone(),
+            defaults: defaults(handle.args.default_spread.as_deref()),
+            is_listed: handle.args.default_spread.is_some(),
             objects: handle.objects.clone(),
         });
         Points {
@@ -43,9 +47,23 @@ pub const ROW: Row = Row {
     helps: super::hints::spread_changes,
 };
 
+/// The constraints that a profile lists, or upstream's own.
+fn defaults(listed: Option<&[TopologySpreadConstraint]>) -> Vec<Spread> {
+    let system = SYSTEM.map(|(key, max_skew)| TopologySpreadConstraint {
+        topology_key: key.into(),
+        max_skew,
+        when_unsatisfiable: "ScheduleAnyway".into(),
+        ..Default::default()
+    });
+    let all = listed.unwrap_or(&system).iter();
+    all.map(|one| Spread::new(one, Selector::nothing())).collect()
+}
+
 struct PodTopologySpread {
-    /// `None`: upstream's own.
-    defaults: Option<Vec<TopologySpreadConstraint>>,
+    /// The profile's constraints, whose selector each pod's siblings are.
+    defaults: Vec<Spread>,
+    /// They are not upstream's own.
+    is_listed: bool,
     objects: Option<Objects>,
 }
 
@@ -55,37 +73,20 @@ impl PodTopologySpread {
         if !pod.spread.is_empty() {
             return pod.spread.iter().filter(|one| one.hard == hard).cloned().collect();
         }
-        let wanted: Vec<(String, i32)> = match &self.defaults {
-            None if hard => return vec![],
-            None => SYSTEM.iter().map(|(key, skew)| ((*key).to_owned(), *skew)).collect(),
-            Some(listed) => listed
-                .iter()
-                .filter(|one| (one.when_unsatisfiable == "DoNotSchedule") == hard)
-                .map(|one| (one.topology_key.clone(), one.max_skew))
-                .collect(),
-        };
-        if wanted.is_empty() {
+        let mut wanted = self.defaults.iter().filter(|one| one.hard == hard).peekable();
+        if wanted.peek().is_none() {
             return vec![];
         }
         let Some(selector) = self.objects.as_ref().and_then(|objects| objects.siblings(pod)) else {
             return vec![];
         };
-        let spread = |(topology_key, max_skew)| Spread {
-            max_skew,
-            topology_key,
-            hard,
-            selector: selector.clone(),
-            min_domains: 1,
-            honors_affinity: true,
-            honors_taints: false,
-        };
-        wanted.into_iter().map(spread).collect()
+        wanted.map(|one| Spread { selector: selector.clone(), ..one.clone() }).collect()
     }
 
     /// Must a node have the keys of all constraints to be scored? Not for upstream's own: where there
     /// are no zones, there are nodes all the same.
     fn needs_all_keys(&self, pod: &PodInfo) -> bool {
-        !pod.spread.is_empty() || self.defaults.is_some()
+        !pod.spread.is_empty() || self.is_listed
     }
 }
 
@@ -254,5 +255,41 @@ impl Score for PodTopologySpread {
                 score => MAX_SCORE * (max + min - score) / max,
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_profiles_constraints_mean_all_that_they_say() {
+        let listed = json!([
+            {"topologyKey": "zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "minDomains": 3,
+                "nodeAffinityPolicy": "Ignore", "nodeTaintsPolicy": "Honor"},
+            {"topologyKey": "rack", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"},
+        ]);
+        let listed: Vec<TopologySpreadConstraint> = from_value(listed).unwrap();
+        let said = |listed| {
+            let of = |one: Spread| {
+                let policies = (one.honors_affinity, one.honors_taints);
+                (one.topology_key, one.max_skew, one.hard, one.min_domains, policies)
+            };
+            defaults(listed).into_iter().map(of).collect::<Vec<_>>()
+        };
+        let usual = (true, false);
+        assert_eq!(
+            said(Some(&listed)),
+            [("zone".into(), 2, true, 3, (false, true)), ("rack".into(), 1, false, 1, usual)]
+        );
+        assert_eq!(
+            said(None),
+            [
+                (HOSTNAME.into(), 3, false, 1, usual),
+                ("topology.kubernetes.io/zone".into(), 5, false, 1, usual)
+            ]
+        );
     }
 }
