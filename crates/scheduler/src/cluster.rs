@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::take;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::node::NodeInfo;
+use crate::node::{NodeInfo, zone};
 use crate::pod::PodInfo;
 use crate::templates::Templates;
 use crate::topology::{Context, Kind, Scope, StandIn, Topology, View, Who};
@@ -24,6 +24,9 @@ pub struct Cluster {
     /// Dense, so that a decision runs along an array; the order is arbitrary.
     nodes: Arc<Vec<Arc<NodeInfo>>>,
     by_name: Arc<HashMap<String, usize>>,
+    /// Places in the order of looking: round the zones, so that the share of the nodes that is looked at
+    /// has some of each. Made anew when nodes come, go or change their zone.
+    order: Arc<OnceLock<Vec<usize>>>,
     /// Where each pod counts, by uid.
     places: Arc<HashMap<String, Place>>,
     /// Pods that wait for room on a node that preemption makes, by node.
@@ -48,13 +51,14 @@ struct Place {
 impl Cluster {
     /// Nodes that exist.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
-        self.nodes_from(0)
+        self.nodes.iter().map(|node| self.or_stand_in(node)).filter(|node| node.known)
     }
 
-    /// Nodes that exist, those from this place on first.
-    pub fn nodes_from(&self, place: usize) -> impl Iterator<Item = &NodeInfo> {
-        let (before, after) = self.nodes.split_at(place.min(self.nodes.len()));
-        after.iter().chain(before).map(|node| self.or_stand_in(node)).filter(|node| node.known)
+    /// Nodes that exist in the order of looking, from one of them on; each once.
+    pub fn nodes_from(&self, start: usize) -> impl Iterator<Item = &NodeInfo> {
+        let order = self.order.get_or_init(|| round_the_zones(&self.nodes));
+        let (before, after) = order.split_at(start % order.len().max(1));
+        after.iter().chain(before).map(|place| self.or_stand_in(&self.nodes[*place]))
     }
 
     fn or_stand_in<'a>(&'a self, node: &'a NodeInfo) -> &'a NodeInfo {
@@ -139,9 +143,13 @@ impl Cluster {
         entry.update(node);
         // Most of what a kubelet says of its node is that it lives.
         let is_another = !was_known || entry.labels != labels || entry.taints != taints;
+        let is_elsewhere = !was_known || zone(&entry.labels) != zone(&labels);
         let after: Vec<_> = entry.images.keys().cloned().collect();
         self.count_images(&before, &after);
         self.known += usize::from(!was_known);
+        if is_elsewhere {
+            self.order = Arc::default();
+        }
         if is_another {
             self.node_changed(was_known.then_some(&labels), at);
         }
@@ -164,6 +172,7 @@ impl Cluster {
         let labels = take(&mut node.labels);
         self.known -= usize::from(was_known);
         if was_known {
+            self.order = Arc::default();
             self.node_changed(Some(&labels), at);
         }
         self.drop_if_empty(at);
@@ -194,6 +203,7 @@ impl Cluster {
         by_name.remove(&gone.name);
         if let Some(moved) = nodes.get_mut(at).map(Arc::make_mut) {
             moved.place = at;
+            self.order = Arc::default();
             by_name.insert(moved.name.clone(), at);
         }
         Arc::make_mut(&mut self.topology).node_removed(at, self.nodes.len());
@@ -284,6 +294,28 @@ impl Cluster {
     }
 }
 
+/// The places of nodes that exist: the first of each zone, the second of each, and so on.
+/// Upstream: `nodeTree.list`.
+fn round_the_zones(nodes: &[Arc<NodeInfo>]) -> Vec<usize> {
+    let mut seen: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut all = vec![];
+    for node in nodes.iter().filter(|node| node.known) {
+        let new = seen.len();
+        let number = *seen.entry(zone(&node.labels)).or_insert(new);
+        all.push((number, node.place));
+    }
+    let mut members = vec![0usize; seen.len()];
+    let mut ranked: Vec<_> = all
+        .into_iter()
+        .map(|(zone, place)| {
+            members[zone] += 1;
+            (members[zone], zone, place)
+        })
+        .collect();
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, _, place)| place).collect()
+}
+
 /// A cluster as it would be.
 pub struct WhatIf {
     cluster: Cluster,
@@ -321,6 +353,46 @@ mod tests {
 
     fn node(name: &str, labels: &Value) -> Node {
         from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
+    }
+
+    #[test]
+    fn nodes_are_looked_at_round_the_zones() {
+        let mut cluster = Cluster::default();
+        let zone = |name: &str| json!({"topology.kubernetes.io/zone": name});
+        let check = |cluster: &Cluster, start: usize, expected: &str| {
+            let names: Vec<_> = cluster.nodes_from(start).map(|node| node.name.as_str()).collect();
+            assert_eq!(names.join(" "), expected);
+            assert_eq!(names.len(), cluster.count());
+        };
+        check(&cluster, 3, "");
+        let put = |cluster: &mut Cluster, all: &[(&str, &str)]| {
+            all.iter().for_each(|(name, at)| cluster.update_node(&node(name, &zone(at))));
+        };
+        put(&mut cluster, &[("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c")]);
+        check(&cluster, 0, "a1 b1 c1 a2 a3");
+        check(&cluster, 2, "c1 a2 a3 a1 b1");
+        check(&cluster, 7, "c1 a2 a3 a1 b1");
+        put(&mut cluster, &[("c2", "c"), ("a2", "b")]);
+        check(&cluster, 0, "a1 a2 c1 a3 b1 c2");
+        let what_if = cluster.what_if(cluster.node("a1").unwrap());
+        cluster.remove_node("a1");
+        check(&cluster, 0, "c2 a2 a3 c1 b1");
+        check(what_if.cluster(), 0, "a1 a2 c1 a3 b1 c2");
+        // A node that only pods know is not looked at.
+        let lost = json!({"metadata": {"name": "p", "uid": "p"}, "spec": {"containers": [],
+            "nodeName": "lost"}});
+        cluster.put_pod(Arc::new(PodInfo::new(&from_value(lost).unwrap())));
+        put(&mut cluster, &[("d1", "")]);
+        check(&cluster, 0, "c2 a2 a3 d1 c1 b1");
+        // The last takes its place in the table.
+        cluster.remove_pod("p");
+        check(&cluster, 0, "c2 a2 a3 d1 c1 b1");
+        cluster.update_node(&node(
+            "e1",
+            &json!({"failure-domain.beta.kubernetes.io/zone": "a",
+            "topology.kubernetes.io/zone": "z"}),
+        ));
+        check(&cluster, 0, "c2 a2 a3 d1 c1 b1 e1");
     }
 
     #[test]

@@ -457,10 +457,11 @@ impl Framework {
         let filters = self.active(&skipped);
         let enough = self.enough(diagnosis.nodes);
         let mut fitting = vec![];
-        let mut next = self.start.load(Ordering::Relaxed);
+        let start = self.start.load(Ordering::Relaxed);
+        let mut looked = 0;
         // From where the last look ended: with many nodes not all are looked at.
-        for node in cluster.nodes_from(next) {
-            next = node.place + 1;
+        for node in cluster.nodes_from(start) {
+            looked += 1;
             match self.filter_with_nominated(&state, pod, node, cluster, &filters) {
                 Ok(()) => fitting.push(node),
                 Err((plugin, rejection)) => {
@@ -478,7 +479,7 @@ impl Framework {
                 break;
             }
         }
-        self.start.store(next, Ordering::Relaxed);
+        self.start.store((start + looked) % diagnosis.nodes, Ordering::Relaxed);
         match fitting.as_slice() {
             [] => Err(diagnosis),
             [only] => Ok(vec![(&only.name, 0)]),

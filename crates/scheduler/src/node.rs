@@ -100,6 +100,19 @@ impl NodeInfo {
     }
 }
 
+/// Region and zone, empty where there is none; nodes of old clusters say them by other names.
+/// Upstream: `GetZoneKey`.
+pub fn zone(labels: &BTreeMap<String, String>) -> (&str, &str) {
+    let first = |keys: [&str; 2]| {
+        let known = keys.iter().find_map(|key| labels.get(*key));
+        known.map_or("", String::as_str)
+    };
+    (
+        first(["failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"]),
+        first(["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"]),
+    )
+}
+
 pub fn tolerates_all<'a>(
     tolerations: &[Toleration],
     mut taints: impl Iterator<Item = &'a Taint>,
