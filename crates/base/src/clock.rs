@@ -1,6 +1,10 @@
-//! The wall clock. Durations and deadlines use `tokio::time`, which simulation can pause.
+//! The wall clock, and what a thread has worked. Durations and deadlines use `tokio::time`, which
+//! simulation can pause.
+
+use std::time::Duration;
 
 use jiff::Timestamp;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::sim::WORLD;
 
@@ -16,4 +20,10 @@ pub fn now() -> Timestamp {
 /// Now, cut to whole seconds, as `metav1.Time` is written.
 pub fn now_seconds() -> Timestamp {
     Timestamp::from_second(now().as_second()).expect("a second of a valid timestamp is valid")
+}
+
+/// The processor's time that this thread has had: what others do on the machine does not count in it.
+/// Nothing where the system does not say.
+pub fn busy() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
