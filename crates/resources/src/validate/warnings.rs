@@ -445,18 +445,20 @@ fn ports(spec: &At<'_>, out: &mut Vec<String>) {
 }
 
 /// Each port beside those before it that are of the same container port, and of a host port that may
-/// overlap: its own or none; of any, if it has none.
+/// overlap: its own (at its own address or at all; at any, if it has none) or none; of any, if it has
+/// none. Whatever is looked at is worth a warning, so that there is an end to it.
 fn overlapping(all: &[Port<'_>], out: &mut Vec<String>) {
     let mut of_container: HashMap<_, Vec<usize>> = HashMap::new();
     let mut of_host: HashMap<_, Vec<usize>> = HashMap::new();
+    let mut of_address: HashMap<_, Vec<usize>> = HashMap::new();
     for (index, port) in all.iter().enumerate() {
         let of = |host: i64| of_host.get(&(port.container, host)).into_iter().flatten().copied();
         let others = match port.host {
             0 => of_container.get(&port.container).cloned().unwrap_or_default(),
+            host if port.host_ip.is_empty() => sorted(of(0).chain(of(host))),
             host => {
-                let mut both: Vec<usize> = of(0).chain(of(host)).collect();
-                both.sort_unstable();
-                both
+                let at = |ip| of_address.get(&(port.container, host, ip)).into_iter().flatten();
+                sorted(of(0).chain(at(port.host_ip).chain(at("")).copied()))
             }
         };
         for other in others.into_iter().map(|other| &all[other]) {
@@ -469,7 +471,15 @@ fn overlapping(all: &[Port<'_>], out: &mut Vec<String>) {
         }
         of_container.entry(port.container).or_default().push(index);
         of_host.entry((port.container, port.host)).or_default().push(index);
+        let address = (port.container, port.host, port.host_ip);
+        of_address.entry(address).or_default().push(index);
     }
+}
+
+fn sorted(places: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut all: Vec<usize> = places.collect();
+    all.sort_unstable();
+    all
 }
 
 #[cfg(test)]
@@ -481,6 +491,9 @@ mod tests {
     #[test]
     fn what_is_allowed_and_unwise_is_told() {
         let port = |host: i64| json!({"containerPort": 1, "protocol": "TCP", "hostPort": host});
+        let at = |host: i64, ip: &str| json!({"containerPort": 1, "protocol": "TCP", "hostPort": host, "hostIP": ip});
+        let addresses =
+            json!([at(1, "10.0.0.1"), at(1, "10.0.0.2"), port(1), at(1, "10.0.0.1"), port(0)]);
         let container = json!({"name": "c", "ports": [port(1), port(1)],
             "env": [{"name": "A"}, {"name": "A", "value": "$(A)x"}, {"name": "A", "value": "x"}]});
         for (tree, warn, expected) in [
@@ -491,6 +504,20 @@ mod tests {
                     "spec.imagePullSecrets[0].name: invalid empty name \"\"",
                     "spec.containers[0].env[2]: hides previous definition of \"A\", which may be dropped when using apply",
                     "spec.containers[0].ports[1]: duplicate port definition with spec.containers[0].ports[0]",
+                ],
+            ),
+            (
+                json!({"spec": {"containers": [{"name": "c", "ports": addresses}]}}),
+                template as Warn,
+                vec![
+                    "spec.containers[0].ports[2]: dangerously ambiguous port definition with spec.containers[0].ports[0]",
+                    "spec.containers[0].ports[2]: dangerously ambiguous port definition with spec.containers[0].ports[1]",
+                    "spec.containers[0].ports[3]: duplicate port definition with spec.containers[0].ports[0]",
+                    "spec.containers[0].ports[3]: dangerously ambiguous port definition with spec.containers[0].ports[2]",
+                    "spec.containers[0].ports[4]: overlapping port definition with spec.containers[0].ports[0]",
+                    "spec.containers[0].ports[4]: overlapping port definition with spec.containers[0].ports[1]",
+                    "spec.containers[0].ports[4]: overlapping port definition with spec.containers[0].ports[2]",
+                    "spec.containers[0].ports[4]: overlapping port definition with spec.containers[0].ports[3]",
                 ],
             ),
             (
