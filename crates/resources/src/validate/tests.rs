@@ -44,21 +44,25 @@ fn pod(pointer: &str, value: Value) -> Value {
     json!({"metadata": {"name": "p"}, "spec": pod_spec(pointer, value)})
 }
 
+/// As it is once the pod's own labels were merged into a selector that asks about a itself.
+fn asked_twice() -> Value {
+    let mut pod = pod("/none", json!(0));
+    pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "t",
+        "whenUnsatisfiable": "DoNotSchedule", "matchLabelKeys": ["b", "a"],
+        "labelSelector": {"matchLabels": {"a": "1"}, "matchExpressions": [
+            {"key": "b", "operator": "In", "values": ["1"]},
+            {"key": "a", "operator": "In", "values": ["1"]}]}}]);
+    pod
+}
+
 #[test]
 fn new_objects_are_told_every_wrong_field() {
     let rules = json!({"rules": [{"verbs": [], "apiGroups": [""], "resources": ["pods"]}]});
     let request = json!({"spec": {"signerName": "a.b/c", "usages": ["x"], "request": ""}});
     let mount = json!([{"name": "w", "mountPath": "/w"}]);
-    // As they are once the pod's own labels were merged into the selector, which asks about a itself.
-    let mut asked_twice = pod("/none", json!(0));
-    asked_twice["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "t",
-        "whenUnsatisfiable": "DoNotSchedule", "matchLabelKeys": ["b", "a"],
-        "labelSelector": {"matchLabels": {"a": "1"}, "matchExpressions": [
-            {"key": "b", "operator": "In", "values": ["1"]},
-            {"key": "a", "operator": "In", "values": ["1"]}]}}]);
     for (kind, object, expected) in [
         ("ConfigMap", json!({"data": {"a b": "x", "c": "y"}}), vec!["data[a b]"]),
-        ("Pod", asked_twice, vec!["spec.topologySpreadConstraints[0][1]"]),
+        ("Pod", asked_twice(), vec!["spec.topologySpreadConstraints[0][1]"]),
         ("Lease", json!({"spec": {"leaseDurationSeconds": 0}}), vec!["spec.leaseDurationSeconds"]),
         (
             "ValidatingAdmissionPolicy",
