@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! bytes ─► preface? ─► frames ─► HEADERS: literals of :authority get the value "u" ─► the server
+//!             │                  │       but for plain ones that are authorities
 //!             └ no: HTTP/1, as it is   └ others, and what cannot be read: as they are
 //! ```
 //!
@@ -150,13 +151,19 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
         };
         out.extend_from_slice(&block[start..at]);
         let value = at;
-        let is_empty = string(block, &mut at)?.is_empty();
-        match is_authority && !is_empty {
+        let text = string(block, &mut at)?;
+        match is_authority && !text.is_empty() && !is_valid(block[value], &block[text]) {
             true => out.extend_from_slice(&VALUE),
             false => out.extend_from_slice(&block[value..at]),
         }
     }
     Some(out)
+}
+
+/// Would the server take this authority? Of coded ones nobody knows without decoding them.
+fn is_valid(first: u8, text: &[u8]) -> bool {
+    const CODED: u8 = 0x80;
+    first & CODED == 0 && http::uri::Authority::try_from(text).is_ok()
 }
 
 /// HPACK's integers: in the low bits of the first byte, or in those that follow.
@@ -261,11 +268,14 @@ mod tests {
         // By the static table's name, kept or not, plain or coded; by a name in full.
         check(b"\x83\x41\x06/a/b.s\x86", Some(b"\x83\x41\x01u\x86"));
         check(b"\x01\x82\xff\xff", Some(b"\x01\x01u"));
-        check(b"\x40\x0a:authority\x02ab", Some(b"\x40\x0a:authority\x01u"));
+        check(b"\x40\x0a:authority\x02/b", Some(b"\x40\x0a:authority\x01u"));
+        check(b"\x41\x06%2Fa.s", Some(b"\x41\x01u"));
+        // What a server takes stays.
+        check(b"\x41\x09localhost\x86", Some(b"\x41\x09localhost\x86"));
         // Nothing else, and no empty one.
         check(b"\x41\x00\x3f\x10\x44\x02/a", Some(b"\x41\x00\x3f\x10\x44\x02/a"));
         check(b"\x40\x01x\x02ab\xff\x00", Some(b"\x40\x01x\x02ab\xff\x00"));
-        let long = [b"\x41\x7f\x80\x01".as_slice(), &[b'a'; 255], b"\x83"].concat();
+        let long = [b"\x41\x7f\x80\x01".as_slice(), &[b'/'; 255], b"\x83"].concat();
         check(&long, Some(b"\x41\x01u\x83"));
         check(b"\x41\x05ab", None);
         check(b"\x41", None);
@@ -282,7 +292,7 @@ mod tests {
             let payload = [b"\x02".as_slice(), &[0; 5], block, b"\x00\x00"].concat();
             frame(HEADERS, END_HEADERS | PADDED | PRIORITY, &payload)
         };
-        let sent = [PREFACE, &settings, &padded(b"\x83\x41\x02ab"), &data, &cut, &odd].concat();
+        let sent = [PREFACE, &settings, &padded(b"\x83\x41\x02/b"), &data, &cut, &odd].concat();
         let expected = [PREFACE, &settings, &padded(b"\x83\x41\x01u"), &data, &cut, &odd].concat();
         let check = async |sent: &[u8], size: usize, expected: &[u8]| {
             let (mut client, server) = tokio::io::duplex(size);

@@ -103,6 +103,7 @@ impl Listener {
     }
 
     /// A socket file that only its owner may use. One left behind by a dead process is replaced.
+    /// Requests may show `u` in place of the authority that the client sent: see `authority.rs`.
     pub fn unix(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::PermissionsExt;
         match std::fs::remove_file(path) {
