@@ -82,9 +82,9 @@ fn resolve(root: &Path, subpath: &str) -> io::Result<OwnedFd> {
     Ok(current)
 }
 
-/// Mount points of this process, as the kernel lists them.
+/// Mount points of this thread, as the kernel lists them.
 fn mount_points() -> io::Result<Vec<PathBuf>> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let table = fs::read_to_string("/proc/thread-self/mountinfo")?;
     Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape).collect())
 }
 
@@ -114,16 +114,20 @@ fn unescape(text: &str) -> PathBuf {
 }
 
 /// Whether something is mounted there. The kernel is asked about the place itself: its table of mounts
-/// has some lines for every pod, so that starting many would take the square of their number.
+/// has some lines for every pod, so that starting many would take the square of their number. Whoever
+/// serves the mount is not asked; one that is dead still has it mounted, which only the table says.
 pub fn is_mounted(path: &Path) -> io::Result<bool> {
     let text = CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
     // SAFETY: the path ends with a zero byte, and the kernel fills in what has room for its answer.
-    let code = unsafe { libc::statx(libc::AT_FDCWD, text.as_ptr(), 0, 0, found.as_mut_ptr()) };
+    let code = unsafe { libc::statx(libc::AT_FDCWD, text.as_ptr(), flags, 0, found.as_mut_ptr()) };
     if code != 0 {
-        return match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            error => Err(error),
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            _ if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Some(libc::ENOTCONN | libc::ESTALE | libc::EIO) => is_in_table(path),
+            _ => Err(error),
         };
     }
     // SAFETY: zero bytes are a valid answer, and the kernel has written one over them.
@@ -134,6 +138,15 @@ pub fn is_mounted(path: &Path) -> io::Result<bool> {
     }
     // Linux before 5.8.
     Ok(mount_points()?.contains(&fs::canonicalize(path)?))
+}
+
+/// The same for a mount that nobody serves any more: nothing but what it is in can be asked.
+fn is_in_table(path: &Path) -> io::Result<bool> {
+    let path = match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => fs::canonicalize(parent)?.join(name),
+        _ => path.to_path_buf(),
+    };
+    Ok(mount_points()?.contains(&path))
 }
 
 /// As [`unmount_below`], where the directory may be missing.
@@ -180,6 +193,43 @@ mod tests {
         check(directory.path(), false);
         check(&directory.path().join("none"), false);
         assert!(is_mounted(&directory.path().join("a\0b")).is_err());
+    }
+
+    #[test]
+    fn a_mount_without_its_server_is_one() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("fuse");
+        fs::create_dir(&place).expect("made");
+        // In mounts of its own, which end with it.
+        let asked = std::thread::scope(|scope| {
+            let of_thread = || -> io::Result<(Option<i32>, bool)> {
+                use nix::sched::{CloneFlags, unshare};
+                unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
+                let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+                mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
+                let server = fs::File::options().read(true).write(true).open("/dev/fuse")?;
+                let fd = server.as_raw_fd();
+                let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
+                let none = MsFlags::empty();
+                mount(Some("x"), &place, Some("fuse"), none, Some(options.as_str()))?;
+                drop(server);
+                let error = fs::read_dir(&place).err().and_then(|error| error.raw_os_error());
+                let found = is_mounted(&place);
+                umount2(&place, MntFlags::MNT_DETACH)?;
+                Ok((error, found?))
+            };
+            scope.spawn(of_thread).join().expect("no panic")
+        });
+        match asked {
+            Ok(found) => assert_eq!(found, (Some(libc::ENOTCONN), true)),
+            Err(error) => eprintln!("skipped: no FUSE here: {error}"),
+        }
+        assert!(is_in_table(Path::new("/proc")).expect("asked"));
+        assert!(!is_in_table(directory.path()).expect("asked"));
     }
 
     #[test]
