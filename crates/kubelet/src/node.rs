@@ -422,6 +422,11 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
             Ok(false) => {}
             Err(error) => tracing::warn!(error = error.text(), "the node's status is not written"),
         }
+        let node = context.node();
+        let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
+        context.device_plugins.told(|resource| {
+            capacity.and_then(|all| all.get(resource)).is_some_and(|amount| units(amount) == 0)
+        });
     }
 }
 
@@ -493,6 +498,14 @@ async fn report(context: &Context, health: &Health, due: bool) -> client::Result
     tell_changes(context, &known, &fresh);
     let mut fields = serde_json::to_value(&fresh).map_err(client::Error::SerdeError)?;
     replace_addresses(&mut fields);
+    let old = known.status.as_ref();
+    let amounts = [
+        ("capacity", old.and_then(|old| old.capacity.as_ref()), &fresh.capacity),
+        ("allocatable", old.and_then(|old| old.allocatable.as_ref()), &fresh.allocatable),
+    ];
+    for (field, old, new) in amounts {
+        fields[field] = amounts_patch(old, new.as_ref());
+    }
     if fresh.volumes_in_use.is_none() {
         fields["volumesInUse"] = Value::Null;
     }
@@ -504,6 +517,17 @@ async fn report(context: &Context, health: &Health, due: bool) -> client::Result
         remember(context, node);
     }
     Ok(true)
+}
+
+/// The amounts that differ; those that are gone are null. What others wrote meanwhile and nobody here
+/// has seen yet stays.
+fn amounts_patch(old: Option<&ResourceList>, new: Option<&ResourceList>) -> Value {
+    let none = ResourceList::new();
+    let (old, new) = (old.unwrap_or(&none), new.unwrap_or(&none));
+    let gone = old.keys().filter(|name| !new.contains_key(*name));
+    let gone = gone.map(|name| (name.clone(), Value::Null));
+    let news = new.iter().filter(|(name, amount)| old.get(*name) != Some(*amount));
+    gone.chain(news.map(|(name, amount)| (name.clone(), json!(amount)))).collect()
 }
 
 /// Addresses merge by type; ours replace what is there. Upstream: fixupPatchForNodeStatusAddresses.
@@ -647,6 +671,37 @@ mod tests {
         check("example.com/own", ["4", "4"]);
         check("example.com/dongle", ["2k", "1999"]);
         check("cpu", ["2", "2"]);
+    }
+
+    /// What is taken out of the capacity leaves the rest, and then all is well.
+    #[test]
+    fn resources_go_with_their_capacity() {
+        let config = Config::new("n1", "/tmp".into());
+        let now = Timestamp::from_second(100).expect("in range");
+        let of = |before: &NodeStatus| {
+            status(&config, &machine(), &Health::default(), Some(before), now)
+        };
+        let own = "example.com/own".to_owned();
+        let mut before = of(&NodeStatus::default());
+        before.capacity.as_mut().unwrap().insert(own.clone(), Quantity("4".into()));
+        let mut fresh = of(&before);
+        let patch = |field: fn(&NodeStatus) -> Option<&ResourceList>,
+                     old: &NodeStatus,
+                     new: &NodeStatus| amounts_patch(field(old), field(new));
+        let allocatable = |status: &NodeStatus| status.allocatable.clone();
+        assert_eq!(patch(|s| s.capacity.as_ref(), &before, &fresh), json!({}), "its writer's");
+        assert_eq!(patch(|s| s.allocatable.as_ref(), &before, &fresh), json!({&own: "4"}));
+        assert!(!differs(Some(&fresh), &of(&fresh)));
+
+        fresh.capacity.as_mut().unwrap().remove(&own);
+        let mut after = of(&fresh);
+        assert!(!allocatable(&after).unwrap().contains_key(&own));
+        assert!(differs(Some(&fresh), &after));
+        assert_eq!(patch(|s| s.allocatable.as_ref(), &fresh, &after), json!({&own: null}));
+        // As the API has it after that patch.
+        fresh.allocatable.as_mut().unwrap().remove(&own);
+        after = of(&fresh);
+        assert!(!differs(Some(&fresh), &after), "no second patch");
     }
 
     #[test]

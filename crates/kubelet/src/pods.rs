@@ -203,6 +203,7 @@ impl PodSet {
             let same_name = names::name(&input.pod) == &*key.name
                 && names::namespace(&input.pod) == &*key.namespace;
             if same_name && *known != uid && !names::is_static(&input.pod) && !input.removed {
+                self.context.device_plugins.want(known, false);
                 handle.input.send_modify(|input| input.removed = true);
             }
         }
@@ -332,6 +333,7 @@ impl PodSet {
                     names::name(&input.pod).to_string(),
                 ));
                 if !input.removed {
+                    self.context.device_plugins.want(uid, false);
                     handle.input.send_modify(|input| input.removed = true);
                 }
             }
@@ -378,6 +380,7 @@ impl PodSet {
     fn spawn(&self, input: Input) {
         let uid = names::uid(&input.pod).to_string();
         let signals = self.signals.clone();
+        self.context.device_plugins.want(&uid, !input.removed);
         let handle = Worker::start(self.context.clone(), &self.tasks, input, move |uid, what| {
             signals.told(uid, what);
         });

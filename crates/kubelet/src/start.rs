@@ -47,6 +47,12 @@ impl NotStarted {
     fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into(), retry_in: Some(Duration::from_secs(10)) }
     }
+
+    /// The pod is to stop: nothing is wrong.
+    fn stopping() -> Self {
+        let (reason, retry_in) = ("ContainerCreating", Some(Duration::ZERO));
+        Self { reason, message: String::new(), retry_in }
+    }
 }
 
 /// Where new containers go.
@@ -58,6 +64,7 @@ struct Place {
     users: UserNamespace,
 }
 
+type Given = (Vec<(String, String)>, Vec<String>, Extras);
 type Refs = (BTreeSet<(String, String)>, BTreeSet<(String, String)>);
 
 impl Worker {
@@ -465,8 +472,8 @@ impl Worker {
             NotStarted::new(reason, message)
         };
         let config_error = |message: String| failed("CreateContainerConfigError", message);
-        let given = self.given(container, place).await;
-        let (env, devices, extras) = given.map_err(config_error)?;
+        let given = self.given(container, place).await.map_err(config_error)?;
+        let Some((env, devices, extras)) = given else { return Err(NotStarted::stopping()) };
         let images = self.image_volumes(container, place).await?;
         let attempt = self.next_attempt(&container.name, observed);
         let target = self.target_of(role, &container.name, observed);
@@ -624,18 +631,19 @@ impl Worker {
         out
     }
 
-    /// Variables, CDI devices, and the rest of what device plugins have the container get.
-    async fn given(
-        &self,
-        container: &Container,
-        place: &Place,
-    ) -> Result<(Vec<(String, String)>, Vec<String>, Extras), String> {
-        let extras = self.context.device_plugins.extras(&self.pod, container).await?;
+    /// Variables, CDI devices, and the rest of what device plugins have the container get; nothing if
+    /// the pod is told to stop while they are asked.
+    async fn given(&self, container: &Container, place: &Place) -> Result<Option<Given>, String> {
+        let extras = tokio::select! {
+            biased;
+            () = Self::told_to_stop(&self.input) => return Ok(None),
+            extras = self.context.device_plugins.extras(&self.pod, container) => extras?,
+        };
         let own = self.environment(container, place).await?;
         let devices = self.context.devices.of(&self.pod, container)?;
         // What the spec says of a variable wins.
         let env = [extras.envs.clone(), own].concat();
-        Ok((env, [devices, extras.cdi_devices.clone()].concat(), extras))
+        Ok(Some((env, [devices, extras.cdi_devices.clone()].concat(), extras)))
     }
 
     async fn environment(

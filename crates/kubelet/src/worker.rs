@@ -156,6 +156,17 @@ pub struct Worker {
 /// Who hears of a pod, by name.
 type Tell = Box<dyn Fn(&str, Told) + Send + Sync>;
 
+fn is_over(status: &PodStatus) -> bool {
+    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+}
+
+/// The pod's containers have decided, but some of them run still.
+fn hold_phase(before: &PodStatus, status: &mut PodStatus) {
+    status.phase = before.phase.clone().or_else(|| Some("Pending".into()));
+    status.reason = before.reason.clone();
+    status.message = before.message.clone();
+}
+
 /// What a step says about the next one.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
@@ -246,7 +257,7 @@ impl Worker {
         let runs = match observe(&*context.runtime, &self.uid).await {
             Ok(observed) => observed.running().next().is_some(),
             // Deviation: upstream takes a runtime that is away for one that runs nothing.
-            Err(_) => plugins.pods().contains(&self.uid),
+            Err(_) => plugins.has_all(&self.pod),
         };
         if runs {
             return;
@@ -282,8 +293,7 @@ impl Worker {
             Err(next) => return next,
         };
         self.follow_resize(&observed);
-        self.publish(&observed, false);
-        if matches!(self.published.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        if self.publish(&observed, false) {
             return self.stop().await;
         }
         let plan = self.plan(&observed);
@@ -341,14 +351,12 @@ impl Worker {
     }
 
     pub(crate) fn must_stop(&self, input: &Input) -> bool {
-        let terminal =
-            |status: &PodStatus| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
         input.removed
             || input.pod.metadata.deletion_timestamp.is_some()
             || self.forced.is_some()
             || self.stopped
-            || terminal(&self.published)
-            || (!names::is_static(&input.pod) && input.pod.status.as_ref().is_some_and(terminal))
+            || is_over(&self.published)
+            || (!names::is_static(&input.pod) && input.pod.status.as_ref().is_some_and(is_over))
     }
 
     /// Resolves when the pod must stop: long work in its favour is dropped then.
@@ -424,7 +432,9 @@ impl Worker {
         }
     }
 
-    fn publish(&mut self, observed: &Observed, terminal: bool) {
+    /// True when the pod is over. What is exclusively its own is free before anybody hears of that, and
+    /// nobody does while containers run, as upstream has it (`mergePodStatus`).
+    fn publish(&mut self, observed: &Observed, terminal: bool) -> bool {
         let refused = self.input.borrow().standing.refused.clone();
         let resize = allocation::conditions(refused.as_ref(), self.resizing.as_ref());
         let facts = Facts {
@@ -440,7 +450,14 @@ impl Worker {
         };
         let mut status = pod_status(&self.pod, &self.published, &facts);
         if features::enabled(Feature::ResourceHealthStatus) {
-            self.context.device_plugins.tell(&self.uid, &mut status);
+            self.context.device_plugins.tell(&self.uid, &self.published, &mut status);
+        }
+        let ends = is_over(&status);
+        let runs = !terminal && observed.running().next().is_some();
+        if ends && runs && !is_over(&self.published) {
+            hold_phase(&self.published, &mut status);
+        } else if ends && !runs {
+            self.context.device_plugins.forget(&self.uid);
         }
         let is_news = status != self.published || self.pod.status.as_ref() != Some(&status);
         self.published = status.clone();
@@ -454,6 +471,7 @@ impl Worker {
         if is_news {
             self.status.set(status);
         }
+        ends
     }
 
     /// Conditions that others wrote (readiness gates, disruption targets) count and stay.
@@ -526,6 +544,7 @@ impl Worker {
             if let Err(next) = self.stop_containers().await {
                 return next;
             }
+            self.context.device_plugins.forget(&self.uid);
             let observed = match self.look().await {
                 Ok(observed) => observed,
                 Err(next) => return next,
@@ -540,7 +559,6 @@ impl Worker {
             }
             self.waiting.clear();
             self.publish(&observed, true);
-            self.context.device_plugins.forget(&self.uid);
             if let Err(error) = self.clean_up().await {
                 tracing::warn!(pod = names::full(&self.pod), %error, "the pod's files are not removed yet");
                 return Next::Wait(self.retry.step());

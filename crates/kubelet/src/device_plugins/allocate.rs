@@ -6,9 +6,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::messages::{Allocated, ContainerPreferredRequest};
 use super::plugin::Plugin;
@@ -19,6 +20,9 @@ use crate::resources::units;
 
 /// Why a pod fails that does not get its devices.
 pub const REFUSED: &str = "UnexpectedAdmissionError";
+
+/// How long a pod waits for those to end that nobody wants any more.
+const ENDING_LIMIT: Duration = Duration::from_secs(60);
 
 /// What plugins have a container get, beside what its spec says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -95,6 +99,24 @@ impl State {
         .collect()
     }
 
+    pub fn has_all(&self, pod: &Pod) -> bool {
+        let uid = names::uid(pod);
+        containers(pod).all(|container| {
+            let asked = self.asked(pod, container);
+            let mut asked = asked.iter().filter(|(_, required)| *required > 0);
+            asked.all(|(resource, _)| self.table.has(uid, &container.name, resource))
+        })
+    }
+
+    /// Do pods that are about to end have what the container lacks?
+    fn can_wait(&self, pod: &Pod, container: &Container) -> bool {
+        let name = &container.name;
+        self.asked(pod, container).iter().any(|(resource, required)| {
+            let later = self.table.room_without(pod, name, resource, *required, &self.unwanted);
+            self.table.room(pod, name, resource, *required).is_err() && later.is_ok()
+        })
+    }
+
     /// The plugin to ask.
     fn plugin(&self, resource: &str) -> Result<Arc<Plugin>, String> {
         let known = self.plugins.get(resource);
@@ -115,23 +137,42 @@ impl DevicePlugins {
 
     /// Devices for all containers of a pod that is to start. An error is why it must not.
     pub async fn admit(&self, pod: &Pod) -> Result<(), String> {
+        let deadline = Instant::now() + ENDING_LIMIT;
         for container in containers(pod) {
+            self.wait_for_room(pod, container, deadline).await;
             let done = self.allocate(pod, container).await;
             done.map_err(|why| format!("Allocate failed due to {why}, which is unexpected"))?;
         }
         Ok(())
     }
 
+    /// Waits while devices that the container lacks are about to be free.
+    async fn wait_for_room(&self, pod: &Pod, container: &Container, deadline: Instant) {
+        let mut freed = self.freed.subscribe();
+        while self.state().can_wait(pod, container) {
+            if timeout_at(deadline, freed.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+
     async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), String> {
         let asked = self.state().asked(pod, container);
-        let mut is_news = false;
+        let (mut is_news, mut done) = (false, Ok(()));
         for (resource, required) in asked {
-            is_news |= self.allocate_one(pod, &container.name, &resource, required).await?;
+            match self.allocate_one(pod, &container.name, &resource, required).await {
+                Ok(got) => is_news |= got,
+                Err(why) => {
+                    done = Err(why);
+                    break;
+                }
+            }
         }
+        // What the container did get is its own, though the rest is missing.
         if is_news {
             self.save(&self.state());
         }
-        Ok(())
+        done
     }
 
     /// Whether the container got anything.
@@ -208,6 +249,12 @@ impl DevicePlugins {
             let state = self.state();
             match state.plugins.get(resource) {
                 Some(known) if known.options.pre_start_required => {}
+                // Of one that an earlier kubelet knew nobody knows whether it wants to be asked.
+                None if !state.table.counts(resource) => {
+                    return Err(format!(
+                        "endpoint not found in cache for a registered resource: {resource}"
+                    ));
+                }
                 _ => return Ok(()),
             }
             let ids = state.table.ids(pod, container, resource).ok_or_else(|| {

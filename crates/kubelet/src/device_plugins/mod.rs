@@ -13,6 +13,8 @@
 //! In: sockets, pods. Out: devices for containers, amounts for the node, the record on the disk.
 //! Invariants: the record is written before a container starts; a plugin that another one replaced
 //! changes nothing any more; while a plugin is asked nobody else waits.
+//! A pod that the API forgot has its devices until its containers have ended: its successor waits for
+//! that, for a while. Upstream gives them away at once.
 //! Upstream: `pkg/kubelet/cm/devicemanager`. Deviation: NUMA nodes are told, not chosen by: there is no
 //! topology manager. Of devices that are as good as others those with the least names are taken.
 
@@ -27,11 +29,12 @@ mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use base::task::Tasks;
-use k8s_openapi::api::core::v1::{PodStatus, ResourceHealth, ResourceStatus};
+use k8s_openapi::api::core::v1::{Pod, PodStatus, ResourceHealth, ResourceStatus};
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::config::Config;
 pub use allocate::{Extras, REFUSED};
@@ -39,8 +42,11 @@ use counts::Counts;
 use messages::Device;
 use plugin::Plugin;
 pub use registration::{Registered, serve};
-use table::Table;
 pub use table::{Amounts, NO_NODE};
+use table::{News, Table};
+
+/// The node's status is not hurried more often than this by what one plugin lists.
+const HURRY_PAUSE: Duration = Duration::from_secs(1);
 
 pub struct DevicePlugins {
     /// Where sockets and the record are.
@@ -51,6 +57,8 @@ pub struct DevicePlugins {
     hurry: Arc<Notify>,
     /// Told when the health of a device that a pod has changed.
     pub changed: watch::Sender<()>,
+    /// Told when devices became free, or a pod's to keep.
+    freed: watch::Sender<()>,
     pub counts: Counts,
     /// No kubelet kept a record here before.
     pub is_new: bool,
@@ -61,6 +69,8 @@ struct State {
     table: Table,
     /// By resource; those that stopped stay until the resource counts no more.
     plugins: BTreeMap<String, Arc<Plugin>>,
+    /// Pods that nobody wants any more, as far as is known: their devices are about to be free.
+    unwanted: BTreeSet<String>,
 }
 
 /// A device of a container, or of the node.
@@ -75,11 +85,13 @@ impl DevicePlugins {
         let dir = config.root_dir.join("device-plugins");
         let is_new = !record::exists(&dir);
         let table = record::read(&dir, Instant::now());
+        let unwanted = table.pods().keys().cloned().collect();
         Self {
             dir,
-            state: Mutex::new(State { table, plugins: BTreeMap::new() }),
+            state: Mutex::new(State { table, plugins: BTreeMap::new(), unwanted }),
             hurry,
             changed: watch::channel(()).0,
+            freed: watch::channel(()).0,
             counts: Counts::default(),
             is_new,
             tasks: tasks.clone(),
@@ -115,6 +127,7 @@ impl DevicePlugins {
         let (own, resource, followed) = (self.clone(), resource.to_owned(), plugin.clone());
         self.tasks.spawn("device-plugin", async move {
             tokio::select! {
+                biased;
                 () = followed.replaced.notified() => {}
                 why = own.follow(&resource, &followed) => {
                     tracing::warn!(resource, error = why, "a device plugin stopped");
@@ -131,28 +144,49 @@ impl DevicePlugins {
             Ok(stream) => stream,
             Err(error) => return error.to_string(),
         };
+        // When the node's status may be hurried, and when it has to be.
+        let (mut rested, mut due) = (Instant::now(), None);
         loop {
-            match stream.message().await {
-                Ok(Some(listed)) => self.listed(resource, plugin, listed.devices),
+            let message = tokio::select! {
+                message = stream.message() => message,
+                () = sleep_until(due.unwrap_or(rested)), if due.is_some() => {
+                    self.hurry.notify_one();
+                    (rested, due) = (Instant::now() + HURRY_PAUSE, None);
+                    continue;
+                }
+            };
+            match message {
+                Ok(Some(listed)) => {
+                    if self.listed(resource, plugin, listed.devices) {
+                        due = Some(rested);
+                    }
+                }
                 Ok(None) => return "EOF".into(),
                 Err(status) => return plugin.error(&status).to_string(),
             }
         }
     }
 
-    fn listed(&self, resource: &str, plugin: &Arc<Plugin>, devices: Vec<Device>) {
+    /// True when the node has other amounts now.
+    fn listed(&self, resource: &str, plugin: &Arc<Plugin>, devices: Vec<Device>) -> bool {
         let mut state = self.state();
-        if !state.has(resource, plugin) {
-            return;
+        // One that stopped may have said something before that is heard only now.
+        if !state.has(resource, plugin) || state.table.is_stopped(resource) {
+            return false;
         }
-        tracing::info!(resource, devices = devices.len(), "a device plugin says what it has");
-        let is_news_for_pods = state.table.listed(resource, devices);
-        self.save(&state);
+        let count = devices.len();
+        let News { record, amounts, health } = state.table.listed(resource, devices);
+        if record {
+            self.save(&state);
+        }
         drop(state);
-        self.hurry.notify_one();
-        if is_news_for_pods {
+        if record || amounts {
+            tracing::info!(resource, devices = count, "a device plugin says what it has");
+        }
+        if health {
             self.changed.send_replace(());
         }
+        amounts
     }
 
     /// The plugin is gone, unless another one took its place already.
@@ -170,12 +204,17 @@ impl DevicePlugins {
         let mut state = self.state();
         let (amounts, has_gone) = state.table.amounts(Instant::now());
         if has_gone {
-            let State { table, plugins } = &mut *state;
+            let State { table, plugins, .. } = &mut *state;
             let counting = table.registered();
             plugins.retain(|resource, _| counting.contains_key(resource));
             self.save(&state);
         }
         amounts
+    }
+
+    /// The node's status says 0 of these resources: what does not count needs no further word.
+    pub fn told(&self, is_none: impl Fn(&str) -> bool) {
+        self.state().table.told(is_none);
     }
 
     /// Do plugins decide who has this resource?
@@ -188,26 +227,59 @@ impl DevicePlugins {
         self.state().table.pods().keys().cloned().collect()
     }
 
+    /// Does each container of the pod have what it asks for?
+    pub fn has_all(&self, pod: &Pod) -> bool {
+        self.state().has_all(pod)
+    }
+
+    /// Somebody wants the pod, or nobody does any more: then it ends, and its devices become free.
+    pub fn want(&self, pod: &str, is_wanted: bool) {
+        let mut state = self.state();
+        let is_news = match is_wanted {
+            true => state.unwanted.remove(pod),
+            false => state.table.pods().contains_key(pod) && state.unwanted.insert(pod.to_owned()),
+        };
+        drop(state);
+        if is_news {
+            self.freed.send_replace(());
+        }
+    }
+
     /// A pod is over.
     pub fn forget(&self, pod: &str) {
         let mut state = self.state();
+        state.unwanted.remove(pod);
         if state.table.forget(pod) {
             self.save(&state);
+            drop(state);
+            self.freed.send_replace(());
         }
     }
 
     /// All pods but these are over.
     pub fn keep_only(&self, pods: &BTreeSet<String>) {
         let mut state = self.state();
+        state.unwanted.retain(|uid| pods.contains(uid));
         if state.table.keep_only(pods) {
             self.save(&state);
+            drop(state);
+            self.freed.send_replace(());
         }
     }
 
-    /// How the devices of containers are. Upstream: `UpdateAllocatedResourcesStatus`.
-    pub fn tell(&self, pod: &str, status: &mut PodStatus) {
+    /// How the devices of containers are; of a pod that has given them back, what was told `before`.
+    /// Upstream: `UpdateAllocatedResourcesStatus`.
+    pub fn tell(&self, pod: &str, before: &PodStatus, status: &mut PodStatus) {
         let state = self.state();
+        let is_forgotten = !state.table.pods().contains_key(pod);
         for container in status.container_statuses.iter_mut().flatten() {
+            if is_forgotten {
+                let mut all = before.container_statuses.iter().flatten();
+                let old = all.find(|old| old.name == container.name);
+                let told = old.and_then(|old| old.allocated_resources_status.clone());
+                container.allocated_resources_status = told;
+                continue;
+            }
             let all = state.table.of_container(pod, &container.name);
             let one = |resource: &str, id: String| ResourceHealth {
                 health: Some(match state.table.is_healthy(resource, &id) {
@@ -231,7 +303,10 @@ impl DevicePlugins {
     /// The devices of one container.
     pub fn of_container(&self, pod: &str, container: &str) -> Vec<Told> {
         let mut all: BTreeMap<(String, String), Vec<i64>> = BTreeMap::new();
-        for (resource, given) in self.state().table.of_container(pod, container) {
+        let state = self.state();
+        // What a plugin is still asked for is nobody's yet.
+        let given = state.table.of_container(pod, container);
+        for (resource, given) in given.filter(|(_, given)| given.answer.is_some()) {
             for (node, ids) in &given.devices {
                 for id in ids {
                     let nodes = all.entry((resource.clone(), id.clone())).or_default();
@@ -258,5 +333,173 @@ impl DevicePlugins {
 impl State {
     fn has(&self, resource: &str, plugin: &Arc<Plugin>) -> bool {
         self.plugins.get(resource).is_some_and(|known| Arc::ptr_eq(known, plugin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::messages::{Allocated, HEALTHY};
+    use super::*;
+
+    const RES: &str = "example.com/dongle";
+    const OTHER: &str = "example.com/other";
+
+    fn devices(ids: &[&str]) -> Vec<Device> {
+        let one = |id: &&str| Device { id: id.to_string(), health: HEALTHY.into(), topology: None };
+        ids.iter().map(one).collect()
+    }
+
+    fn pod(uid: &str, asks: &[&str]) -> Pod {
+        let limits: serde_json::Map<_, _> =
+            asks.iter().map(|name| (name.to_string(), json!("1"))).collect();
+        let container = json!({"name": "x", "resources": {"limits": limits}});
+        serde_json::from_value(json!({"metadata": {"name": uid, "uid": uid},
+            "spec": {"containers": [container]}}))
+        .expect("a pod")
+    }
+
+    struct Bench {
+        plugins: Arc<DevicePlugins>,
+        hurry: Arc<Notify>,
+        dir: tempfile::TempDir,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().expect("a directory");
+            let hurry = Arc::new(Notify::new());
+            let config = Config::new("n1", dir.path().into());
+            std::fs::create_dir_all(config.root_dir.join("device-plugins")).expect("made");
+            let plugins = DevicePlugins::new(&config, hurry.clone(), &Tasks::new("test"));
+            Self { plugins: Arc::new(plugins), hurry, dir }
+        }
+
+        /// A plugin that nobody follows.
+        fn plugin(&self, resource: &str, pre_start_required: bool) -> Arc<Plugin> {
+            let socket = self.dir.path().join("x.sock");
+            let options = messages::Options { pre_start_required, ..messages::Options::default() };
+            let plugin = Arc::new(plugin::unasked(&socket, options).expect("a path"));
+            let mut state = self.plugins.state();
+            state.table.connected(resource);
+            state.plugins.insert(resource.to_owned(), plugin.clone());
+            plugin
+        }
+
+        fn gives(&self, pod: &Pod, resource: &str) {
+            let mut state = self.plugins.state();
+            state.table.take(pod, "x", resource, 1, &[]).expect("room");
+            let uid = crate::names::uid(pod);
+            state.table.answered(uid, "x", resource, Some(Allocated::default()));
+        }
+
+        fn record(&self) -> Option<std::time::SystemTime> {
+            let file = self.plugins.dir.join(record::FILE);
+            let meta = std::fs::metadata(&file).ok()?;
+            std::fs::remove_file(file).expect("removed");
+            meta.modified().ok()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_said_again_is_no_news() {
+        let bench = Bench::new();
+        let plugin = bench.plugin(RES, false);
+        let check = |ids: &[&str], ill: bool, amounts: bool, saved: bool| {
+            let mut all = devices(ids);
+            if ill {
+                all.push(Device { id: "ill".into(), ..Device::default() });
+            }
+            let found = bench.plugins.listed(RES, &plugin, all);
+            assert_eq!((found, bench.record().is_some()), (amounts, saved), "{ids:?} {ill}");
+        };
+        check(&["a", "b"], false, true, true);
+        check(&["a", "b"], false, false, false);
+        check(&["a", "c"], false, false, true);
+        check(&["a", "c"], true, true, false);
+        check(&[], false, true, true);
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_stopped_is_not_heard() {
+        let bench = Bench::new();
+        let plugin = bench.plugin(RES, false);
+        assert!(bench.plugins.listed(RES, &plugin, devices(&["a"])));
+        bench.plugins.disconnect(RES, &plugin);
+        bench.hurry.notified().await;
+        assert!(!bench.plugins.listed(RES, &plugin, devices(&["a"])));
+        let amounts = bench.plugins.amounts();
+        assert_eq!((amounts.capacity[RES], amounts.allocatable[RES]), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn what_has_to_be_prepared_is_not_used_without_its_plugin() {
+        let bench = Bench::new();
+        let owner = pod("1", &[RES]);
+        let plugin = bench.plugin(RES, true);
+        bench.plugins.listed(RES, &plugin, devices(&["a"]));
+        bench.gives(&owner, RES);
+        let container = &owner.spec.as_ref().expect("a spec").containers[0];
+        bench.plugins.disconnect(RES, &plugin);
+        let stopped = bench.plugins.extras(&owner, container).await.expect_err("it stopped");
+        assert_eq!(
+            stopped,
+            format!(
+                "device plugin PreStartContainer rpc failed with err: endpoint {RES} has been stopped"
+            )
+        );
+        {
+            let mut state = bench.plugins.state();
+            state.plugins.clear();
+        }
+        assert_eq!(bench.plugins.extras(&owner, container).await, Ok(Extras::default()));
+        bench.plugins.state().table.amounts(Instant::now() + Duration::from_secs(301));
+        let gone = bench.plugins.extras(&owner, container).await.expect_err("it is gone");
+        assert_eq!(gone, format!("endpoint not found in cache for a registered resource: {RES}"));
+    }
+
+    #[tokio::test]
+    async fn a_part_is_not_all() {
+        let bench = Bench::new();
+        for resource in [RES, OTHER] {
+            let plugin = bench.plugin(resource, false);
+            bench.plugins.listed(resource, &plugin, devices(&["a", "b"]));
+        }
+        let owner = pod("1", &[RES, OTHER]);
+        assert!(!bench.plugins.has_all(&owner));
+        bench.gives(&owner, RES);
+        assert!(!bench.plugins.has_all(&owner));
+        bench.plugins.state().table.take(&owner, "x", OTHER, 1, &[]).expect("room");
+        assert!(!bench.plugins.has_all(&owner), "its plugin is being asked");
+        let shown: Vec<String> =
+            bench.plugins.of_container("1", "x").into_iter().map(|one| one.resource).collect();
+        assert_eq!(shown, [RES]);
+        bench.plugins.state().table.answered("1", "x", OTHER, Some(Allocated::default()));
+        assert!(bench.plugins.has_all(&owner));
+        let mut state = bench.plugins.state();
+        state.table.answered("1", "x", OTHER, None);
+        state.table.answered("1", "x", RES, None);
+        assert!(state.table.pods().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_is_given_back_is_still_told() {
+        let bench = Bench::new();
+        let plugin = bench.plugin(RES, false);
+        bench.plugins.listed(RES, &plugin, devices(&["a"]));
+        bench.gives(&pod("1", &[RES]), RES);
+        let bare: PodStatus = serde_json::from_value(
+            json!({"containerStatuses": [{"name": "x", "image": "", "imageID": "",
+                "ready": false, "restartCount": 0}]}),
+        )
+        .expect("a status");
+        let mut told = bare.clone();
+        bench.plugins.tell("1", &bare, &mut told);
+        assert_ne!(told, bare);
+        bench.plugins.forget("1");
+        let mut after = bare.clone();
+        bench.plugins.tell("1", &told, &mut after);
+        assert_eq!(after, told);
     }
 }

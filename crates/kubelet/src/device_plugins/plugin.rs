@@ -59,6 +59,13 @@ pub async fn connect(socket: &Path) -> Result<Plugin, String> {
     Ok(Plugin { rpc, options, replaced: Notify::new() })
 }
 
+/// One that is taken to be there.
+#[cfg(test)]
+pub fn unasked(socket: &Path, options: Options) -> Result<Plugin, String> {
+    let rpc = Rpc::new(socket).map_err(|error| error.to_string())?;
+    Ok(Plugin { rpc, options, replaced: Notify::new() })
+}
+
 impl Plugin {
     pub async fn list_and_watch(&self) -> Result<Streaming<Listed>, RpcError> {
         self.rpc.stream(LIST_AND_WATCH, Nothing {}).await

@@ -13,7 +13,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -122,7 +124,15 @@ pub fn write(dir: &Path, table: &Table) -> io::Result<()> {
     let data = Data { pod_device_entries: Some(entries), registered_devices: Some(registered) };
     let checkpoint = Checkpoint { checksum: u64::from(checksum(&data)), data };
     let next = dir.join(format!(".{FILE}.new"));
-    std::fs::write(&next, serde_json::to_vec(&checkpoint)?)?;
+    let bytes = serde_json::to_vec(&checkpoint)?;
+    // Plugins may have put secrets into their answers; one that was left may be anybody's to read.
+    match std::fs::remove_file(&next) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&next)?;
+    file.write_all(&bytes)?;
+    drop(file);
     std::fs::rename(next, path(dir))
 }
 
@@ -181,6 +191,8 @@ fn shown(data: &Data) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use serde_json::{Value, from_value, json};
 
     use super::*;
@@ -224,6 +236,8 @@ mod tests {
         assert_eq!(again.pods()["1"], table.pods()["1"]);
 
         let file = dir.path().join(FILE);
+        let mode = std::fs::metadata(&file).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
         let broken = std::fs::read_to_string(&file).expect("text").replace("\"c\"", "\"d\"");
         std::fs::write(&file, broken).expect("written");
         assert!(read(dir.path(), Instant::now()).pods().is_empty(), "it is corrupted");

@@ -7,6 +7,7 @@
 //!                        │  allocatable: healthy      allocatable: 0       0
 //!                        └──────────── connected, listed ◄──┘
 //! ```
+//! Once the node's status says 0, whoever writes an amount there is heard again.
 //!
 //! In: what plugins list, what containers ask for. Out: devices for them, amounts for the node.
 //! Invariants: a device belongs to one container at a time, but for those of init containers, which
@@ -40,9 +41,20 @@ enum Standing {
     Live,
     Stopped(Instant),
     Gone,
+    /// As that, and the node's status says so.
+    Told,
 }
 
-#[derive(Clone, Debug)]
+/// For whom a list is news.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    pub record: bool,
+    pub amounts: bool,
+    /// Devices that pods have are well, or ill, since.
+    pub health: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Resource {
     devices: BTreeMap<String, Device>,
     /// The plugin that is there now has said what it has.
@@ -51,6 +63,10 @@ struct Resource {
 }
 
 impl Resource {
+    fn counts(&self) -> bool {
+        !matches!(self.standing, Standing::Gone | Standing::Told)
+    }
+
     fn healthy(&self) -> BTreeSet<String> {
         let listed = self.devices.iter().filter(|(_, device)| self.is_listed && device.is_healthy);
         listed.map(|(id, _)| id.clone()).collect()
@@ -107,7 +123,7 @@ impl Table {
 
     /// For the record: the healthy devices of each resource that still counts.
     pub fn registered(&self) -> BTreeMap<String, BTreeSet<String>> {
-        let counting = self.resources.iter().filter(|(_, one)| one.standing != Standing::Gone);
+        let counting = self.resources.iter().filter(|(_, one)| one.counts());
         counting.map(|(name, one)| (name.clone(), one.healthy())).collect()
     }
 
@@ -115,8 +131,8 @@ impl Table {
         &self.pods
     }
 
-    /// A plugin said what it has. Whether the health of a device that a pod has changed.
-    pub fn listed(&mut self, resource: &str, devices: Vec<messages::Device>) -> bool {
+    /// A plugin said what it has.
+    pub fn listed(&mut self, resource: &str, devices: Vec<messages::Device>) -> News {
         let nodes = |topology: Option<messages::Topology>| {
             topology.map(|all| all.nodes.iter().map(|node| node.id).collect()).unwrap_or_default()
         };
@@ -129,14 +145,25 @@ impl Table {
             is_listed: true,
             standing: Standing::Live,
         };
-        let used = self.used(resource);
+        if self.resources.get(resource) == Some(&fresh) {
+            return News::default();
+        }
+        let used = self.used(resource, &BTreeSet::new());
         let old = self.resources.insert(resource.to_owned(), fresh);
         let health = |of: &Resource, id: &String| of.devices.get(id).map(|one| one.is_healthy);
         let fresh = &self.resources[resource];
-        used.iter().any(|id| {
-            let before = old.as_ref().and_then(|old| health(old, id));
-            health(fresh, id).is_some_and(|now| before != Some(now))
-        })
+        let healthy = old.as_ref().filter(|old| old.counts()).map(Resource::healthy);
+        let now_healthy = fresh.healthy();
+        let count = old.as_ref().map(|old| old.devices.len());
+        News {
+            amounts: healthy.as_ref().map(BTreeSet::len) != Some(now_healthy.len())
+                || count != Some(fresh.devices.len()),
+            record: healthy.as_ref() != Some(&now_healthy),
+            health: used.iter().any(|id| {
+                let before = old.as_ref().and_then(|old| health(old, id));
+                health(fresh, id).is_some_and(|now| before != Some(now))
+            }),
+        }
     }
 
     /// A plugin is there; what it has is not known yet.
@@ -147,7 +174,9 @@ impl Table {
     }
 
     pub fn stopped(&mut self, resource: &str, now: Instant) {
-        if let Some(known) = self.resources.get_mut(resource) {
+        let known = self.resources.get_mut(resource);
+        // One that stopped before has been away since then.
+        if let Some(known) = known.filter(|known| known.standing == Standing::Live) {
             known.is_listed = false;
             known.standing = Standing::Stopped(now);
         }
@@ -169,6 +198,9 @@ impl Table {
                 one.standing = Standing::Gone;
                 has_gone = true;
             }
+            if one.standing == Standing::Told {
+                continue;
+            }
             let all = if one.standing == Standing::Gone { 0 } else { one.devices.len() };
             out.capacity.insert(name.clone(), all as i64);
             out.allocatable.insert(name.clone(), one.healthy().len() as i64);
@@ -176,15 +208,30 @@ impl Table {
         (out, has_gone)
     }
 
-    /// Does a plugin have this resource, or did one give it to a pod?
-    pub fn is_known(&self, resource: &str) -> bool {
-        let counts = self.resources.get(resource).is_some_and(|r| r.standing != Standing::Gone);
-        let mut all = self.pods.values().flat_map(BTreeMap::values);
-        counts || all.any(|container| container.contains_key(resource))
+    /// Of what is gone the node's status says so already.
+    pub fn told(&mut self, is_none: impl Fn(&str) -> bool) {
+        for (name, one) in &mut self.resources {
+            if one.standing == Standing::Gone && is_none(name) {
+                one.standing = Standing::Told;
+            }
+        }
     }
 
-    fn used(&self, resource: &str) -> BTreeSet<String> {
-        let containers = self.pods.values().flat_map(BTreeMap::values);
+    /// Does a plugin have this resource, or did one a while ago?
+    pub fn counts(&self, resource: &str) -> bool {
+        self.resources.get(resource).is_some_and(Resource::counts)
+    }
+
+    /// Does a plugin have this resource, or did one give it to a pod?
+    pub fn is_known(&self, resource: &str) -> bool {
+        let mut all = self.pods.values().flat_map(BTreeMap::values);
+        self.counts(resource) || all.any(|container| container.contains_key(resource))
+    }
+
+    /// What pods have, but for some.
+    fn used(&self, resource: &str, without: &BTreeSet<String>) -> BTreeSet<String> {
+        let pods = self.pods.iter().filter(|(uid, _)| !without.contains(*uid));
+        let containers = pods.flat_map(|(_, of)| of.values());
         containers.filter_map(|of| of.get(resource)).flat_map(Given::ids).collect()
     }
 
@@ -198,6 +245,11 @@ impl Table {
 
     fn given(&self, pod: &str, container: &str, resource: &str) -> Option<&Given> {
         self.pods.get(pod)?.get(container)?.get(resource)
+    }
+
+    /// Did the plugin give the container what it asked for?
+    pub fn has(&self, pod: &str, container: &str, resource: &str) -> bool {
+        self.given(pod, container, resource).is_some_and(|given| given.answer.is_some())
     }
 
     pub fn ids(&self, pod: &str, container: &str, resource: &str) -> Option<BTreeSet<String>> {
@@ -230,6 +282,18 @@ impl Table {
         resource: &str,
         required: usize,
     ) -> Result<Option<Room>, String> {
+        self.room_without(pod, container, resource, required, &BTreeSet::new())
+    }
+
+    /// The same, were some pods not there.
+    pub fn room_without(
+        &self,
+        pod: &Pod,
+        container: &str,
+        resource: &str,
+        required: usize,
+        others: &BTreeSet<String>,
+    ) -> Result<Option<Room>, String> {
         let uid = names::uid(pod);
         let had = self.ids(uid, container, resource);
         let count = had.as_ref().map_or(required, BTreeSet::len);
@@ -238,7 +302,7 @@ impl Table {
                 "pod {uid:?} container {container:?} changed request for resource {resource:?} from {count} to {required}"
             ));
         }
-        let known = self.resources.get(resource).filter(|one| one.standing != Standing::Gone);
+        let known = self.resources.get(resource).filter(|one| one.counts());
         let Some(known) = known else {
             return Err(format!("cannot allocate unregistered device {resource}"));
         };
@@ -258,7 +322,7 @@ impl Table {
         }
         let reusable = self.reusable(pod, container, resource);
         let reused: BTreeSet<String> = reusable.into_iter().take(required).collect();
-        let free: BTreeSet<String> = &healthy - &self.used(resource);
+        let free: BTreeSet<String> = &healthy - &self.used(resource, others);
         let needed = required - reused.len();
         if free.len() < needed {
             return Err(format!(
@@ -308,14 +372,16 @@ impl Table {
         resource: &str,
         answer: Option<Allocated>,
     ) {
-        let Some(of) = self.pods.get_mut(pod).and_then(|of| of.get_mut(container)) else { return };
-        match answer {
-            Some(_) => {
-                of.entry(resource.to_owned()).and_modify(|given| given.answer = answer);
-            }
-            None => {
-                of.remove(resource);
-            }
+        let Some(of_pod) = self.pods.get_mut(pod) else { return };
+        let Some(of) = of_pod.get_mut(container) else { return };
+        if answer.is_some() {
+            of.entry(resource.to_owned()).and_modify(|given| given.answer = answer);
+            return;
+        }
+        of.remove(resource);
+        of_pod.retain(|_, of| !of.is_empty());
+        if of_pod.is_empty() {
+            self.pods.remove(pod);
         }
     }
 
@@ -425,7 +491,7 @@ mod tests {
         table.forget("2");
         table.take(&second, "x", RES, 4, &[]).expect("room");
         table.answered("2", "x", RES, None);
-        assert_eq!(table.used(RES).len(), 0);
+        assert_eq!(table.used(RES, &BTreeSet::new()).len(), 0);
     }
 
     #[test]
@@ -456,12 +522,14 @@ mod tests {
             assert_eq!((amounts.capacity[RES], amounts.allocatable[RES]), (all, healthy));
         };
         let list = vec![device("a", HEALTHY, &[]), device("b", "Unhealthy", &[])];
-        assert!(!table.listed(RES, list.clone()), "nobody has them");
+        let news = |record, amounts, health| News { record, amounts, health };
+        assert_eq!(table.listed(RES, list.clone()), news(true, true, false), "nobody has them");
         check(&mut table, 0, 2, 1);
         let owner = pod("1", &[], &["x"]);
         assert_eq!(give(&mut table, &owner, "x", 1, &[]).expect("room"), ["a"]);
-        assert!(!table.listed(RES, list), "all is as it was");
-        assert!(table.listed(RES, vec![device("a", "Unhealthy", &[])]), "a pod's device is ill");
+        assert_eq!(table.listed(RES, list), News::default(), "all is as it was");
+        let ill = vec![device("a", "Unhealthy", &[])];
+        assert_eq!(table.listed(RES, ill), news(true, true, true), "a pod's device is ill");
         let refused = |table: &Table, expected: &str| {
             let other = pod("2", &[], &["x"]);
             assert_eq!(table.room(&other, "x", RES, 1), Err(format!("{expected} {RES}")));
@@ -479,7 +547,12 @@ mod tests {
         table.connected(RES);
         check(&mut table, 900, 1, 0);
         table.stopped(RES, now);
+        table.stopped(RES, now + Duration::from_secs(200));
         check(&mut table, 301, 0, 0);
+        table.told(|_| false);
+        check(&mut table, 302, 0, 0);
+        table.told(|name| name == RES);
+        assert_eq!(table.amounts(now).0, Amounts::default(), "another may say what there is");
         assert!(table.is_known(RES), "a pod has one");
         refused(&table, "cannot allocate unregistered device");
         table.forget("1");
@@ -499,7 +572,8 @@ mod tests {
         assert_eq!(give(&mut table, &pod("2", &[], &["x"]), "x", 1, &[]).expect("room"), ["c"]);
         assert_eq!(table.room(&owner, "x", RES, 2), Ok(None));
         assert!(table.keep_only(&["2".to_owned()].into()));
-        assert_eq!(table.used(RES), ["c".to_owned()].into());
+        assert_eq!(table.used(RES, &BTreeSet::new()), ["c".to_owned()].into());
+        assert!(table.used(RES, &["2".to_owned()].into()).is_empty());
     }
 
     #[test]

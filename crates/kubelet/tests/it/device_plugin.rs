@@ -111,6 +111,8 @@ struct PluginInfo {
 struct State {
     calls: Vec<String>,
     refuses: bool,
+    /// It never answers before containers start.
+    hangs: bool,
     endpoint: PathBuf,
 }
 
@@ -136,7 +138,8 @@ impl Plugin {
     /// Listens below the kubelet's directory; not registered yet.
     pub fn new(root: &Path, devices: &[(&str, &str)]) -> Self {
         let endpoint = root.join("device-plugins/dongle.sock");
-        let state = State { calls: vec![], refuses: false, endpoint: endpoint.clone() };
+        let state =
+            State { calls: vec![], refuses: false, hangs: false, endpoint: endpoint.clone() };
         let plugin = Self {
             root: root.into(),
             state: Arc::new(Mutex::new(state)),
@@ -185,6 +188,10 @@ impl Plugin {
 
     pub fn refuse(&self, refuses: bool) {
         self.state.lock().expect("no panic").refuses = refuses;
+    }
+
+    pub fn hang(&self) {
+        self.state.lock().expect("no panic").hangs = true;
     }
 
     pub fn calls(&self) -> Vec<String> {
@@ -260,7 +267,11 @@ async fn answer(
         });
         StreamBody::new(frames).boxed_unsync()
     } else {
+        let hangs = call == "PreStartContainer" && state.lock().expect("no panic").hangs;
         let reply = reply(&mut state.lock().expect("no panic"), &call, &body[5..]);
+        if hangs {
+            std::future::pending::<()>().await;
+        }
         let mut trailers = http::HeaderMap::new();
         let code = if reply.is_some() { "0" } else { "2" };
         trailers.insert("grpc-status", http::HeaderValue::from_static(code));

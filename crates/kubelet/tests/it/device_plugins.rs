@@ -112,6 +112,76 @@ async fn a_pod_gets_devices_of_a_plugin() {
     bench.stop().await;
 }
 
+/// Whoever hears that a pod is over gives its devices to the next one at once.
+#[tokio::test]
+async fn a_pods_devices_are_free_once_it_is_over() {
+    let mut bench = Bench::new();
+    until_listening(&bench).await;
+    let plugin = Plugin::new(&root(&bench), &[("a", OK)]);
+    plugin.register().await.expect("registered");
+    until_amounts(&bench, "1", "1").await;
+    let mut job = asking(0, 1);
+    job["restartPolicy"] = json!("Never");
+    bench.api.put_pod("p", job);
+    bench.until_ready("p").await;
+    let told =
+        |pod: &Value| pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone();
+    let well = json!([{"name": RESOURCE, "resources": [{"resourceID": "a", "health": OK}]}]);
+    // What is left to do takes its time.
+    bench.runtime.fail("stop_pod_sandbox", Some(cri::Error::Internal("busy".into())));
+    bench.runtime.exit(&container_id(&bench.api.pod("p")), 0);
+    bench.until_phase("p", "Succeeded").await;
+    bench.api.put_pod("q", asking(0, 1));
+    bench.until_ready("q").await;
+    bench.runtime.fail("stop_pod_sandbox", None);
+    assert_eq!(told(&bench.api.pod("p")), well, "what it had is still told");
+    bench.stop().await;
+}
+
+/// The API forgets a pod that is deleted by force before it ends.
+#[tokio::test]
+async fn the_next_pod_waits_for_one_that_ends() {
+    let mut bench = Bench::new();
+    until_listening(&bench).await;
+    let plugin = Plugin::new(&root(&bench), &[("a", OK)]);
+    plugin.register().await.expect("registered");
+    until_amounts(&bench, "1", "1").await;
+    bench.api.put_pod("p", asking(0, 1));
+    bench.until_ready("p").await;
+    bench.api.put_pod("other", asking(0, 1));
+    let why = format!(
+        "requested number of devices unavailable for {RESOURCE}. Requested: 1, Available: 0"
+    );
+    until_refused(&bench, "other", &why).await;
+    bench.runtime.fail("stop_pod_sandbox", Some(cri::Error::Internal("busy".into())));
+    bench.api.remove("/api/v1/namespaces/ns/pods/p");
+    bench.api.put_pod("q", asking(0, 1));
+    let stopping = |_: &crate::api::Api| bench.count("stop_pod_sandbox") > 1;
+    bench.api.until("the runtime is asked again", stopping).await;
+    assert_eq!(bench.api.pod("q")["status"]["phase"], "Pending");
+    bench.runtime.fail("stop_pod_sandbox", None);
+    bench.until_ready("q").await;
+    assert_eq!(plugin.calls(), ["Allocate a", "PreStart a", "Allocate a", "PreStart a"]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_plugin_that_does_not_answer_holds_no_deletion_up() {
+    let mut bench = Bench::new();
+    until_listening(&bench).await;
+    let plugin = Plugin::new(&root(&bench), &[("a", OK)]);
+    plugin.hang();
+    plugin.register().await.expect("registered");
+    until_amounts(&bench, "1", "1").await;
+    bench.api.put_pod("p", asking(0, 1));
+    bench.api.until("it is asked", |_| plugin.calls().len() == 2).await;
+    bench.api.mark_deleted("p", 1);
+    bench.api.until("gone", |api| api.pod("p").is_null()).await;
+    let events = bench.api.events();
+    assert!(!events.iter().any(|(reason, _)| reason == "Failed"), "no time ran out: {events:?}");
+    bench.stop().await;
+}
+
 #[tokio::test]
 async fn devices_outlive_the_kubelet() {
     let mut bench = Bench::new();

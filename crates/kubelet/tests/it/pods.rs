@@ -661,3 +661,33 @@ async fn a_pod_with_users_of_its_own_keeps_them() {
     assert!(!file.exists());
     bench.stop().await;
 }
+
+/// Its resources are not free before its sidecars have ended.
+#[tokio::test]
+async fn a_pod_is_not_over_while_a_sidecar_runs() {
+    let mut bench = Bench::new();
+    let mut spec = one("Never");
+    spec["initContainers"] = json!([
+        {"name": "s", "image": "img:1", "restartPolicy": "Always"},
+        {"name": "i", "image": "img:1"}]);
+    bench.api.put_pod("a", spec);
+    let init = |api: &Api, at: usize| api.pod("a")["status"]["initContainerStatuses"][at].clone();
+    let runs = |api: &Api| !init(api, 1)["state"]["running"].is_null();
+    bench.api.until("the second runs", runs).await;
+    let busy = || Some(cri::Error::Internal("busy".into()));
+    bench.runtime.fail("stop_container", busy());
+    bench.runtime.fail("stop_pod_sandbox", busy());
+    let id = init(&bench.api, 1)["containerID"].clone();
+    let id = id.as_str().and_then(|id| id.rsplit('/').next()).expect("an id");
+    bench.runtime.exit(id, 1);
+    let ended = |api: &Api| init(api, 1)["state"]["terminated"]["exitCode"] == 1;
+    bench.api.until("it ended", ended).await;
+    assert_eq!(bench.api.pod("a")["status"]["phase"], "Pending");
+    bench.api.until("it is to stop", |_| bench.count("stop_pod_sandbox") > 0).await;
+    assert_eq!(bench.api.pod("a")["status"]["phase"], "Pending");
+    bench.runtime.fail("stop_container", None);
+    bench.runtime.fail("stop_pod_sandbox", None);
+    bench.until_phase("a", "Failed").await;
+    assert!(init(&bench.api, 0)["state"]["running"].is_null());
+    bench.stop().await;
+}
