@@ -5,7 +5,7 @@
 //! retried, and no connection is kept.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -324,7 +324,9 @@ impl Connection {
         bytes.extend_from_slice(body);
         // Who refuses a body need not read it: the answer counts, not the write.
         let stream = reader.get_mut();
-        let _ = stream.write_all(&bytes).and_then(|()| stream.flush());
+        if stream.write_all(&bytes).and_then(|()| stream.flush()).is_err() {
+            return response(&mut arrived(stream).as_slice());
+        }
         let head = Head::read(&mut reader)?;
         let has_body = verb != "HEAD" && !matches!(head.status, 204 | 304);
         let is_kept = !head.closes && (head.chunked || head.length.is_some() || !has_body);
@@ -332,6 +334,18 @@ impl Connection {
         self.stream = is_kept.then_some(reader);
         Ok(answer)
     }
+}
+
+/// What a peer has sent that takes nothing any more; a stream that is read writes first what is left.
+fn arrived(stream: &mut StreamOwned<ClientConnection, TcpStream>) -> Vec<u8> {
+    let (connection, socket) = (&mut stream.conn, &mut stream.sock);
+    let mut plain = Vec::new();
+    // Its end, and that more would have to be waited for, are errors; so much was there.
+    while connection.reader().read_to_end(&mut plain).is_err()
+        && connection.read_tls(socket).is_ok_and(|count| count > 0)
+        && connection.process_new_packets().is_ok()
+    {}
+    plain
 }
 
 #[cfg(test)]
