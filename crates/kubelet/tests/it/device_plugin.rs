@@ -16,6 +16,8 @@ use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
+use crate::driver::PluginInfo;
+
 pub const RESOURCE: &str = "example.com/dongle";
 
 #[derive(Clone, PartialEq, Message)]
@@ -94,18 +96,6 @@ struct Name {
 struct AllAllocated {
     #[prost(message, repeated, tag = "1")]
     containers: Vec<Allocated>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct PluginInfo {
-    #[prost(string, tag = "1")]
-    kind: String,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(string, tag = "3")]
-    endpoint: String,
-    #[prost(string, repeated, tag = "4")]
-    versions: Vec<String>,
 }
 
 struct State {

@@ -22,16 +22,17 @@ pub const EXPANDS: i32 = 3;
 
 type Texts = BTreeMap<String, String>;
 
+/// What a plugin of any kind says of itself in `plugins_registry`.
 #[derive(Clone, PartialEq, Message)]
-struct PluginInfo {
+pub struct PluginInfo {
     #[prost(string, tag = "1")]
-    kind: String,
+    pub kind: String,
     #[prost(string, tag = "2")]
-    name: String,
+    pub name: String,
     #[prost(string, tag = "3")]
-    endpoint: String,
+    pub endpoint: String,
     #[prost(string, repeated, tag = "4")]
-    versions: Vec<String>,
+    pub versions: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
