@@ -86,7 +86,7 @@ impl Eq for Placed {}
 
 impl Entry {
     /// Reads the header from the bytes. The kind's own fields cost a decode, so only kinds that
-    /// have selectable fields pay it.
+    /// have selectable fields pay it, and those that can find them in the bytes do not.
     pub(crate) fn parse(row: &Arc<Resource>, key: Key, kv: &KeyValue) -> Result<Self, StatusError> {
         #[derive(Deserialize)]
         struct Head {
@@ -98,15 +98,17 @@ impl Entry {
             labels: Pairs,
         }
         let head: Head = serde_json::from_slice(&kv.value).map_err(StatusError::internal)?;
-        let fields = if row.strategy.has_selectable_fields() {
-            let object = if row.custom {
-                Stored::new(row.clone(), kv.value.clone(), kv.mod_revision).object()?
-            } else {
-                row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?
-            };
-            row.strategy.field_values(&*object).into_iter().collect()
-        } else {
-            Pairs::default()
+        let fields = match row.strategy.fields_in(&kv.value) {
+            Some(fields) => fields.map_err(StatusError::internal)?.into_iter().collect(),
+            None if row.strategy.has_selectable_fields() => {
+                let object = if row.custom {
+                    Stored::new(row.clone(), kv.value.clone(), kv.mod_revision).object()?
+                } else {
+                    row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?
+                };
+                row.strategy.field_values(&*object).into_iter().collect()
+            }
+            None => Pairs::default(),
         };
         let (revision, value) = (kv.mod_revision, kv.value.clone());
         Ok(Self { key, revision, value, labels: head.metadata.labels, fields })

@@ -408,6 +408,12 @@ pub trait Strategy: Send + Sync {
         fields.map(|(name, value)| (Cow::Borrowed(name), value)).collect()
     }
 
+    /// As [`field_values`](Self::field_values), read from the JSON of the stored version without decoding
+    /// all of it; `None` where the object must be decoded. For kinds of which there are many.
+    fn fields_in(&self, _json: &[u8]) -> Option<serde_json::Result<Vec<(&'static str, String)>>> {
+        None
+    }
+
     /// What a selector with a field that is not selectable is told.
     fn unknown_field(&self, field: &str) -> String {
         unknown_field(self.has_selectable_fields(), field)

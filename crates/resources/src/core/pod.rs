@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Grace, Strategy};
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodIP, PodSpec, PodStatus};
 use machinery::Object;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{label_keys, pod_actions, pod_print, podspec};
@@ -139,27 +140,8 @@ impl Strategy for PodStrategy {
         SELECTABLE
     }
 
-    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
-        let pod = object.expect::<Pod>();
-        let (spec, status) =
-            (pod.spec.clone().unwrap_or_default(), pod.status.clone().unwrap_or_default());
-        let text = |text: Option<String>| text.unwrap_or_default();
-        let ips = status.pod_ips.unwrap_or_default();
-        let ip = ips.first().map(|one| one.ip.clone()).or(status.pod_ip);
-        SELECTABLE
-            .iter()
-            .copied()
-            .zip([
-                text(spec.node_name),
-                text(spec.restart_policy),
-                text(spec.scheduler_name),
-                text(spec.service_account_name),
-                (spec.host_network == Some(true)).to_string(),
-                text(status.phase),
-                text(ip),
-                text(status.nominated_node_name),
-            ])
-            .collect()
+    fn fields_in(&self, json: &[u8]) -> Option<serde_json::Result<Vec<(&'static str, String)>>> {
+        Some(serde_json::from_slice(json).map(selectable))
     }
 
     fn columns(&self) -> Vec<Column> {
@@ -175,7 +157,7 @@ impl Strategy for PodStrategy {
     }
 }
 
-/// In the order of `selectable_fields`.
+/// In the order of [`selectable`].
 const SELECTABLE: &[&str] = &[
     "spec.nodeName",
     "spec.restartPolicy",
@@ -187,19 +169,70 @@ const SELECTABLE: &[&str] = &[
     "status.nominatedNodeName",
 ];
 
+/// What of a pod can be selected by. Nothing else of it is decoded, for this is read whenever a pod
+/// changes.
+#[derive(Deserialize)]
+struct Selectable {
+    spec: Option<Spec>,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+    restart_policy: Option<String>,
+    scheduler_name: Option<String>,
+    service_account_name: Option<String>,
+    host_network: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<PodIP>>,
+    nominated_node_name: Option<String>,
+}
+
+fn selectable(pod: Selectable) -> Vec<(&'static str, String)> {
+    let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+    let text = |text: Option<String>| text.unwrap_or_default();
+    let first = status.pod_ips.unwrap_or_default().into_iter().next();
+    let ip = first.map(|one| one.ip).or(status.pod_ip);
+    SELECTABLE
+        .iter()
+        .copied()
+        .zip([
+            text(spec.node_name),
+            text(spec.restart_policy),
+            text(spec.scheduler_name),
+            text(spec.service_account_name),
+            (spec.host_network == Some(true)).to_string(),
+            text(status.phase),
+            text(ip),
+            text(status.nominated_node_name),
+        ])
+        .collect()
+}
+
 /// Guaranteed: every container limits cpu and memory and requests just that. BestEffort: nobody
 /// asks for any. Burstable: the rest.
 pub(crate) fn qos_class(spec: Option<&PodSpec>) -> &'static str {
     let Some(spec) = spec else { return "BestEffort" };
     let (mut any, mut guaranteed) = (false, true);
     for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
-        let resources = container.resources.clone().unwrap_or_default();
-        let (requests, limits) =
-            (resources.requests.unwrap_or_default(), resources.limits.unwrap_or_default());
+        let resources = container.resources.as_ref();
+        let requests = resources.and_then(|asked| asked.requests.as_ref());
+        let limits = resources.and_then(|asked| asked.limits.as_ref());
         for name in ["cpu", "memory"] {
-            any |= requests.contains_key(name) || limits.contains_key(name);
-            guaranteed &= limits.contains_key(name)
-                && requests.get(name).is_none_or(|request| Some(request) == limits.get(name));
+            let request = requests.and_then(|list| list.get(name));
+            let limit = limits.and_then(|list| list.get(name));
+            any |= request.is_some() || limit.is_some();
+            guaranteed &= limit.is_some() && (request.is_none() || request == limit);
         }
     }
     match (any, guaranteed) {
@@ -237,6 +270,35 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn fields_are_found_in_the_bytes() {
+        let check = |pod: Value, expected: [&str; 8]| {
+            let fields = PodStrategy.fields_in(pod.to_string().as_bytes()).expect("it can");
+            let expected = SELECTABLE.iter().copied().zip(expected.map(str::to_owned));
+            assert_eq!(fields.expect("a pod"), expected.collect::<Vec<_>>(), "{pod}");
+        };
+        check(json!({"metadata": {}}), ["", "", "", "", "false", "", "", ""]);
+        check(json!({"spec": null, "status": null}), ["", "", "", "", "false", "", "", ""]);
+        check(
+            json!({
+                "spec": {
+                    "nodeName": "n", "restartPolicy": "Always", "schedulerName": "a\"b",
+                    "serviceAccountName": "s", "hostNetwork": true, "containers": [{"name": "c"}],
+                },
+                "status": {
+                    "phase": "Running", "podIP": "10.0.0.1", "nominatedNodeName": "m",
+                    "podIPs": [{"ip": "10.0.0.2"}, {"ip": "fd00::1"}],
+                },
+            }),
+            ["n", "Always", "a\"b", "s", "true", "Running", "10.0.0.2", "m"],
+        );
+        check(
+            json!({"status": {"podIP": "10.0.0.1", "podIPs": []}}),
+            ["", "", "", "", "false", "", "10.0.0.1", ""],
+        );
+        assert!(PodStrategy.fields_in(b"[").expect("it can").is_err());
+    }
 
     #[test]
     fn qos_follows_requests_and_limits() {
