@@ -23,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "patch", run: patch, seeds: || owned(PATCHES) },
     Target { name: "selector", run: selector, seeds: || owned(SELECTORS) },
     Target { name: "cel", run: cel, seeds: || owned(EXPRESSIONS) },
+    Target { name: "cbor", run: cbor, seeds: || owned(ITEMS) },
     Target { name: "protobuf", run: protobuf, seeds: server::messages },
     Target { name: "manifest", run: manifest, seeds: || owned(MANIFESTS) },
     Target { name: "configuration", run: configuration, seeds: || owned(CONFIGURATIONS) },
@@ -57,6 +58,12 @@ const PATCHES: &[&[u8]] = &[
     b"{\"a\":[1,{\"b\":null}]}\0[{\"op\":\"replace\",\"path\":\"/a/1/b\",\"value\":2},{\"op\":\"move\",\"from\":\"/a/0\",\"path\":\"/c\"}]",
     b"{\"spec\":{\"containers\":[{\"name\":\"a\"}]}}\0{\"spec\":{\"containers\":[{\"name\":\"a\",\"image\":\"x\"},{\"name\":\"b\",\"$patch\":\"delete\"}],\"$setElementOrder/containers\":[{\"name\":\"a\"}]}}",
     b"{\"metadata\":{\"labels\":{\"a\":\"b\"}}}\0{\"metadata\":{\"labels\":{\"a\":null}}}",
+];
+
+const ITEMS: &[&[u8]] = &[
+    b"\xd9\xd9\xf7\xa2\x44kind\x43Pod\x41n\x83\x01\x39\x03\xe7\xfb\x3f\xf1\x99\x99\x99\x99\x99\x9a",
+    b"\xbf\x61a\x9f\xf6\xf5\xf9\x3e\x00\xff\xc1\x1a\x51\x4b\x67\xb0\x5f\x41b\x41c\xff\xff",
+    b"\x83\xd6\x43\x00\x01\xff\xc0\x74\x32013-03-21T20:04:00Z\x1b\x7f\xff\xff\xff\xff\xff\xff\xff",
 ];
 
 const SELECTORS: &[&[u8]] = &[
@@ -168,6 +175,18 @@ fn cel(data: &[u8]) {
     let object = ::cel::Value::from_json(&object, &::cel::Type::Dyn);
     let mut budget = ::cel::Budget::new(10_000);
     let _ = black_box(program.evaluate(&|_| Some(object.clone()), &mut budget));
+}
+
+fn cbor(data: &[u8]) {
+    use machinery::cbor::{object, to_json};
+    if let Ok(json) = to_json(data) {
+        let again = to_json(&object(&json)).expect("what was read can be written, and read again");
+        assert_eq!(json_of(&again), json_of(&json));
+    }
+}
+
+fn json_of(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).expect("JSON")
 }
 
 fn protobuf(data: &[u8]) {

@@ -59,6 +59,11 @@ pub fn device_plugin() -> Outcome<PathBuf> {
     own("device-plugin", include_str!("device_plugin.go"))
 }
 
+/// Upstream's Go clients, told to speak CBOR.
+pub fn cbor_client() -> Outcome<PathBuf> {
+    own("cbor-client", include_str!("cbor_client.go"))
+}
+
 /// A program whose main file is ours, made of upstream's parts.
 fn own(name: &str, text: &str) -> Outcome<PathBuf> {
     let directory = directory()?;
@@ -78,7 +83,7 @@ fn own(name: &str, text: &str) -> Outcome<PathBuf> {
 pub fn of_the_story() -> Outcome {
     kubectl()?;
     // Without these, chapters say `skipped`: a module that cannot be fetched today is not our failure.
-    for build in [csi_driver, device_plugin, helm] {
+    for build in [csi_driver, device_plugin, cbor_client, helm] {
         if let Err(error) = build() {
             eprintln!("a chapter of the story will be skipped: {error}");
         }

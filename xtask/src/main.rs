@@ -37,8 +37,9 @@ usage: cargo xtask COMMAND
   conformance [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N]
                run upstream's end-to-end suite against a cluster of our own
   kubectl      build the foreign kubectl that the tests use, once, and print its path
-  helm, csi-driver, device-plugin  the same for helm, for the mock driver of upstream's suite, and
-               for its stub of a device plugin; `foreign` does all that the end-to-end story runs
+  helm, csi-driver, device-plugin, cbor-client  the same for helm, for the mock driver of upstream's
+               suite, for its stub of a device plugin, and for Go's clients in CBOR; `foreign` does
+               all that the end-to-end story runs
   kube-apiserver, etcd  build upstream's API server, and an etcd 3.6 with its tools, for the
                tests that use them where they are in the cache
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         "kubectl" => foreign::kubectl().map(|path| println!("{}", path.display())),
         "helm" => foreign::helm().map(|path| println!("{}", path.display())),
         "csi-driver" => foreign::csi_driver().map(|path| println!("{}", path.display())),
+        "cbor-client" => foreign::cbor_client().map(|path| println!("{}", path.display())),
         "device-plugin" => foreign::device_plugin().map(|path| println!("{}", path.display())),
         "foreign" => foreign::of_the_story(),
         "kube-apiserver" => foreign::api_server().map(|path| println!("{}", path.display())),

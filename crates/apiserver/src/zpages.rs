@@ -12,7 +12,7 @@ use machinery::status::Reason;
 use serde_json::{Value, json};
 
 use crate::codec::negotiate::{Clause, clauses};
-use crate::codec::{self, Accept, Media};
+use crate::codec::{self, Accept, Media, cbor};
 use crate::resource::Body;
 use crate::shared::Shared;
 
@@ -58,18 +58,32 @@ pub fn serve(shared: &Shared, path: &str, headers: &HeaderMap) -> Option<Respons
             "*/*" | "text/*" | "text/plain" => {
                 return Some(codec::text(StatusCode::OK, (page.text)(shared)));
             }
-            "application/json" | "application/yaml" => {
-                if let Some(version) = version(&clause, page.kind) {
-                    let is_yaml = clause.media == "application/yaml";
-                    return Some(object(shared, page, version, is_yaml));
+            name => {
+                let version = version(&clause, page.kind);
+                if let Some((media, version)) = media(name).zip(version) {
+                    return Some(object(shared, page, version, media));
                 }
             }
-            _ => {}
         }
     }
-    let message = "only the following media types are accepted: application/json, application/yaml, text/plain";
+    let types = if cbor::is_served() {
+        "application/json, application/yaml, application/cbor, text/plain"
+    } else {
+        "application/json, application/yaml, text/plain"
+    };
+    let message = format!("only the following media types are accepted: {types}");
     let error = StatusError::new(Reason::NotAcceptable, message).without_details();
     Some(codec::error(&Accept::JSON, &error))
+}
+
+/// What objects are written in.
+fn media(name: &str) -> Option<Media> {
+    match name {
+        "application/json" => Some(Media::Json),
+        "application/yaml" => Some(Media::Yaml),
+        cbor::MEDIA_TYPE if cbor::is_served() => Some(Media::Cbor),
+        _ => None,
+    }
 }
 
 /// The version of the object that a clause asks for.
@@ -79,7 +93,7 @@ fn version(clause: &Clause<'_>, kind: &str) -> Option<&'static str> {
     ["v1beta1", "v1alpha1"].into_iter().find(|version| *version == wanted)
 }
 
-fn object(shared: &Shared, page: &Page, version: &str, is_yaml: bool) -> Response<Body> {
+fn object(shared: &Shared, page: &Page, version: &str, media: Media) -> Response<Body> {
     let mut json = json!({
         "kind": page.kind,
         "apiVersion": format!("{GROUP}/{version}"),
@@ -88,7 +102,6 @@ fn object(shared: &Shared, page: &Page, version: &str, is_yaml: bool) -> Respons
     if let (Some(object), Value::Object(more)) = (json.as_object_mut(), (page.json)(shared)) {
         object.extend(more);
     }
-    let media = if is_yaml { Media::Yaml } else { Media::Json };
     codec::json(&Accept { media, ..Accept::JSON }, StatusCode::OK, json.to_string().into())
 }
 

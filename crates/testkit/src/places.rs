@@ -45,6 +45,11 @@ pub fn device_plugin() -> Option<PathBuf> {
     newest("device-plugin").ok().flatten()
 }
 
+/// The clients that `cargo xtask cbor-client` has built.
+pub fn cbor_client() -> Option<PathBuf> {
+    newest("cbor-client").ok().flatten()
+}
+
 /// The last, by the name of its directory, of the cached programs with this name.
 fn newest(name: &str) -> Result<Option<PathBuf>> {
     let cache = cache()?;

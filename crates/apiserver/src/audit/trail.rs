@@ -23,6 +23,7 @@ use super::Audit;
 use super::event::{Event, ObjectReference, Status, user_agent, without_managed_fields};
 use super::policy::{Level, Stage, Verdict};
 use crate::authn::LocalIdentity;
+use crate::codec::cbor;
 use crate::codec::protobuf::Protobuf;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
@@ -414,6 +415,9 @@ fn as_json(protobuf: Option<Protobuf>, headers: &HeaderMap, bytes: &Bytes) -> Op
     let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     if kind.starts_with("application/json") {
         return Some(bytes.clone());
+    }
+    if kind == cbor::MEDIA_TYPE {
+        return cbor::to_json(bytes).ok().map(Bytes::from);
     }
     if kind.starts_with("application/vnd.kubernetes.protobuf") {
         return (protobuf?.0)().to_json(bytes).ok().map(Bytes::from);

@@ -1,8 +1,8 @@
 //! Values as upstream's API server keeps them in etcd.
 //!
 //! In: the JSON that the registry writes, or what upstream wrote. Out: protobuf for kinds that have a
-//! message, JSON for the others; and the registry's JSON again. So one etcd serves both, in turn or
-//! at once. Where upstream keeps a version that is not served here, a [`Modern`] makes the served one.
+//! message, JSON for the others (CBOR where that is served); and the registry's JSON again. So one etcd
+//! serves both, in turn or at once. Where upstream keeps a version that is not served here, a [`Modern`] makes the served one.
 
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use machinery::protobuf::{Error, MAGIC};
 use serde_json::Value;
 use store::{Transform, Transformed};
 
+use super::cbor;
 use super::protobuf::Protobuf;
 
 /// Upstream's `--storage-media-type`.
@@ -55,18 +56,25 @@ pub fn plain(formats: Formats, key: &[u8], value: Bytes) -> store::Result<Bytes>
 
 impl Transform for AtRest {
     fn seal(&self, key: &[u8], value: Bytes) -> store::Result<Bytes> {
-        if self.writes == MediaType::Json {
+        if self.writes == MediaType::Json && !cbor::is_served() {
             return Ok(value);
         }
         let Ok(tree) = serde_json::from_slice::<Value>(&value) else { return Ok(value) };
         match (self.formats.protobuf.0)().seal(&tree) {
+            Ok(_) if self.writes == MediaType::Json => Ok(value),
             Ok(message) => Ok(message.into()),
+            // Those are the custom kinds.
+            Err(Error::NoMessage(_)) if cbor::is_served() => Ok(cbor::object(&value).into()),
             Err(Error::NoMessage(_)) => Ok(value),
             Err(error) => Err(unreadable(key, error)),
         }
     }
 
     fn open(&self, key: &[u8], value: Bytes) -> store::Result<Bytes> {
+        // Whether it is served or not: it may have been.
+        if value.starts_with(cbor::MAGIC) {
+            return cbor::to_json(&value).map(Bytes::from).map_err(|error| unreadable(key, error));
+        }
         if !value.starts_with(MAGIC) {
             let modern = (self.formats.modern)(key, &value);
             return modern.unwrap_or(Ok(value)).map_err(|error| unreadable(key, error));
@@ -81,4 +89,32 @@ impl Transform for AtRest {
 fn unreadable(key: &[u8], why: impl std::fmt::Display) -> store::Error {
     let key = String::from_utf8_lossy(key);
     store::Error::Unusable(format!("the value under {key} cannot be transcoded: {why}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use base::features::{self, Feature, Gates};
+
+    use super::*;
+
+    fn at_rest(writes: MediaType) -> AtRest {
+        let protobuf = Protobuf(crate::testing::descriptors);
+        AtRest { formats: Formats { protobuf, modern: |_, _| None, native: Ok }, writes }
+    }
+
+    #[test]
+    fn custom_objects_are_cbor_where_that_is_served_and_read_always() {
+        const KEY: &[u8] = b"/registry/decapod.test/widgets/default/w";
+        let custom = Bytes::from_static(br#"{"apiVersion":"decapod.test/v1","kind":"Widget","metadata":{"name":"w"},"n":1.5}"#);
+        let built_in = Bytes::from_static(br#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"m"}}"#);
+        let gates = Gates::DEFAULT.with(Feature::CBORServingAndStorage, true);
+        for (writes, starts) in [(MediaType::Json, &b"{"[..]), (MediaType::Protobuf, MAGIC)] {
+            let at_rest = at_rest(writes);
+            let kept = |value: &Bytes| at_rest.seal(KEY, value.clone()).expect("sealed");
+            assert_eq!(kept(&custom), custom);
+            let (own, others) = features::scoped(gates, || (kept(&custom), kept(&built_in)));
+            assert!(own.starts_with(cbor::MAGIC) && others.starts_with(starts), "{writes:?}");
+            assert_eq!(at_rest.open(KEY, own).expect("read"), custom);
+        }
+    }
 }

@@ -15,7 +15,8 @@ use machinery::{Object, StatusError};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::explain::{Reader, explain, explain_to};
+use super::cbor;
+use super::explain::{Reader, cbor_kind, explain};
 use super::gojson;
 use super::media_type;
 use super::protobuf::{self, Protobuf};
@@ -28,6 +29,7 @@ pub enum BodyFormat {
     Json,
     Yaml,
     Protobuf(Protobuf),
+    Cbor,
 }
 
 /// The format that a Content-Type names; none given means JSON. `None`: one that is not accepted.
@@ -39,6 +41,7 @@ pub fn body_format(content_type: Option<&str>, protobuf: Option<Protobuf>) -> Op
         "application/json" => Some(BodyFormat::Json),
         "application/yaml" => Some(BodyFormat::Yaml),
         protobuf::MEDIA_TYPE => protobuf.map(BodyFormat::Protobuf),
+        cbor::MEDIA_TYPE if cbor::is_served() => Some(BodyFormat::Cbor),
         _ => None,
     }
 }
@@ -92,15 +95,17 @@ pub fn decode(
             Cow::Owned(value.to_string().into_bytes())
         }
         BodyFormat::Protobuf(protobuf) => Cow::Owned(from_protobuf(body, protobuf, wanted)?),
+        BodyFormat::Cbor => Cow::Owned(from_cbor(body, wanted)?),
     };
+    let reader = if format == BodyFormat::Cbor { Reader::Cbor } else { Reader::Json };
     if json.trim_ascii() == b"null" {
         return Ok(wanted.codec.empty());
     }
     // serde would take an array for a struct.
     let is_object = json.trim_ascii_start().first() == Some(&b'{');
     let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
-    let types = types.ok_or_else(|| unrecognized(&type_meta_error(&json)))?;
-    check_type(&types, wanted, body, &json)?;
+    let types = types.ok_or_else(|| unrecognized(&type_meta_error(reader, &json)))?;
+    check_type(&types, wanted, body, (reader, &json))?;
     let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
     let Decoded { mut object, unknown_fields } = wanted
         .codec
@@ -109,7 +114,7 @@ pub fn decode(
             Some(other) => wanted.codec.decode(&other),
             None => Err(error),
         })
-        .map_err(|error| cannot(&misfit(&json, wanted, &error)))?;
+        .map_err(|error| cannot(&misfit(reader, &json, wanted, &error)))?;
     if strict.is_empty() || format != BodyFormat::Json || ctx.resource.custom {
         strict.extend(unknown_fields.iter().map(|path| unknown(path)));
     } else {
@@ -142,9 +147,9 @@ fn duplicate(path: &str) -> String {
     format!("duplicate field {path:?}")
 }
 
-fn misfit(json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
+fn misfit(reader: Reader, json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
     let definition = wanted.schemas.definition_name(wanted.group, wanted.version, wanted.kind);
-    let explained = definition.and_then(|name| explain(json, &name, wanted.schemas));
+    let explained = definition.and_then(|name| explain(reader, json, &name, wanted.schemas));
     explained.unwrap_or_else(|| plain(error))
 }
 
@@ -158,7 +163,7 @@ pub(crate) fn patched_misfit(
 ) -> String {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let definition = schemas.definition_name(group, version, kind);
-    let explained = definition.and_then(|name| explain_to(reader, json, &name, schemas));
+    let explained = definition.and_then(|name| explain(reader, json, &name, schemas));
     explained.unwrap_or_else(|| plain(error))
 }
 
@@ -189,12 +194,26 @@ fn from_protobuf(
     })
 }
 
+/// A CBOR body as JSON. What is no CBOR is of no kind that could be told.
+fn from_cbor(body: &[u8], wanted: &Wanted<'_>) -> Result<Vec<u8>, StatusError> {
+    cbor::to_json(body).map_err(|error| match error {
+        cbor::Error::Malformed(why) => {
+            let why = format!("unable to determine group/version/kind: {why}");
+            unrecognized(wanted.kind, &why, body)
+        }
+        cbor::Error::Inadmissible(why) => {
+            let types = TypeMeta { api_version: Some(wanted.api_version()), kind: None };
+            cannot_be_handled(&types, wanted, &why)
+        }
+    })
+}
+
 /// Is it the wanted kind in the wanted version?
 fn check_type(
     types: &TypeMeta,
     wanted: &Wanted<'_>,
     body: &[u8],
-    json: &[u8],
+    (reader, json): (Reader, &[u8]),
 ) -> Result<(), StatusError> {
     let wanted_version = wanted.api_version();
     let api_version = given(&types.api_version).unwrap_or(&wanted_version);
@@ -210,7 +229,7 @@ fn check_type(
     // Upstream decodes into the kind that the body names first.
     let definition = wanted.schemas.definition_name(group, version, kind);
     if is_registered(wanted.table, group, version, kind)
-        && let Some(why) = definition.and_then(|name| explain(json, &name, wanted.schemas))
+        && let Some(why) = definition.and_then(|name| explain(reader, json, &name, wanted.schemas))
     {
         return Err(cannot_be_handled(types, wanted, &why));
     }
@@ -304,7 +323,10 @@ fn summary(body: &[u8]) -> String {
 }
 
 /// Why no kind and version can be read from JSON that is none of an object's.
-fn type_meta_error(json: &[u8]) -> String {
+fn type_meta_error(reader: Reader, json: &[u8]) -> String {
+    if reader == Reader::Cbor {
+        return cbor_type_meta_error(json);
+    }
     const STRUCT: &str = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
     let what = match serde_json::from_slice(json) {
         Ok(Value::Object(fields)) => {
@@ -322,6 +344,26 @@ fn type_meta_error(json: &[u8]) -> String {
         Err(error) => return format!("couldn't get version/kind; json parse error: {error}"),
     };
     format!("couldn't get version/kind; json parse error: json: cannot unmarshal {what}")
+}
+
+/// The same of what came as CBOR.
+fn cbor_type_meta_error(json: &[u8]) -> String {
+    const STRUCT: &str = "v1.TypeMeta";
+    let value: Value = serde_json::from_slice(json).unwrap_or_default();
+    let is_wrong = |name: &&str| value.get(*name).is_some_and(|value| !value.is_string());
+    let what = match ["apiVersion", "kind"].into_iter().find(is_wrong) {
+        Some(name) => {
+            let kind = cbor_kind(&value[name].to_string());
+            format!("{kind} into Go struct field {STRUCT}.{name} of type string")
+        }
+        None => format!("{} into Go value of type {STRUCT}", cbor_kind(&value.to_string())),
+    };
+    let why = if value.is_array() {
+        " (cannot decode CBOR array to struct without toarray option)"
+    } else {
+        ""
+    };
+    format!("unable to determine group/version/kind: cbor: cannot unmarshal {what}{why}")
 }
 
 fn go_type(value: &Value) -> &'static str {

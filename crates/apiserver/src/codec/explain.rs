@@ -1,6 +1,6 @@
 //! Why JSON does not fit a kind, in Go's words: `json: cannot unmarshal string into Go struct field
 //! ReplicaSetSpec.spec.replicas of type int32`. What a strategic merge patch makes is a tree to Go and
-//! no text, and told in other words: `cannot convert string to int32`.
+//! no text, and told in other words: `cannot convert string to int32`. The reader of CBOR has a third way.
 //!
 //! Runs only after decoding failed: it walks the text along the kind's schema to the first value of
 //! a wrong type. Without a schema there is nothing to say, and the decoder's own words are shown.
@@ -18,19 +18,16 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Time";
 const MICRO_TIME: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime";
 
-/// Who reads: a decoder of JSON, or the converter of trees.
+/// Who reads: a decoder of JSON or of CBOR, or the converter of trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     Json,
+    Cbor,
     Tree,
 }
 
 /// The first misfit, or nothing if none is found.
-pub fn explain(json: &[u8], definition: &str, schemas: &dyn SchemaSource) -> Option<String> {
-    explain_to(Reader::Json, json, definition, schemas)
-}
-
-pub fn explain_to(
+pub fn explain(
     reader: Reader,
     json: &[u8],
     definition: &str,
@@ -38,7 +35,7 @@ pub fn explain_to(
 ) -> Option<String> {
     let raw: &RawValue = serde_json::from_slice(json).ok()?;
     let schema = schemas.definition(definition)?;
-    let owner = short(definition).to_owned();
+    let owner = definition.to_owned();
     Walk { reader, schemas, path: vec![], owner }.fields(raw, &schema)
 }
 
@@ -47,7 +44,7 @@ struct Walk<'a> {
     schemas: &'a dyn SchemaSource,
     /// Struct fields from the root; list indexes and map keys do not count.
     path: Vec<String>,
-    /// The struct that the last field is of.
+    /// The definition of the struct that the last field is of.
     owner: String,
 }
 
@@ -114,15 +111,24 @@ impl Walk<'_> {
         if kind(text) != "object" {
             return Some(self.misfit(text, &versioned(name)));
         }
-        let outer = std::mem::replace(&mut self.owner, short(name).to_owned());
+        let outer = std::mem::replace(&mut self.owner, name.to_owned());
         let found = self.fields(raw, &schema);
         self.owner = outer;
         found
     }
 
     fn misfit(&self, text: &str, wanted: &str) -> String {
-        if self.reader == Reader::Tree {
-            return unrestorable(text, wanted);
+        match self.reader {
+            Reader::Json => {}
+            Reader::Tree => return unrestorable(text, wanted),
+            Reader::Cbor => {
+                return format!(
+                    "cbor: cannot unmarshal {} into Go struct field {}.{} of type {wanted}",
+                    cbor_kind(text),
+                    versioned(&self.owner),
+                    self.path.last().map_or("", String::as_str),
+                );
+            }
         }
         let kind = kind(text);
         let is_number = wanted.starts_with("int") || wanted.starts_with("float");
@@ -130,7 +136,7 @@ impl Walk<'_> {
             if kind == "number" && is_number { format!("number {text}") } else { kind.into() };
         format!(
             "json: cannot unmarshal {what} into Go struct field {}.{} of type {wanted}",
-            self.owner,
+            short(&self.owner),
             self.path.join(".")
         )
     }
@@ -200,6 +206,18 @@ fn kind(text: &str) -> &'static str {
         Some(b'[') => "array",
         Some(b't' | b'f') => "bool",
         _ => "number",
+    }
+}
+
+/// What a value of JSON was in CBOR, in the words of its reader. Texts come as byte strings from Go.
+pub(super) fn cbor_kind(text: &str) -> &'static str {
+    match kind(text) {
+        "object" => "map",
+        "array" => "array",
+        "string" => "byte string",
+        "number" if text.parse::<u64>().is_ok() => "positive integer",
+        "number" if text.parse::<i64>().is_ok() => "negative integer",
+        _ => "primitives",
     }
 }
 
@@ -320,7 +338,7 @@ mod tests {
             (r#"{"spec":{"replicas":-3,"args":null},"other":{}}"#, None),
         ] {
             assert_eq!(
-                explain(json.as_bytes(), "a.v1.Set", &Schemas).as_deref(),
+                explain(Reader::Json, json.as_bytes(), "a.v1.Set", &Schemas).as_deref(),
                 expected,
                 "{json}"
             );
@@ -339,7 +357,7 @@ mod tests {
             (r#"{"data":true}"#, Some("cannot restore map from bool")),
             (r#"{"spec":{"replicas":3}}"#, None),
         ] {
-            let found = explain_to(Reader::Tree, json.as_bytes(), "a.v1.Set", &Schemas);
+            let found = explain(Reader::Tree, json.as_bytes(), "a.v1.Set", &Schemas);
             assert_eq!(found.as_deref(), expected, "{json}");
         }
     }

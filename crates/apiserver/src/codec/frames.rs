@@ -1,5 +1,5 @@
 //! Watch frames: `{"type":…,"object":…}` lines, the object in the form that the client asked for;
-//! in protobuf, messages with their length in front.
+//! in protobuf, messages with their length in front; in CBOR, one map after the other.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use machinery::StatusError;
 use store::Revision;
 
 use super::table::{self, TableOptions};
-use super::{Accept, As, Media, partial};
+use super::{Accept, As, Media, cbor, partial};
 use crate::resource::Resource;
 use crate::stored::{Stored, WatchEvent};
 
@@ -42,14 +42,18 @@ impl Framer {
 
     /// A frame around the object that `write` appends.
     fn wrap(&self, kind: &str, write: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<u8>, StatusError> {
-        if let Media::Protobuf(protobuf) = self.media {
-            let mut json = vec![];
-            write(&mut json);
-            return protobuf.watch_frame(kind, &json);
-        }
-        let mut out = open(kind);
+        let mut out = if self.is_json() { open(kind) } else { vec![] };
         write(&mut out);
-        Ok(close(out))
+        match self.media {
+            Media::Protobuf(protobuf) => protobuf.watch_frame(kind, &out),
+            Media::Cbor => Ok(cbor::watch_frame(kind, &out)),
+            Media::Json | Media::Yaml => Ok(close(out)),
+        }
+    }
+
+    /// Nobody watches in YAML.
+    fn is_json(&self) -> bool {
+        matches!(self.media, Media::Json | Media::Yaml)
     }
 
     fn error(&self, error: &StatusError) -> Vec<u8> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::decode::group_version;
 use super::table::{self, TableOptions};
-use super::{Accept, As, Media, full, not_acceptable, partial, respond};
+use super::{Accept, As, Media, cbor, full, not_acceptable, partial, respond};
 use crate::resource::{Body, Resource};
 use crate::stored::{List, Stored};
 
@@ -81,11 +81,29 @@ fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
     out
 }
 
+/// The same beginning in CBOR, which tells how many items follow.
+fn cbor_head(mut json: Vec<u8>, items: usize) -> Vec<u8> {
+    json.extend_from_slice(b"]}");
+    let mut out = cbor::object(&json);
+    // The empty list, which is last.
+    out.pop();
+    cbor::array_head(&mut out, items);
+    out
+}
+
 fn items(accept: &Accept, row: &Resource, list: List, metadata: &Value) -> Response<Body> {
+    let is_cbor = accept.media == Media::Cbor;
+    let mut out = head(row, metadata);
+    if is_cbor {
+        out = cbor_head(out, list.items.len());
+    }
     let items = list.items.into_iter();
-    let mut writer = Writer { out: head(row, metadata), items, is_first: true, is_closed: false };
-    let plain = accept.media == Media::Json && !accept.pretty;
-    writer.fill(if plain { PIECE_BYTES } else { usize::MAX });
+    let mut writer = Writer { out, items, is_cbor, is_first: true, is_closed: false };
+    let is_streamed = is_cbor || (accept.media == Media::Json && !accept.pretty);
+    writer.fill(if is_streamed { PIECE_BYTES } else { usize::MAX });
+    if writer.is_closed && is_cbor {
+        return respond(StatusCode::OK, cbor::MEDIA_TYPE, full(writer.out));
+    }
     if writer.is_closed {
         return super::json(accept, StatusCode::OK, writer.out.into());
     }
@@ -100,6 +118,8 @@ fn items(accept: &Accept, row: &Resource, list: List, metadata: &Value) -> Respo
 struct Writer {
     out: Vec<u8>,
     items: std::vec::IntoIter<Stored>,
+    /// CBOR has neither commas nor ends: its head says how many items there are.
+    is_cbor: bool,
     is_first: bool,
     is_closed: bool,
 }
@@ -109,10 +129,14 @@ impl Writer {
     fn fill(&mut self, limit: usize) {
         while !self.is_closed && self.out.len() < limit {
             let Some(item) = self.items.next() else {
-                self.out.extend_from_slice(b"]}");
+                self.out.extend_from_slice(if self.is_cbor { b"" } else { b"]}" });
                 self.is_closed = true;
                 return;
             };
+            if self.is_cbor {
+                cbor::from_json(&item.list_item(), &mut self.out);
+                continue;
+            }
             if !std::mem::take(&mut self.is_first) {
                 self.out.push(b',');
             }

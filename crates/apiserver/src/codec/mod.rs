@@ -1,10 +1,11 @@
 //! Encodings: bytes of clients to objects and back.
 //!
 //! In: bodies, `Accept` headers, stored objects. Out: objects, responses, watch frames. JSON is the
-//! native form: a stored object is copied, not encoded; YAML, indented JSON, Tables and
+//! native form: a stored object is copied, not encoded; YAML, CBOR, indented JSON, Tables and
 //! PartialObjectMetadata are made from it.
 
 pub mod at_rest;
+pub mod cbor;
 pub mod decode;
 pub mod explain;
 pub mod frames;
@@ -63,6 +64,7 @@ pub fn json(accept: &Accept, status: StatusCode, json: Bytes) -> Response<Body> 
         (Media::Json, false) => full(json),
         (Media::Json, true) => full(indent::indent(&json)),
         (Media::Yaml, _) => full(to_yaml(&json)),
+        (Media::Cbor, _) => full(cbor::object(&json)),
         (Media::Protobuf(protobuf), _) => match protobuf.object(&json) {
             Ok(bytes) => full(bytes),
             Err(refusal) => return error(&Accept::JSON, &refusal),
@@ -100,7 +102,7 @@ fn not_acceptable(message: impl Into<String>) -> StatusError {
     StatusError::new(Reason::NotAcceptable, message).without_details()
 }
 
-/// An error as the client sees it. Errors come as JSON or YAML, never as Tables.
+/// An error as the client sees it: in its encoding, never as a Table.
 pub fn error(accept: &Accept, error: &StatusError) -> Response<Body> {
     let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(accept, status, error.to_json().to_string().into());

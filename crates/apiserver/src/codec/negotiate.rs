@@ -8,6 +8,7 @@ use http::header::{ACCEPT, USER_AGENT};
 use machinery::StatusError;
 use machinery::status::Reason;
 
+use super::cbor;
 use super::protobuf::{self, Protobuf};
 use crate::query::Query;
 
@@ -16,6 +17,7 @@ pub enum Media {
     Json,
     Yaml,
     Protobuf(Protobuf),
+    Cbor,
 }
 
 impl Media {
@@ -24,6 +26,7 @@ impl Media {
             Self::Json => "application/json",
             Self::Yaml => "application/yaml",
             Self::Protobuf(_) => protobuf::MEDIA_TYPE,
+            Self::Cbor => cbor::MEDIA_TYPE,
         }
     }
 }
@@ -100,25 +103,52 @@ fn parse_clause(text: &str) -> Option<Clause<'_>> {
 
 /// What speaks protobuf: nothing, everything, or just the metadata of objects without messages.
 #[derive(Clone, Copy)]
-pub enum Speaks {
-    NoProtobuf,
-    Protobuf(Protobuf),
-    ProtobufOfMetadata(Protobuf),
+pub enum Messages {
+    None,
+    All(Protobuf),
+    Metadata(Protobuf),
+}
+
+/// The encodings of a route besides JSON and YAML.
+#[derive(Clone, Copy)]
+pub struct Speaks {
+    pub protobuf: Messages,
+    /// All resources do or none does; what is no resource does not.
+    pub cbor: bool,
 }
 
 impl Speaks {
+    pub const TEXT: Self = Self { protobuf: Messages::None, cbor: false };
+
+    fn media(self, name: &str, shown_as: As) -> Option<Media> {
+        match name {
+            "*/*" | "application/json" => Some(Media::Json),
+            "application/yaml" => Some(Media::Yaml),
+            protobuf::MEDIA_TYPE => self.messages(shown_as),
+            cbor::MEDIA_TYPE if self.cbor => Some(Media::Cbor),
+            _ => None,
+        }
+    }
+
     /// Tables have no messages at all.
-    fn protobuf(self, shown_as: As) -> Option<Media> {
-        match (self, shown_as) {
-            (Self::NoProtobuf, _)
-            | (_, As::Table(_))
-            | (Self::ProtobufOfMetadata(_), As::Itself) => None,
-            (Self::Protobuf(protobuf) | Self::ProtobufOfMetadata(protobuf), _) => {
+    fn messages(self, shown_as: As) -> Option<Media> {
+        match (self.protobuf, shown_as) {
+            (Messages::None, _) | (_, As::Table(_)) | (Messages::Metadata(_), As::Itself) => None,
+            (Messages::All(protobuf) | Messages::Metadata(protobuf), _) => {
                 Some(Media::Protobuf(protobuf))
             }
         }
     }
+
+    /// Does the router know the type? It knows those of watches, too, which nobody can ask for.
+    fn is_routed(self, name: &str, offer: Offer) -> bool {
+        name == protobuf::MEDIA_TYPE
+            || (name == cbor::SEQUENCE && self.cbor && offer == Offer::List)
+            || self.media(name, As::Itself).is_some()
+    }
 }
+
+const TYPES: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
 pub fn negotiate(
     headers: &HeaderMap,
@@ -127,42 +157,34 @@ pub fn negotiate(
     speaks: Speaks,
 ) -> Result<Accept, StatusError> {
     let clauses = clauses(headers);
-    let media_of = |clause: &Clause<'_>, shown_as| match clause.media {
-        "*/*" | "application/json" => Some(Media::Json),
-        "application/yaml" => Some(Media::Yaml),
-        protobuf::MEDIA_TYPE => speaks.protobuf(shown_as),
-        _ => None,
-    };
-    let is_routed = |clause: &Clause<'_>| {
-        clause.media == protobuf::MEDIA_TYPE || media_of(clause, As::Itself).is_some()
-    };
-    if !clauses.iter().any(is_routed) {
-        return Err(not_routed(offer));
+    if !clauses.iter().any(|clause| speaks.is_routed(clause.media, offer)) {
+        return Err(not_routed(offer, speaks));
     }
     for clause in &clauses {
         let Some(shown_as) = shown_as(clause) else { continue };
         if offer == Offer::Answer && matches!(shown_as, As::Table(_)) {
             continue;
         }
-        let Some(media) = media_of(clause, shown_as) else { continue };
+        let Some(media) = speaks.media(clause.media, shown_as) else { continue };
         let pretty = match clause.param("pretty") {
             Some(value) => value == "1" || value == "true",
             None => wants_pretty(headers, query),
         };
         return Ok(Accept { media, shown_as, pretty });
     }
-    Err(StatusError::new(
-        Reason::NotAcceptable,
-        "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
-    ).without_details())
+    let types = cbor::listed(speaks.cbor, TYPES, cbor::MEDIA_TYPE);
+    let message = format!("only the following media types are accepted: {types}");
+    Err(StatusError::new(Reason::NotAcceptable, message).without_details())
 }
 
-fn not_routed(offer: Offer) -> StatusError {
-    let mut message = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf".to_owned();
+fn not_routed(offer: Offer, speaks: Speaks) -> StatusError {
+    let types = cbor::listed(speaks.cbor, TYPES, cbor::MEDIA_TYPE);
+    let mut message = format!("406: Not Acceptable\n\nAvailable representations: {types}");
     if offer == Offer::List {
-        message.push_str(
-            ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
-        );
+        const WATCHES: &str =
+            "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+        message.push_str(", ");
+        message.push_str(&cbor::listed(speaks.cbor, WATCHES, cbor::SEQUENCE));
     }
     StatusError::new(Reason::NotAcceptable, message)
 }
@@ -202,8 +224,39 @@ mod tests {
     fn check(accept: &str, expected: Option<(Media, As)>) {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accept.parse().expect("a header value"));
-        let got = negotiate(&headers, &Query::parse(""), Offer::Object, Speaks::NoProtobuf).ok();
+        let got = negotiate(&headers, &Query::parse(""), Offer::Object, Speaks::TEXT).ok();
         assert_eq!(got.map(|accept| (accept.media, accept.shown_as)), expected, "{accept}");
+    }
+
+    #[test]
+    fn cbor_is_one_more() {
+        const SPEAKS: Speaks = Speaks { cbor: true, ..Speaks::TEXT };
+        let negotiated = |accept: &str, offer| {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT, accept.parse().expect("a header value"));
+            negotiate(&headers, &Query::parse(""), offer, SPEAKS)
+        };
+        for (accept, expected) in [
+            ("application/json;q=0.9,application/cbor;q=1", Media::Cbor),
+            ("application/json,application/cbor", Media::Json),
+            ("application/cbor;as=Table;v=v1;g=meta.k8s.io", Media::Cbor),
+        ] {
+            let got = negotiated(accept, Offer::Object).map(|accept| accept.media);
+            assert_eq!(got.ok(), Some(expected), "{accept}");
+        }
+        for (offer, expected) in [
+            (
+                Offer::List,
+                "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf, application/cbor",
+            ),
+            (
+                Offer::Object,
+                "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf, application/cbor",
+            ),
+        ] {
+            let refused = negotiated("application/cbor-seq", offer).expect_err("of watches only");
+            assert_eq!((refused.code, &*refused.message), (406, expected));
+        }
     }
 
     #[test]
@@ -214,7 +267,7 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(ACCEPT, accept.parse().expect("a header value"));
-            let got = negotiate(&headers, &Query::parse(""), Offer::Answer, Speaks::NoProtobuf);
+            let got = negotiate(&headers, &Query::parse(""), Offer::Answer, Speaks::TEXT);
             assert_eq!(got.ok().map(|accept| accept.shown_as), expected, "{accept}");
         }
     }

@@ -6,17 +6,24 @@ use serde_json::{Map, Value, json};
 
 use super::operations::{Operation, Shape, group_word, operations, parameter, tag};
 use super::rows_of;
+use crate::codec::cbor;
 use crate::options::Page;
 use crate::resource::{Resource, ResourceTable};
 use crate::schemas::SchemaSource;
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
-const MEDIA_TYPES: &[&str] = &["application/json", "application/yaml"];
+const MEDIA_TYPES: &[&str] =
+    &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+/// Those of custom kinds, which have no messages.
+const TEXTS: &[&str] = &["application/json", "application/yaml"];
+const STREAMS: &[&str] =
+    &["application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"];
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const PATCH_TYPES: &[&str] = &[
-    "application/apply-patch+yaml",
     "application/json-patch+json",
     "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
+    STRATEGIC,
+    "application/apply-patch+yaml",
 ];
 
 const VERSIONS: &str = "get available API versions";
@@ -216,14 +223,13 @@ impl<'a> Builder<'a> {
             .iter()
             .map(|name| write_parameter(self.dialect, name, "query"))
             .collect();
-        let is_patch = operation.body == Some(Shape::Patch);
-        let patch_types = if row.custom { &PATCH_TYPES[..3] } else { PATCH_TYPES };
+        let (answers, bodies) = (answer_types(row, operation), body_types(row, operation));
         let mut response = json!({ "description": "OK" });
         match self.dialect {
             Dialect::V2 => {
                 response["schema"] = answer;
-                json["consumes"] = if is_patch { json!(patch_types) } else { json!(["*/*"]) };
-                json["produces"] = json!(MEDIA_TYPES);
+                json["consumes"] = json!(bodies);
+                json["produces"] = json!(answers);
                 json["schemes"] = json!(["https"]);
                 if let Some(schema) = body {
                     let required = operation.body != Some(Shape::DeleteOptions);
@@ -235,10 +241,9 @@ impl<'a> Builder<'a> {
                 }
             }
             Dialect::V3 => {
-                response["content"] = content(MEDIA_TYPES, &answer);
+                response["content"] = content(&answers, &answer);
                 if let Some(schema) = body {
-                    let types = if is_patch { patch_types } else { &["*/*"] };
-                    json["requestBody"] = json!({ "content": content(types, &schema) });
+                    json["requestBody"] = json!({ "content": content(&bodies, &schema) });
                     if operation.body != Some(Shape::DeleteOptions) {
                         json["requestBody"]["required"] = true.into();
                     }
@@ -297,6 +302,34 @@ fn translate(dialect: Dialect, schema: &mut Value, found: &mut Vec<String>) {
         }
         _ => {}
     }
+}
+
+/// What an operation's answers come in.
+fn answer_types(row: &Resource, operation: &Operation) -> Vec<&'static str> {
+    if operation.action == "connect" {
+        return vec!["*/*"];
+    }
+    if row.custom {
+        return TEXTS.to_vec();
+    }
+    let mut types = MEDIA_TYPES.to_vec();
+    types.extend(cbor::is_served().then_some(cbor::MEDIA_TYPE));
+    if matches!(operation.action, "list" | "watch" | "watchlist") {
+        types.extend(STREAMS);
+        types.extend(cbor::is_served().then_some(cbor::SEQUENCE));
+    }
+    types
+}
+
+/// What an operation's body may come in.
+fn body_types(row: &Resource, operation: &Operation) -> Vec<&'static str> {
+    if operation.body != Some(Shape::Patch) {
+        return if row.custom { TEXTS.to_vec() } else { vec!["*/*"] };
+    }
+    let mut types = PATCH_TYPES.to_vec();
+    types.retain(|name| !row.custom || *name != STRATEGIC);
+    types.extend((cbor::is_served() && !row.custom).then_some(cbor::APPLY_PATCH));
+    types
 }
 
 fn content(types: &[&str], schema: &Value) -> Value {

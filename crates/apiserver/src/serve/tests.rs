@@ -17,6 +17,8 @@ use super::*;
 use crate::admission::Chain;
 use crate::testing;
 
+mod cbor;
+
 /// Everybody is who the `User` header says; without one, nobody.
 struct ByHeader;
 

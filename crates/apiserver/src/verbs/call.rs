@@ -11,11 +11,11 @@ use machinery::{Object, StatusError};
 
 use crate::audit::Trail;
 use crate::authz::{Attributes, Decision, decide, forbidden};
-use crate::codec::Accept;
 use crate::codec::decode::{BodyFormat, Wanted, body_format};
-use crate::codec::negotiate::{Offer, Speaks, negotiate};
+use crate::codec::negotiate::{Messages, Offer, Speaks, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::table::TableOptions;
+use crate::codec::{Accept, cbor};
 use crate::query::Query;
 use crate::registry::Registry;
 use crate::request::{Key, MayCreate, RequestContext, RequestInfo, UserInfo};
@@ -57,11 +57,12 @@ impl Call {
             false if is_answer => Offer::Answer,
             false => Offer::Object,
         };
-        let speaks = match shared.options.protobuf.map(Protobuf) {
-            None => Speaks::NoProtobuf,
-            Some(protobuf) if !row.has_message() => Speaks::ProtobufOfMetadata(protobuf),
-            Some(protobuf) => Speaks::Protobuf(protobuf),
+        let protobuf = match shared.options.protobuf.map(Protobuf) {
+            None => Messages::None,
+            Some(protobuf) if !row.has_message() => Messages::Metadata(protobuf),
+            Some(protobuf) => Messages::All(protobuf),
         };
+        let speaks = Speaks { protobuf, cbor: cbor::is_served() };
         // Streams answer in forms of their own.
         let accept = if is_stream {
             Accept::JSON
@@ -134,9 +135,11 @@ impl Call {
         protobuf: Option<fn() -> &'static Descriptors>,
     ) -> Result<BodyFormat, StatusError> {
         body_format(self.content_type(), protobuf.map(Protobuf)).ok_or_else(|| {
-            unsupported_media_type(
+            unsupported_media_type(&cbor::listed(
+                cbor::is_served(),
                 "application/json, application/yaml, application/vnd.kubernetes.protobuf",
-            )
+                cbor::MEDIA_TYPE,
+            ))
         })
     }
 

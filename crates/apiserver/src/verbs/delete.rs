@@ -10,7 +10,7 @@ use super::body;
 use super::options::{check_dry_run, finish};
 use super::{Call, list_options};
 use crate::codec::decode::{self, BodyFormat};
-use crate::codec::{self};
+use crate::codec::{self, cbor};
 use crate::query::{Query, parse_bool};
 use crate::registry::{DeleteOptions, Intent, Outcome, Stored};
 use crate::resource::Body;
@@ -128,6 +128,7 @@ fn from_body(bytes: &[u8], format: BodyFormat) -> Result<Given, StatusError> {
             tree.to_string().into_bytes().into()
         }
         BodyFormat::Protobuf(protobuf) => protobuf.options(bytes)?.into(),
+        BodyFormat::Cbor => cbor::options(bytes)?.into(),
     };
     let given: Option<Given> = serde_json::from_slice(&json).map_err(|error| {
         StatusError::bad_request(format!(

@@ -14,7 +14,7 @@ use super::body;
 use super::call::unsupported_media_type;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
-use crate::codec::{self, decode, gojson};
+use crate::codec::{self, cbor, decode, gojson};
 use crate::registry::{Intent, Written};
 use crate::request::FieldValidation;
 use crate::resource::Body;
@@ -35,7 +35,10 @@ pub async fn write(call: &mut Call, body: Body) -> Result<Written, StatusError> 
     let force = options::read(options_kind, query, ctx)?;
     let (kind, body, note) = match kind {
         PatchKind::Apply { .. } => {
-            let (body, note) = applied(&bytes)?;
+            let (body, note) = match is_cbor(call) {
+                true => (applied_cbor(&bytes)?, None),
+                false => applied(&bytes)?,
+            };
             (PatchKind::Apply { force }, body, note)
         }
         kind => {
@@ -81,19 +84,38 @@ fn check_operations(body: &[u8]) -> Result<(), StatusError> {
     Err(StatusError::new(Reason::RequestEntityTooLarge, message))
 }
 
-fn kind(call: &Call) -> Result<PatchKind, StatusError> {
+/// The media type without its parameters.
+fn media_type(call: &Call) -> &str {
     let content_type = call.content_type().unwrap_or_default();
-    match content_type.split(';').next().unwrap_or_default().trim() {
+    content_type.split(';').next().unwrap_or_default().trim()
+}
+
+fn is_cbor(call: &Call) -> bool {
+    media_type(call) == cbor::APPLY_PATCH
+}
+
+fn kind(call: &Call) -> Result<PatchKind, StatusError> {
+    match media_type(call) {
         "application/json-patch+json" => Ok(PatchKind::Json),
         "application/merge-patch+json" => Ok(PatchKind::Merge),
         "application/apply-patch+yaml" => Ok(PatchKind::Apply { force: false }),
+        cbor::APPLY_PATCH if cbor::is_served() => Ok(PatchKind::Apply { force: false }),
         // Which lists merge by what is known of built-in kinds only.
         "application/strategic-merge-patch+json" if !call.row.custom => Ok(PatchKind::Strategic),
-        "application/strategic-merge-patch+json" => Err(unsupported_media_type(
+        "application/strategic-merge-patch+json" => Err(unsupported_media_type(&cbor::listed(
+            cbor::is_served(),
             "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
-        )),
+            cbor::APPLY_PATCH,
+        ))),
         _ => Err(StatusError::new(Reason::UnsupportedMediaType, "415: Unsupported Media Type")),
     }
+}
+
+/// The same as CBOR, where a key that is there twice is an error always.
+fn applied_cbor(body: &[u8]) -> Result<Bytes, StatusError> {
+    // Upstream says so of whatever is applied.
+    let unreadable = |error| StatusError::bad_request(format!("error decoding YAML: {error}"));
+    cbor::to_json(body).map(Bytes::from).map_err(unreadable)
 }
 
 /// What is applied comes as YAML, of which JSON is a part. The note tells of a key that is there

@@ -10,7 +10,8 @@ use machinery::status::Reason;
 use serde_json::json;
 
 use super::no_method;
-use crate::codec::negotiate::{Offer, Speaks, clauses, negotiate};
+use crate::codec::cbor;
+use crate::codec::negotiate::{Messages, Offer, Speaks, clauses, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::{self, Accept};
 use crate::limiter::Limiter;
@@ -75,7 +76,11 @@ pub async fn serve(
         {
             only_get(&parts)?;
             let protobuf = shared.options.protobuf.map(Protobuf);
-            let speaks = protobuf.map_or(Speaks::NoProtobuf, Speaks::Protobuf);
+            let protobuf = protobuf.map_or(Messages::None, Messages::All);
+            // What a version has is told in the encodings of the version's resources.
+            let depth = path.trim_end_matches('/').split('/').count();
+            let is_version = depth == if path.starts_with("/apis") { 4 } else { 3 };
+            let speaks = Speaks { protobuf, cbor: is_version && cbor::is_served() };
             let accept = negotiate(&parts.headers, &query, Offer::Object, speaks);
             Ok(shared.discovery.serve(
                 &shared.registry,
@@ -152,7 +157,7 @@ fn only_get(parts: &Parts) -> Result<(), StatusError> {
 fn version(shared: &Shared, parts: &Parts, query: &Query) -> Response<Body> {
     let text = shared.options.version.json().to_string();
     let accept =
-        negotiate(&parts.headers, query, Offer::Object, Speaks::NoProtobuf).unwrap_or(Accept::JSON);
+        negotiate(&parts.headers, query, Offer::Object, Speaks::TEXT).unwrap_or(Accept::JSON);
     // Upstream indents this one for everybody.
     codec::json(&Accept { pretty: true, ..accept }, StatusCode::OK, text.into())
 }

@@ -11,20 +11,23 @@ use machinery::status::Reason;
 
 use super::{Call, get, list_options};
 use crate::codec::frames::Framer;
-use crate::codec::{self, Media};
+use crate::codec::{self, Media, cbor};
 use crate::resource::Body;
 
 pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
     get::refuse_export(&call)?;
     if call.accept.media == Media::Yaml {
-        return Err(StatusError::new(
-            Reason::NotAcceptable,
-            "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
-        )
-        .without_details());
+        let types = cbor::listed(
+            cbor::is_served(),
+            "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+            cbor::SEQUENCE,
+        );
+        let message = format!("only the following media types are accepted: {types}");
+        return Err(StatusError::new(Reason::NotAcceptable, message).without_details());
     }
     let content_type = match call.accept.media {
         Media::Protobuf(_) => "application/vnd.kubernetes.protobuf;stream=watch",
+        Media::Cbor => cbor::SEQUENCE,
         _ => "application/json",
     };
     let table_options = call.table_options()?;

@@ -46,7 +46,7 @@ gates! {
     AuthorizePodWebsocketUpgradeCreatePermission: Beta On Decides;
     AuthorizeWithSelectors: Stable LockedOn BuiltIn;
     BtreeWatchCache: Stable LockedOn BuiltIn;
-    CBORServingAndStorage: Alpha Off Absent;
+    CBORServingAndStorage: Alpha Off Decides;
     CPUCFSQuotaPeriod: Stable On Absent;
     CPUManagerPolicyAlphaOptions: Alpha Off Absent;
     CPUManagerPolicyBetaOptions: Beta On Absent;

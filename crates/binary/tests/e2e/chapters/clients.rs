@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use testkit::{clients, places};
 
+use super::stores::Lab;
 use crate::story::Story;
 
 /// On the node since the images were imported.
@@ -23,6 +24,27 @@ pub fn javascript(story: &mut Story) -> Result<()> {
     let mut command = tool(story, "node")?;
     command.arg(script("story.mjs")).arg(IMAGE).arg(library);
     run(story, command, "namespace\ndeployment\napply\npods\ninformer\nending\n")
+}
+
+/// An API server of their own, whose gate is open.
+pub fn go_in_cbor(story: &mut Story) -> Result<()> {
+    let Some(program) = places::cbor_client() else {
+        println!("skipped: no client in the cache (`cargo xtask cbor-client` builds it)");
+        return Ok(());
+    };
+    let lab = Lab::new(story, "cbor")?;
+    let gate = "--feature-gates=CBORServingAndStorage=true";
+    let mut api = lab.api_server("api", 6443, &[gate])?;
+    lab.ready("api", &mut api)?;
+    let mut command = lab.host.command(&program);
+    command.arg(lab.kubeconfig("api").0);
+    command.env("KUBE_FEATURE_ClientsAllowCBOR", "true");
+    command.env("KUBE_FEATURE_ClientsPreferCBOR", "true");
+    let output = lab.host.output(&mut command)?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && printed == "done\n", "{printed}{complaint}{}", api.log());
+    Ok(())
 }
 
 fn tool(story: &Story, name: &str) -> Result<Command> {

@@ -57,6 +57,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("commands: discovery, schema, identity, health", commands::surface),
     chapter("clients: Python's works unchanged", clients::python),
     chapter("clients: JavaScript's works unchanged", clients::javascript),
+    chapter("clients: Go's, which speak CBOR", clients::go_in_cbor),
     chapter("clients: an operator made with kube-rs works unchanged", operator::kube_rs),
     chapter("keeping: secrets are sealed on the disk", keeping::secrets_are_sealed),
     chapter("keeping: certificates are replaced under way", keeping::certificates_are_replaced),

@@ -311,15 +311,15 @@ fn same_everywhere(lab: &Lab) -> Result<()> {
 }
 
 /// A host with API servers and what they keep their state in.
-struct Lab {
+pub(super) struct Lab {
     watches: std::sync::Mutex<Vec<(String, Daemon)>>,
-    host: Host,
+    pub(super) host: Host,
     binary: PathBuf,
     address: String,
 }
 
 impl Lab {
-    fn new(story: &mut Story, name: &str) -> Result<Self> {
+    pub(super) fn new(story: &mut Story, name: &str) -> Result<Self> {
         let host = Host::new(name)?;
         let address = story.switch.connect(&host)?;
         let binary = story.binary.clone();
@@ -353,7 +353,7 @@ impl Lab {
     }
 
     /// Ours, with the certificates that all of the host share.
-    fn api_server(&self, name: &str, port: u16, more: &[&str]) -> Result<Daemon> {
+    pub(super) fn api_server(&self, name: &str, port: u16, more: &[&str]) -> Result<Daemon> {
         let (data, pki) =
             (self.path(name).display().to_string(), self.path("pki").display().to_string());
         let port = format!("--secure-port={port}");
@@ -391,7 +391,7 @@ impl Lab {
         Ok(daemon)
     }
 
-    fn ready(&self, name: &str, daemon: &mut Daemon) -> Result<()> {
+    pub(super) fn ready(&self, name: &str, daemon: &mut Daemon) -> Result<()> {
         let ended = wait::until(LONG, &format!("{name} is ready"), || {
             if let Some(status) = daemon.exit_status()? {
                 return Ok(Some(status));
@@ -405,7 +405,7 @@ impl Lab {
     }
 
     /// And what kubectl remembers of that server.
-    fn kubeconfig(&self, server: &str) -> (String, String) {
+    pub(super) fn kubeconfig(&self, server: &str) -> (String, String) {
         let file = |name: &str| self.path(server).join(name).display().to_string();
         (file("kubeconfig"), file("discovery"))
     }
