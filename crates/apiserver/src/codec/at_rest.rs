@@ -105,8 +105,12 @@ mod tests {
     #[test]
     fn custom_objects_are_cbor_where_that_is_served_and_read_always() {
         const KEY: &[u8] = b"/registry/decapod.test/widgets/default/w";
-        let custom = Bytes::from_static(br#"{"apiVersion":"decapod.test/v1","kind":"Widget","metadata":{"name":"w"},"n":1.5}"#);
-        let built_in = Bytes::from_static(br#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"m"}}"#);
+        let custom = Bytes::from_static(
+            br#"{"apiVersion":"decapod.test/v1","kind":"Widget","metadata":{"name":"w"},"n":1.5}"#,
+        );
+        let built_in = Bytes::from_static(
+            br#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"m"}}"#,
+        );
         let gates = Gates::DEFAULT.with(Feature::CBORServingAndStorage, true);
         for (writes, starts) in [(MediaType::Json, &b"{"[..]), (MediaType::Protobuf, MAGIC)] {
             let at_rest = at_rest(writes);
