@@ -54,7 +54,10 @@ func (n noted) RoundTrip(request *http.Request) (*http.Response, error) {
 	if kind := request.Header.Get("Content-Type"); kind != "" {
 		n.seen["> "+kind] = true
 	}
-	n.seen["< "+response.Header.Get("Content-Type")] = true
+	// What is no resource yet is told as a page.
+	if response.StatusCode != http.StatusNotFound {
+		n.seen["< "+response.Header.Get("Content-Type")] = true
+	}
 	return response, nil
 }
 
