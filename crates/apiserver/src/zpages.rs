@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use base::features::{self, Feature};
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use machinery::StatusError;
 use machinery::status::Reason;
@@ -67,7 +68,7 @@ pub fn serve(shared: &Shared, path: &str, headers: &HeaderMap) -> Option<Respons
         }
     }
     let types = if cbor::is_served() {
-        "application/json, application/yaml, application/cbor, text/plain"
+        "application/json, application/yaml, text/plain, application/cbor"
     } else {
         "application/json, application/yaml, text/plain"
     };
@@ -102,7 +103,12 @@ fn object(shared: &Shared, page: &Page, version: &str, media: Media) -> Response
     if let (Some(object), Value::Object(more)) = (json.as_object_mut(), (page.json)(shared)) {
         object.extend(more);
     }
-    codec::json(&Accept { media, ..Accept::JSON }, StatusCode::OK, json.to_string().into())
+    let accept = Accept { media, ..Accept::JSON };
+    let mut response = codec::json(&accept, StatusCode::OK, json.to_string().into());
+    let kind = format!("{};g={GROUP};v={version};as={}", media.content_type(), page.kind);
+    let kind = HeaderValue::from_str(&kind).expect("a media type");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
 }
 
 fn status_text(shared: &Shared) -> String {

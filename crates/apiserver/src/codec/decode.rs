@@ -106,7 +106,13 @@ pub fn decode(
     let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
     let types = types.ok_or_else(|| unrecognized(&type_meta_error(reader, &json)))?;
     check_type(&types, wanted, body, (reader, &json))?;
-    let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
+    let cannot = |why: &str| match format {
+        BodyFormat::Cbor if why.starts_with("illegal base64") => {
+            let why = format!("cbor: failed to decode base64 from byte string: {why}");
+            cannot_be_handled(&types, wanted, &why)
+        }
+        _ => cannot_be_handled(&types, wanted, why),
+    };
     let Decoded { mut object, unknown_fields } = wanted
         .codec
         .decode(&json)

@@ -35,16 +35,18 @@ pub fn explain(
 ) -> Option<String> {
     let raw: &RawValue = serde_json::from_slice(json).ok()?;
     let schema = schemas.definition(definition)?;
-    let owner = definition.to_owned();
-    Walk { reader, schemas, path: vec![], owner }.fields(raw, &schema)
+    let owner = short(definition).to_owned();
+    Walk { reader, schemas, root: definition, path: vec![], owner }.fields(raw, &schema)
 }
 
 struct Walk<'a> {
     reader: Reader,
     schemas: &'a dyn SchemaSource,
+    /// The definition of the whole.
+    root: &'a str,
     /// Struct fields from the root; list indexes and map keys do not count.
     path: Vec<String>,
-    /// The definition of the struct that the last field is of.
+    /// The struct that the last field is of.
     owner: String,
 }
 
@@ -111,7 +113,7 @@ impl Walk<'_> {
         if kind(text) != "object" {
             return Some(self.misfit(text, &versioned(name)));
         }
-        let outer = std::mem::replace(&mut self.owner, name.to_owned());
+        let outer = std::mem::replace(&mut self.owner, short(name).to_owned());
         let found = self.fields(raw, &schema);
         self.owner = outer;
         found
@@ -122,11 +124,12 @@ impl Walk<'_> {
             Reader::Json => {}
             Reader::Tree => return unrestorable(text, wanted),
             Reader::Cbor => {
+                // The outermost field is the one that it names.
                 return format!(
                     "cbor: cannot unmarshal {} into Go struct field {}.{} of type {wanted}",
                     cbor_kind(text),
-                    versioned(&self.owner),
-                    self.path.last().map_or("", String::as_str),
+                    versioned(self.root),
+                    self.path.first().map_or("", String::as_str),
                 );
             }
         }
@@ -136,7 +139,7 @@ impl Walk<'_> {
             if kind == "number" && is_number { format!("number {text}") } else { kind.into() };
         format!(
             "json: cannot unmarshal {what} into Go struct field {}.{} of type {wanted}",
-            short(&self.owner),
+            self.owner,
             self.path.join(".")
         )
     }
@@ -210,7 +213,7 @@ fn kind(text: &str) -> &'static str {
 }
 
 /// What a value of JSON was in CBOR, in the words of its reader. Texts come as byte strings from Go.
-pub(super) fn cbor_kind(text: &str) -> &'static str {
+pub(crate) fn cbor_kind(text: &str) -> &'static str {
     match kind(text) {
         "object" => "map",
         "array" => "array",

@@ -102,8 +102,13 @@ fn not_acceptable(message: impl Into<String>) -> StatusError {
     StatusError::new(Reason::NotAcceptable, message).without_details()
 }
 
-/// An error as the client sees it: in its encoding, never as a Table.
+/// An error as the client sees it: in its encoding, never as a Table. Who asked for another form than
+/// the object's own gets JSON.
 pub fn error(accept: &Accept, error: &StatusError) -> Response<Body> {
+    let accept = &match accept.shown_as {
+        As::Itself => *accept,
+        _ => Accept { media: Media::Json, ..*accept },
+    };
     let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(accept, status, error.to_json().to_string().into());
     if let Some(seconds) = error.retry_after_seconds {

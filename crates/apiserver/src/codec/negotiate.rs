@@ -125,12 +125,12 @@ impl Speaks {
             "*/*" | "application/json" => Some(Media::Json),
             "application/yaml" => Some(Media::Yaml),
             protobuf::MEDIA_TYPE => self.messages(shown_as),
-            cbor::MEDIA_TYPE if self.cbor => Some(Media::Cbor),
+            cbor::MEDIA_TYPE if self.cbor && !matches!(shown_as, As::Table(_)) => Some(Media::Cbor),
             _ => None,
         }
     }
 
-    /// Tables have no messages at all.
+    /// Tables have no messages at all (nor do they come in CBOR).
     fn messages(self, shown_as: As) -> Option<Media> {
         match (self.protobuf, shown_as) {
             (Messages::None, _) | (_, As::Table(_)) | (Messages::Metadata(_), As::Itself) => None,
@@ -239,7 +239,8 @@ mod tests {
         for (accept, expected) in [
             ("application/json;q=0.9,application/cbor;q=1", Media::Cbor),
             ("application/json,application/cbor", Media::Json),
-            ("application/cbor;as=Table;v=v1;g=meta.k8s.io", Media::Cbor),
+            ("application/cbor;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", Media::Cbor),
+            ("application/cbor;as=Table;v=v1;g=meta.k8s.io,application/json", Media::Json),
         ] {
             let got = negotiated(accept, Offer::Object).map(|accept| accept.media);
             assert_eq!(got.ok(), Some(expected), "{accept}");

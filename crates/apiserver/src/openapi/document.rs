@@ -12,10 +12,10 @@ use crate::resource::{Resource, ResourceTable};
 use crate::schemas::SchemaSource;
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
-const MEDIA_TYPES: &[&str] =
-    &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+const JSON: &str = "application/json";
+const MEDIA_TYPES: &[&str] = &[JSON, "application/yaml", "application/vnd.kubernetes.protobuf"];
 /// Those of custom kinds, which have no messages.
-const TEXTS: &[&str] = &["application/json", "application/yaml"];
+const TEXTS: &[&str] = &[JSON, "application/yaml"];
 const STREAMS: &[&str] =
     &["application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"];
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
@@ -138,6 +138,7 @@ impl<'a> Builder<'a> {
             return true;
         }
         let row = rows_of(table, path).next();
+        let mut is_version = false;
         let (description, tag, kind) = match path.split('/').collect::<Vec<_>>()[..] {
             ["api"] => (VERSIONS, "core".into(), format!("{META}.APIVersions")),
             ["apis"] => (VERSIONS, "apis".into(), format!("{META}.APIGroupList")),
@@ -150,13 +151,20 @@ impl<'a> Builder<'a> {
             }
             _ => match row {
                 Some(row) => {
+                    is_version = true;
                     ("get available resources", tag(row), format!("{META}.APIResourceList"))
                 }
                 None => return false,
             },
         };
         let schema = self.reference(&kind);
-        self.overview(path, description, &tag, MEDIA_TYPES, &schema);
+        let mut types = if path == "version" { vec![JSON] } else { MEDIA_TYPES.to_vec() };
+        types.extend((is_version && cbor::is_served()).then_some(cbor::MEDIA_TYPE));
+        self.overview(path, description, &tag, &types, &schema);
+        let get = self.paths.get_mut(&format!("/{path}/")).and_then(|item| item.get_mut("get"));
+        if let (Some(get), Dialect::V2) = (get, self.dialect) {
+            get["consumes"] = types.into();
+        }
         true
     }
 
@@ -314,6 +322,9 @@ fn answer_types(row: &Resource, operation: &Operation) -> Vec<&'static str> {
     }
     let mut types = MEDIA_TYPES.to_vec();
     types.extend(cbor::is_served().then_some(cbor::MEDIA_TYPE));
+    if operation.answer == Shape::Text {
+        types.insert(0, "text/plain");
+    }
     if matches!(operation.action, "list" | "watch" | "watchlist") {
         types.extend(STREAMS);
         types.extend(cbor::is_served().then_some(cbor::SEQUENCE));

@@ -261,7 +261,9 @@ fn subresource_operations(
             row.kind
         );
         one.group_version_kind = shown.clone();
-        if is_stream {
+        if is_stream && subresource.name == "log" {
+            one.answer = Shape::Text;
+        } else if is_stream {
             one.action = "connect";
             one.id = format!("connect{}{}{subject}", prefix(row), capital(form.method));
             (one.body, one.answer, one.query) = (None, Shape::Text, vec![]);

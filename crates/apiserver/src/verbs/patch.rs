@@ -14,6 +14,7 @@ use super::body;
 use super::call::unsupported_media_type;
 use super::options::{self, OptionsKind};
 use super::update::status_of;
+use crate::codec::explain::cbor_kind;
 use crate::codec::{self, cbor, decode, gojson};
 use crate::registry::{Intent, Written};
 use crate::request::FieldValidation;
@@ -114,8 +115,17 @@ fn kind(call: &Call) -> Result<PatchKind, StatusError> {
 /// The same as CBOR, where a key that is there twice is an error always.
 fn applied_cbor(body: &[u8]) -> Result<Bytes, StatusError> {
     // Upstream says so of whatever is applied.
-    let unreadable = |error| StatusError::bad_request(format!("error decoding YAML: {error}"));
-    cbor::to_json(body).map(Bytes::from).map_err(unreadable)
+    let unreadable =
+        |error: String| StatusError::bad_request(format!("error decoding YAML: {error}"));
+    let json = cbor::to_json(body).map_err(|error| unreadable(error.to_string()))?;
+    if !json.starts_with(b"{") && json != b"null" {
+        let kind = cbor_kind(&String::from_utf8_lossy(&json));
+        let wanted = "map[string]interface {}";
+        return Err(unreadable(format!(
+            "cbor: cannot unmarshal {kind} into Go value of type {wanted}"
+        )));
+    }
+    Ok(json.into())
 }
 
 /// What is applied comes as YAML, of which JSON is a part. The note tells of a key that is there

@@ -70,10 +70,10 @@ impl Major {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
-    /// It is no CBOR, or does not end where it should.
+    /// It is no CBOR, or nothing that could be looked into: of what kind it is, nobody can tell.
     #[error("{0}")]
     Malformed(String),
-    /// It is CBOR, but nothing that an object may hold: a key twice, a number that is none.
+    /// Inside of it is what no object may hold: a key twice, a number that is none.
     #[error("{0}")]
     Inadmissible(String),
 }

@@ -203,6 +203,7 @@ impl<'a> Reader<'a> {
 
     fn map(&mut self, head: Head, out: &mut Vec<u8>) -> Result<(), Error> {
         let mut keys = HashSet::new();
+        let is_whole = out.is_empty();
         out.push(b'{');
         while if head.is_indefinite() {
             !self.is_over()
@@ -218,9 +219,9 @@ impl<'a> Reader<'a> {
             self.value(out)?;
             let index = keys.len();
             if let Some(key) = keys.replace(key) {
-                return Err(inadmissible(format!(
-                    "cbor: found duplicate map key {key:?} at map element index {index}"
-                )));
+                let why =
+                    format!("cbor: found duplicate map key {key:?} at map element index {index}");
+                return Err(if is_whole { malformed(why) } else { inadmissible(why) });
             }
         }
         out.push(b'}');
@@ -244,8 +245,8 @@ impl<'a> Reader<'a> {
         let head = self.head()?;
         let shown = match tag {
             TAG_POSITIVE_BIGNUM | TAG_NEGATIVE_BIGNUM => {
-                return Err(inadmissible(
-                    "cbor: cannot unmarshal bignum into Go value of type interface {}",
+                return Err(malformed(
+                    "cbor: data item of cbor type tag is not accepted by protocol: bignum",
                 ));
             }
             TAG_BASE64_URL if head.major == Major::Bytes => {

@@ -76,9 +76,14 @@ fn refuses_what_upstream_refuses() {
             ),
         ),
         ("a000", malformed("cbor: 1 bytes of extraneous data starting at index 1")),
+        ("a2616101416102", malformed("cbor: found duplicate map key \"a\" at map element index 1")),
         (
-            "a2616101416102",
+            "81a2616101416102",
             inadmissible("cbor: found duplicate map key \"a\" at map element index 1"),
+        ),
+        (
+            "c24101",
+            malformed("cbor: data item of cbor type tag is not accepted by protocol: bignum"),
         ),
         (
             "a10102",

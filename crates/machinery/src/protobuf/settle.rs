@@ -340,12 +340,22 @@ impl<'a> Scan<'a> {
     }
 }
 
-fn is_empty(value: &[u8]) -> bool {
-    matches!(value, b"null" | b"\"\"" | b"0" | b"false" | b"[]" | b"{}" | b"0.0")
+/// Is it nothing, or empty as a value of the field's own type is? What is empty otherwise is of a wrong one.
+fn is_empty(field: &Field, value: &[u8]) -> bool {
+    let empty: &[&[u8]] = match (field.shape, field.kind) {
+        (Shape::List, _) | (_, Kind::Strings) => &[b"[]"],
+        (Shape::Map, _) | (_, Kind::Message(_)) => &[b"{}"],
+        (_, Kind::String | Kind::Bytes) => &[b"\"\""],
+        (_, Kind::Bool) => &[b"false"],
+        (_, Kind::Int32 | Kind::Int64 | Kind::IntOrString) => &[b"0"],
+        (_, Kind::Double) => &[b"0", b"0.0"],
+        _ => &[],
+    };
+    value == b"null" || empty.contains(&value)
 }
 
 fn is_empty_collection(field: &Field, value: &[u8]) -> bool {
-    matches!(field.shape, Shape::List | Shape::Map) && matches!(value, b"[]" | b"{}")
+    matches!(field.shape, Shape::List | Shape::Map) && is_empty(field, value)
 }
 
 /// Would Go leave the field out?
@@ -355,14 +365,14 @@ fn is_left_out(field: &Field, value: &[u8]) -> bool {
     }
     let is_collection = matches!(field.shape, Shape::List | Shape::Map);
     match field.kind {
-        _ if is_collection => field.omit_empty && is_empty(value),
-        Kind::Message(_) => field.omit_zero && is_empty(value),
+        _ if is_collection => field.omit_empty && is_empty(field, value),
+        Kind::Message(_) => field.omit_zero && is_empty(field, value),
         Kind::Time | Kind::MicroTime | Kind::Quantity | Kind::IntOrString | Kind::Duration => {
-            field.omit_zero && is_empty(value)
+            field.omit_zero && is_empty(field, value)
         }
         // Embedded JSON of any shape counts, unless there is none.
         Kind::Raw => field.omit_empty && value == b"null",
-        _ => field.omit_empty && is_empty(value),
+        _ => field.omit_empty && is_empty(field, value),
     }
 }
 
@@ -484,7 +494,18 @@ mod tests {
         for json in [r#""text""#, "[1]"] {
             assert_eq!(settle(json).as_deref(), Ok(json));
         }
-        let out = settle(r#"{"name":5,"list":"x","tags":[],"inner":[{}]}"#).expect("settles");
-        assert!(out.contains(r#""name":5"#) && out.contains(r#""list":"x""#), "{out}");
+        let wrong = [
+            r#""name":5"#,
+            r#""list":"x""#,
+            r#""tags":[]"#,
+            r#""inner":[{}]"#,
+            r#""on":0"#,
+            r#""limits":"""#,
+            r#""at":{}"#,
+        ];
+        let out = settle(&format!("{{{}}}", wrong.join(","))).expect("settles");
+        for wrong in wrong {
+            assert!(out.contains(wrong), "{wrong}: {out}");
+        }
     }
 }
