@@ -14,6 +14,7 @@ pub mod protobuf;
 pub mod quantity;
 pub mod selector;
 pub mod status;
+pub mod tree;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     Condition, LabelSelector, LabelSelectorRequirement, ListMeta, MicroTime, ObjectMeta,

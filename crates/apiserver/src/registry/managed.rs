@@ -16,6 +16,7 @@ use machinery::patch::apply::managers::{Conflict, conflict_message, is_reset, sc
 use machinery::patch::apply::types::TypeRef;
 use machinery::patch::apply::{ApplyError, Resets, Versions, Write};
 use machinery::status::Reason;
+use machinery::tree::Tree;
 use serde_json::Value;
 
 use super::Registry;
@@ -105,13 +106,13 @@ fn to_served(row: &Resource, object: Box<dyn Object>) -> Result<Box<dyn Object>,
     }
 }
 
-/// The tree of an object in the stored version as the row serves it.
-fn tree(row: &Resource, object: &dyn Object) -> Result<Value, String> {
+/// An object in the stored version as the row serves it.
+fn shown(row: &Resource, object: &dyn Object) -> Result<Vec<u8>, String> {
     match &row.conversion {
-        None => Ok(object.to_value()),
+        None => Ok(object.encode()),
         Some(_) => {
             let shown = to_served(row, object.boxed_clone()).map_err(|error| error.to_string())?;
-            Ok(shown.to_value())
+            Ok(shown.encode())
         }
     }
 }
@@ -131,7 +132,8 @@ impl Registry {
         let api_version = row.api_version();
         let write = self.write_of(ctx, &kind, &api_version);
         let entries = match old {
-            None => tree(row, object).and_then(|after| write.update(None, &after, sent.as_deref())),
+            None => shown(row, object)
+                .and_then(|after| write.update(None, &parsed(&after)?, sent.as_deref())),
             Some(old) => {
                 let stored = old.meta_mut().managed_fields.take();
                 let entries = owned_after(&write, row, object, old, sent, stored.as_deref());
@@ -236,19 +238,18 @@ fn owned_after(
     if keeps && stored.is_empty() {
         return Ok(vec![]);
     }
-    let (was, is) = (old.encode(), object.encode());
+    let (mut was, mut is) = (old.encode(), object.encode());
     if keeps && was == is {
         return Ok(stored.to_vec());
     }
-    let (before, after) = match &row.conversion {
-        None => (parsed(&was)?, parsed(&is)?),
-        Some(_) => (tree(row, old)?, tree(row, object)?),
-    };
-    write.update(Some((&before, stored)), &after, sent.as_deref())
+    if row.conversion.is_some() {
+        (was, is) = (shown(row, old)?, shown(row, object)?);
+    }
+    write.update(Some((&parsed(&was)?, stored)), &parsed(&is)?, sent.as_deref())
 }
 
-fn parsed(json: &[u8]) -> Result<Value, String> {
-    serde_json::from_slice(json).map_err(|error| error.to_string())
+fn parsed(json: &[u8]) -> Result<Tree<'_>, String> {
+    Tree::parse(json).map_err(|error| error.to_string())
 }
 
 /// Ownership is never the reason that a write fails: what cannot be told is not told.

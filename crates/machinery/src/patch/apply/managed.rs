@@ -1,6 +1,6 @@
 //! Writes and their owners: what a write makes of `metadata.managedFields`, and apply itself.
 //!
-//! In: the object before and after (or the applied configuration), both as trees in the version of
+//! In: the object before and after (or the applied configuration), both as [`Node`]s in the version of
 //! the request and without their managedFields, and the entries. Out: the new entries, and what
 //! apply makes of the object.
 
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::managers::{Conflict, Manager, Managers, Operation, Owned, is_reset};
 use super::merge::{merge, remove, with_parents};
+use super::node::Node;
 use super::path::{Element, equal};
 use super::types::{Atom, Elements, MapType, Type, TypeRef};
 use super::validate::misfit;
@@ -27,7 +28,9 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const ANNOTATIONS_LIMIT: usize = 256 << 10;
 
 /// An object before anything is written.
-static NOTHING: LazyLock<Value> = LazyLock::new(|| Value::Object(Default::default()));
+fn nothing<'x, N: Node + 'x>() -> &'x N {
+    &N::zeros()[0]
+}
 
 /// Fields that are nobody's.
 static STRIPPED: LazyLock<Set> = LazyLock::new(|| {
@@ -89,10 +92,10 @@ impl From<String> for ApplyError {
 impl Write<'_> {
     /// The entries after a create, update or patch that made `after` of `before` (`None`: it is new);
     /// `sent` are those that the request had.
-    pub fn update(
+    pub fn update<N: Node>(
         &self,
-        before: Option<(&Value, &[ManagedFieldsEntry])>,
-        after: &Value,
+        before: Option<(&N, &[ManagedFieldsEntry])>,
+        after: &N,
         sent: Option<&[ManagedFieldsEntry]>,
     ) -> Result<Vec<ManagedFieldsEntry>, String> {
         let stored = before.map_or(&[][..], |(_, entries)| entries);
@@ -101,7 +104,7 @@ impl Write<'_> {
         if managers.is_empty() && before.is_some() {
             return Ok(vec![]);
         }
-        let before = before.map_or(&*NOTHING, |(before, _)| before);
+        let before = before.map_or_else(nothing, |(before, _)| before);
         Ok(self.updated(before, after, managers, self.manager)?.encode())
     }
 
@@ -124,10 +127,10 @@ impl Write<'_> {
         }
     }
 
-    fn updated(
+    fn updated<N: Node>(
         &self,
-        before: &Value,
-        after: &Value,
+        before: &N,
+        after: &N,
         managers: Managers,
         name: &str,
     ) -> Result<Managers, String> {
@@ -153,10 +156,10 @@ impl Write<'_> {
 
     /// Takes from all managers but `own` what changed and what is gone; what changed, in the version
     /// of the request, is the answer. Without `force` what others own is a conflict.
-    fn take_over(
+    fn take_over<N: Node>(
         &self,
-        before: &Value,
-        after: &Value,
+        before: &N,
+        after: &N,
         managers: &mut Managers,
         own: Option<&Manager>,
         force: bool,
@@ -197,19 +200,20 @@ impl Write<'_> {
         Ok(known.remove(self.api_version).flatten().unwrap_or_default())
     }
 
-    fn compared(&self, before: &Value, after: &Value, api_version: &str) -> Comparison {
+    fn compared<N: Node>(&self, before: &N, after: &N, api_version: &str) -> Comparison {
         let of = self.versions.type_of(api_version);
         let resets = self.versions.resets();
         Comparison::of(before, after, of.get()).map(|set| resets.apply_to(set))
     }
 
-    fn compared_in(
+    fn compared_in<N: Node>(
         &self,
-        before: &Value,
-        after: &Value,
+        before: &N,
+        after: &N,
         api_version: &str,
     ) -> Result<Option<Comparison>, String> {
-        let there = |tree| self.versions.convert(tree, self.api_version, api_version);
+        let there =
+            |tree: &N| self.versions.convert(&tree.to_value(), self.api_version, api_version);
         let (Some(before), Some(after)) = (there(before)?, there(after)?) else { return Ok(None) };
         Ok(Some(self.compared(&before, &after, api_version)))
     }
@@ -231,7 +235,7 @@ impl Write<'_> {
         force: bool,
     ) -> Result<Applied, ApplyError> {
         let of = self.versions.type_of(self.api_version);
-        let (live, entries) = live.unwrap_or((&NOTHING, &[]));
+        let (live, entries) = live.unwrap_or((nothing(), &[]));
         if let Some(why) = misfit(configuration, of.get()) {
             return Err(ApplyError::Failed(format!(
                 "failed to create typed patch object ({}): {why}",
@@ -241,7 +245,7 @@ impl Write<'_> {
         let managers = Managers::decode(entries)
             .map_err(|why| format!("failed to decode managed fields: {why}"))?;
         let managers = match managers.is_empty() {
-            true => self.updated(&NOTHING, live, managers, BEFORE_FIRST_APPLY)?,
+            true => self.updated(nothing(), live, managers, BEFORE_FIRST_APPLY)?,
             false => managers,
         };
         let applied = self.applied(live, configuration, managers.clone(), force);
@@ -426,7 +430,7 @@ fn reconciled(set: Set, of: &Type) -> Set {
             out.push(element, member, below);
             continue;
         }
-        let of = match (of.atom(None), &element) {
+        let of = match (of.first(), &element) {
             (Atom::Map(map), _) if is_deduced(map) => None,
             (Atom::Map(map), Element::Field(name)) => map.field(name),
             (Atom::Map(map), _) => map.rest.as_ref().map(TypeRef::get),
@@ -443,7 +447,7 @@ fn reconciled(set: Set, of: &Type) -> Set {
 }
 
 fn is_atomic(of: &Type) -> bool {
-    match of.atom(None) {
+    match of.first() {
         Atom::Map(map) => map.atomic && !is_deduced(map),
         Atom::List(list) => list.elements == Elements::Atomic,
         _ => false,

@@ -1,6 +1,6 @@
 //! Server-side apply: who owns which fields, and merging by it.
 //!
-//! In: value trees and their [`types::Type`]. Out: merged trees, sets of fields, and the entries of
+//! In: values, as [`Node`]s, and their [`types::Type`]. Out: merged trees, sets of fields, and the entries of
 //! `metadata.managedFields`. Upstream: `sigs.k8s.io/structured-merge-diff` and
 //! `k8s.io/apimachinery/pkg/util/managedfields`, whose behaviour this mirrors, oddities included.
 //!
@@ -11,6 +11,7 @@ pub mod fieldset;
 pub mod managed;
 pub mod managers;
 mod merge;
+mod node;
 pub mod path;
 pub mod types;
 mod validate;
@@ -18,6 +19,7 @@ mod walk;
 
 pub use fieldset::Set;
 pub use managed::{Applied, ApplyError, Versions, Write};
+pub use node::Node;
 pub use walk::Comparison;
 
 /// Which fields of a write count for nobody, for the server puts them back.

@@ -6,7 +6,9 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-use serde_json::Value;
+use serde_json::{Number, Value};
+
+use super::node::{Node, Shape};
 
 /// Invariant: keys are sorted by their names.
 #[derive(Clone, Debug)]
@@ -123,10 +125,7 @@ impl Eq for Element {}
 /// An order of all values: numbers, strings, booleans, lists, maps, null.
 fn compare(a: &Value, b: &Value) -> Ordering {
     match (a, b) {
-        (Value::Number(a), Value::Number(b)) => match (a.as_i64(), b.as_i64()) {
-            (Some(a), Some(b)) => a.cmp(&b),
-            _ => a.as_f64().unwrap_or_default().total_cmp(&b.as_f64().unwrap_or_default()),
-        },
+        (Value::Number(a), Value::Number(b)) => compare_numbers(a, b),
         (Value::String(a), Value::String(b)) => a.cmp(b),
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
         (Value::Array(a), Value::Array(b)) => {
@@ -142,6 +141,13 @@ fn compare(a: &Value, b: &Value) -> Ordering {
     }
 }
 
+fn compare_numbers(a: &Number, b: &Number) -> Ordering {
+    match (a.as_i64(), b.as_i64()) {
+        (Some(a), Some(b)) => a.cmp(&b),
+        _ => a.as_f64().unwrap_or_default().total_cmp(&b.as_f64().unwrap_or_default()),
+    }
+}
+
 fn rank(value: &Value) -> u8 {
     match value {
         Value::Number(_) => 0,
@@ -154,14 +160,25 @@ fn rank(value: &Value) -> u8 {
 }
 
 /// Are they the same to clients? Numbers are by their value: 1 is 1.0.
-pub fn equal(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(_), Value::Number(_)) => compare(a, b).is_eq(),
-        (Value::Array(a), Value::Array(b)) => {
+pub fn equal<N: Node>(a: &N, b: &N) -> bool {
+    if let (Some(a), Some(b)) = (a.number(), b.number()) {
+        return compare_numbers(a, b).is_eq();
+    }
+    match (a.shape(), b.shape()) {
+        (Shape::List, Shape::List) => {
+            let (a, b) = (a.items(), b.items());
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b))
         }
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.0 == b.0 && equal(a.1, b.1))
+        (Shape::Map, Shape::Map) => {
+            let (mut a, mut b) = (a.fields(), b.fields());
+            let same = |a: (&str, &N), b: (&str, &N)| a.0 == b.0 && equal(a.1, b.1);
+            loop {
+                match (a.next(), b.next()) {
+                    (None, None) => return true,
+                    (Some(a), Some(b)) if same(a, b) => {}
+                    _ => return false,
+                }
+            }
         }
         _ => a == b,
     }

@@ -9,12 +9,17 @@ use super::managed::{ApplyError, Versions, Write};
 use super::managers::{conflict_message, scale};
 use super::types::{Elements, Field, Key, ListType, MapType, Scalar, Type, TypeRef};
 use super::*;
+use crate::tree::Tree;
 
 /// A kind with one of each: `metadata` and `spec` are always there; `spec` has scalars, a map, an
 /// atomic map, and lists of all sorts. Version `v2` calls `size` what `v1` calls `replicas`.
 struct Kind {
     v1: TypeRef,
     v2: TypeRef,
+}
+
+fn tree(json: &str) -> Tree<'_> {
+    Tree::parse(json.as_bytes()).expect("JSON")
 }
 
 fn text() -> TypeRef {
@@ -148,6 +153,10 @@ impl Story {
             Update(_, version, spec) => {
                 let after = object(version, spec);
                 let entries = write.update(live, &after, None)?;
+                let texts = (there.as_ref().map(Value::to_string), after.to_string());
+                let (was, is) = (texts.0.as_deref().map(tree), tree(&texts.1));
+                let was = was.as_ref().map(|was| (was, &self.entries[..]));
+                assert_eq!(write.update(was, &is, None).as_ref(), Ok(&entries));
                 (after, entries)
             }
             Apply(_, version, spec, force) => {

@@ -25,6 +25,8 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 
+use super::node::{Node, Shape};
+
 /// What a value may be. Of a value that is none of it the first there is decides: map, scalar, list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Type {
@@ -139,17 +141,18 @@ impl Type {
     }
 
     /// Null and nothing are whatever the type is first.
-    pub(super) fn atom(&self, value: Option<&Value>) -> Atom<'_> {
-        match value {
-            Some(Value::Object(_)) if self.map.is_some() => {}
-            Some(Value::Array(_)) if let Some(list) = &self.list => return Atom::List(list),
-            Some(Value::Bool(_) | Value::Number(_) | Value::String(_))
-                if let Some(scalar) = self.scalar =>
-            {
-                return Atom::Scalar(scalar);
-            }
+    pub(super) fn atom<N: Node>(&self, value: Option<&N>) -> Atom<'_> {
+        match value.map(N::shape) {
+            Some(Shape::Map) if self.map.is_some() => {}
+            Some(Shape::List) if let Some(list) = &self.list => return Atom::List(list),
+            Some(Shape::Scalar) if let Some(scalar) = self.scalar => return Atom::Scalar(scalar),
             _ => {}
         }
+        self.first()
+    }
+
+    /// What it is where no value says.
+    pub(super) fn first(&self) -> Atom<'_> {
         match (&self.map, self.scalar, &self.list) {
             (Some(map), ..) => Atom::Map(map),
             (_, Some(scalar), _) => Atom::Scalar(scalar),
@@ -159,11 +162,7 @@ impl Type {
     }
 
     /// What a field of Go's that is always there has before anybody writes it.
-    pub(super) fn zero(&self) -> &'static Value {
-        static ZEROS: LazyLock<[Value; 5]> = LazyLock::new(|| {
-            let empty = Value::Object(Default::default());
-            [empty, "".into(), 0.into(), false.into(), Value::Null]
-        });
+    pub(super) fn zero<'x, N: Node + 'x>(&self) -> &'x N {
         let which = match (&self.map, self.scalar) {
             (Some(_), _) => 0,
             (_, Some(Scalar::String)) => 1,
@@ -171,7 +170,7 @@ impl Type {
             (_, Some(Scalar::Boolean)) => 3,
             _ => 4,
         };
-        &ZEROS[which]
+        &N::zeros()[which]
     }
 }
 

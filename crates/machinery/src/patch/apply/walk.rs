@@ -6,28 +6,32 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::Set;
+use super::node::{Node, Shape};
 use super::path::{Element, equal};
 use super::types::{Atom, Elements, ListType, MapType, Type};
 
 /// All fields of a value.
-pub fn extract(value: &Value, of: &Type) -> Set {
+pub fn extract<N: Node>(value: &N, of: &Type) -> Set {
     fields_of(value, of).1
 }
 
 /// Is the place itself a field of its own, and what is below it?
-fn fields_of(value: &Value, of: &Type) -> (bool, Set) {
-    match (of.atom(Some(value)), value) {
+fn fields_of<N: Node>(value: &N, of: &Type) -> (bool, Set) {
+    match (of.atom(Some(value)), value.shape()) {
         (Atom::Scalar(_), _) => (true, Set::EMPTY),
         (Atom::List(list), _) if list.elements == Elements::Atomic => (true, Set::EMPTY),
         (Atom::Map(map), _) if map.atomic => (true, Set::EMPTY),
-        (Atom::List(list), Value::Array(items)) => (false, fields_of_list(items, list)),
-        (Atom::Map(map), Value::Object(fields)) => {
+        (Atom::List(list), Shape::List) => (false, fields_of_list(value.items(), list)),
+        (Atom::Map(map), Shape::Map) => {
             let mut set = Set::EMPTY;
-            for (name, value) in fields {
+            for (name, value) in value.fields() {
                 let of = map.field(name);
                 let (member, below) = of.map_or((true, Set::EMPTY), |of| fields_of(value, of));
-                let is_empty =
-                    value.is_null() || value.as_object().is_some_and(|fields| fields.is_empty());
+                let is_empty = match value.shape() {
+                    Shape::Null => true,
+                    Shape::Map => value.is_empty(),
+                    _ => false,
+                };
                 set.push(Element::field(name), member || is_empty || !map.declares(name), below);
             }
             (false, set)
@@ -36,7 +40,7 @@ fn fields_of(value: &Value, of: &Type) -> (bool, Set) {
     }
 }
 
-fn fields_of_list(items: &[Value], list: &ListType) -> Set {
+fn fields_of_list<N: Node>(items: &[N], list: &ListType) -> Set {
     let mut set = Set::EMPTY;
     for (element, values) in keyed(items, list) {
         let below = match values[..] {
@@ -49,8 +53,8 @@ fn fields_of_list(items: &[Value], list: &ListType) -> Set {
 }
 
 /// The elements of a list by what tells them apart; those that cannot be told are left out.
-fn keyed<'a>(items: &'a [Value], list: &ListType) -> BTreeMap<Element, Vec<&'a Value>> {
-    let mut all: BTreeMap<Element, Vec<&Value>> = BTreeMap::new();
+fn keyed<'a, N: Node>(items: &'a [N], list: &ListType) -> BTreeMap<Element, Vec<&'a N>> {
+    let mut all: BTreeMap<Element, Vec<&N>> = BTreeMap::new();
     for item in items {
         if let Ok(element) = element_of(item, list) {
             all.entry(element).or_default().push(item);
@@ -60,36 +64,34 @@ fn keyed<'a>(items: &'a [Value], list: &ListType) -> BTreeMap<Element, Vec<&'a V
 }
 
 /// What tells an element of a list apart.
-pub(super) fn element_of(item: &Value, list: &ListType) -> Result<Element, String> {
+pub(super) fn element_of<N: Node>(item: &N, list: &ListType) -> Result<Element, String> {
     let keys = match &list.elements {
         Elements::Atomic => return Err("invalid indexing of non-associative list".into()),
         Elements::Map(keys) => keys,
         Elements::Set => {
-            return match item {
-                Value::Object(_) => {
+            return match item.shape() {
+                Shape::Map => {
                     Err("associative list without keys has an element that's a map type".into())
                 }
-                Value::Array(_) => {
-                    Err("not supported: associative list with lists as elements".into())
-                }
-                Value::Null => {
+                Shape::List => Err("not supported: associative list with lists as elements".into()),
+                Shape::Null => {
                     Err("associative list without keys has an element that's an explicit null"
                         .into())
                 }
-                scalar => Ok(Element::Value(scalar.clone())),
+                Shape::Scalar => Ok(Element::Value(item.to_value())),
             };
         }
     };
-    let fields = match item {
-        Value::Object(fields) => fields,
-        Value::Null => return Err("associative list with keys may not have a null element".into()),
+    match item.shape() {
+        Shape::Map => {}
+        Shape::Null => return Err("associative list with keys may not have a null element".into()),
         _ => return Err("associative list with keys may not have non-map elements".into()),
-    };
+    }
     let mut found: Vec<(Box<str>, Value)> = keys
         .iter()
         .filter_map(|key| {
-            let value = fields.get(&*key.name).or(key.default.as_ref())?;
-            Some((key.name.clone(), value.clone()))
+            let value = item.get(&key.name).map(N::to_value).or_else(|| key.default.clone())?;
+            Some((key.name.clone(), value))
         })
         .collect();
     if found.is_empty() {
@@ -120,7 +122,7 @@ enum Change {
 }
 
 impl Comparison {
-    pub fn of(before: &Value, after: &Value, of: &Type) -> Self {
+    pub fn of<N: Node>(before: &N, after: &N, of: &Type) -> Self {
         let mut whole = Self::default();
         compare(Some(before), Some(after), of, &mut whole);
         whole
@@ -137,18 +139,21 @@ impl Comparison {
             (&mut self.modified, Change::Modified, below.modified),
             (&mut self.added, Change::Added, below.added),
         ];
+        let mut sets =
+            sets.into_iter().filter(|(_, kind, below)| change == *kind || !below.is_empty());
+        // Nearly always it is in one of them.
+        let Some((set, kind, below)) = sets.next() else { return };
         for (set, kind, below) in sets {
-            if change == kind || !below.is_empty() {
-                set.push(element.clone(), change == kind, below);
-            }
+            set.push(element.clone(), change == kind, below);
         }
+        set.push(element, change == kind, below);
     }
 }
 
 /// Compares one place: what is below it goes into `below`, what became of itself is the answer.
-fn compare(
-    before: Option<&Value>,
-    after: Option<&Value>,
+fn compare<N: Node>(
+    before: Option<&N>,
+    after: Option<&N>,
     of: &Type,
     below: &mut Comparison,
 ) -> Change {
@@ -180,10 +185,10 @@ fn compare(
 }
 
 /// `Some`: the place is a leaf, and this became of it.
-fn compare_as(
+fn compare_as<N: Node>(
     atom: Atom<'_>,
-    before: Option<&Value>,
-    after: Option<&Value>,
+    before: Option<&N>,
+    after: Option<&N>,
     below: &mut Comparison,
 ) -> Option<Change> {
     let leaf = || {
@@ -198,9 +203,7 @@ fn compare_as(
         Atom::Nothing => Some(Change::No),
         Atom::Scalar(_) => leaf(),
         Atom::List(list) => {
-            let items = |value: Option<&Value>| {
-                value.and_then(Value::as_array).is_some_and(|items| !items.is_empty())
-            };
+            let items = |value: Option<&N>| value.is_some_and(|value| !value.items().is_empty());
             if list.elements == Elements::Atomic || !(items(before) || items(after)) {
                 return leaf();
             }
@@ -210,9 +213,9 @@ fn compare_as(
         Atom::Map(map) => {
             // One that comes or goes is not empty if Go's struct never is.
             let never_empty = before.is_some() != after.is_some() && map.always().next().is_some();
-            let fields = |value: Option<&Value>| {
-                let fields = value.and_then(Value::as_object);
-                fields.is_some_and(|fields| never_empty || !fields.is_empty())
+            let fields = |value: Option<&N>| {
+                let map = value.filter(|value| value.is_map());
+                map.is_some_and(|map| never_empty || !map.is_empty())
             };
             if map.atomic || !(fields(before) || fields(after)) {
                 return leaf();
@@ -225,22 +228,22 @@ fn compare_as(
 
 /// Goes through both maps at once: their fields are sorted. A struct of Go's that comes or goes does so
 /// with the fields that it always has.
-fn compare_maps(
-    before: Option<&Value>,
-    after: Option<&Value>,
+fn compare_maps<N: Node>(
+    before: Option<&N>,
+    after: Option<&N>,
     map: &MapType,
     out: &mut Comparison,
 ) {
-    let is_object = |value: Option<&Value>| value.is_some_and(Value::is_object);
-    let (was_there, is_there) = (is_object(before), is_object(after));
-    let mut old = before.and_then(Value::as_object).into_iter().flatten().peekable();
-    let mut new = after.and_then(Value::as_object).into_iter().flatten().peekable();
+    let is_map = |value: Option<&N>| value.is_some_and(N::is_map);
+    let (was_there, is_there) = (is_map(before), is_map(after));
+    let mut old = before.into_iter().flat_map(N::fields).peekable();
+    let mut new = after.into_iter().flat_map(N::fields).peekable();
     let unsaid = map.always().filter(|_| was_there != is_there);
     let mut unsaid = unsaid.peekable();
     loop {
         let names = [
-            old.peek().map(|(name, _)| name.as_str()),
-            new.peek().map(|(name, _)| name.as_str()),
+            old.peek().map(|(name, _)| *name),
+            new.peek().map(|(name, _)| *name),
             unsaid.peek().copied(),
         ];
         let Some(name) = names.into_iter().flatten().min() else { return };
@@ -265,16 +268,14 @@ fn compare_maps(
     }
 }
 
-fn compare_lists(
-    before: Option<&Value>,
-    after: Option<&Value>,
+fn compare_lists<N: Node>(
+    before: Option<&N>,
+    after: Option<&N>,
     list: &ListType,
     out: &mut Comparison,
 ) {
-    let empty = vec![];
-    let old = before.and_then(Value::as_array).unwrap_or(&empty);
-    let new = after.and_then(Value::as_array).unwrap_or(&empty);
-    let mut all: BTreeMap<Element, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();
+    let (old, new) = (before.map_or(&[][..], N::items), after.map_or(&[][..], N::items));
+    let mut all: BTreeMap<Element, (Vec<&N>, Vec<&N>)> = BTreeMap::new();
     for (element, values) in keyed(old, list) {
         all.entry(element).or_default().0 = values;
     }
