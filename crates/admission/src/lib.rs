@@ -96,7 +96,7 @@ const PLUGINS: &[Entry] = &[
         let configuration = options.configuration.of("PodNodeSelector");
         Ok(Box::new(pod_node_selector::PodNodeSelector::new(configuration)?))
     }),
-    ("Priority", true, |_| Ok(Box::new(priority::Priority))),
+    ("Priority", true, |_| Ok(Box::new(priority::Priority::new()))),
     ("DefaultTolerationSeconds", true, |_| {
         Ok(Box::new(default_toleration_seconds::DefaultTolerationSeconds))
     }),

@@ -246,7 +246,7 @@ impl Criteria {
             let labels = attributes.object.as_deref().and_then(|one| one.meta().labels.as_ref());
             return Ok(self.namespaces.matches(labels));
         }
-        let found = attributes.registry.find::<Namespace>("", namespace).await?;
+        let found = attributes.registry.known::<Namespace>("", namespace).await?;
         let missing = || StatusError::not_found("", "namespaces", namespace);
         Ok(self.namespaces.matches(found.ok_or_else(missing)?.metadata.labels.as_ref()))
     }

@@ -39,13 +39,13 @@ impl Plugin for NamespaceLifecycle {
         if attributes.operation != Operation::Create {
             return Ok(());
         }
-        let Some(found) = attributes.registry.find::<Namespace>("", namespace).await? else {
+        let Some(found) = attributes.registry.known::<Namespace>("", namespace).await? else {
             return Err(StatusError::not_found("", "namespaces", namespace));
         };
         let phase = found.status.as_ref().and_then(|status| status.phase.as_deref());
         if phase != Some("Terminating") {
             // Webhooks take their time: it may be deleted, and empty and gone, before this is written.
-            attributes.rely_on(&found);
+            attributes.rely_on(&*found);
             return Ok(());
         }
         let why = format!(

@@ -2,12 +2,21 @@
 
 use apiserver::StatusError;
 use apiserver::admission::{Attributes, Operation, Plugin};
+use apiserver::registry::Compiled;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use machinery::Object;
 
-pub(crate) struct Priority;
+pub(crate) struct Priority {
+    default: Compiled<PriorityClass, Option<PriorityClass>>,
+}
+
+impl Priority {
+    pub(crate) const fn new() -> Self {
+        Self { default: Compiled::new(default_class) }
+    }
+}
 
 #[async_trait]
 impl Plugin for Priority {
@@ -48,7 +57,7 @@ impl Plugin for Priority {
                 };
                 Some(found.ok_or_else(refused)?)
             }
-            None => default_class(&registry.cached::<PriorityClass>("").await?),
+            None => (*self.default.get(registry).await?).clone(),
         };
         let value = class.as_ref().and_then(|class| class.value).unwrap_or_default();
         if spec.priority.is_some_and(|priority| priority != value) {
@@ -80,8 +89,8 @@ impl Plugin for Priority {
         if class.global_default != Some(true) {
             return Ok(());
         }
-        let all = attributes.registry.cached::<PriorityClass>("").await?;
-        match default_class(&all) {
+        let default = self.default.get(attributes.registry).await?;
+        match &*default {
             Some(other) if other.name() != class.name() => Err(attributes.forbidden(format!(
                 "PriorityClass {} is already marked as default. Only one default can exist",
                 other.name()

@@ -52,7 +52,7 @@ impl Plugin for ServiceAccounts {
         let name = asked.unwrap_or_else(|| DEFAULT.into());
         spec.service_account_name = Some(name.clone());
         spec.service_account = Some(name.clone());
-        let found = registry.find::<ServiceAccount>(&namespace, &name).await?;
+        let found = registry.known::<ServiceAccount>(&namespace, &name).await?;
         let missing = || {
             let why = format!(
                 "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
@@ -90,7 +90,7 @@ impl Plugin for ServiceAccounts {
             let why = format!("no service account specified for pod {namespace}/{}", pod.name());
             return Err(attributes.forbidden(why));
         }
-        let found = attributes.registry.find::<ServiceAccount>(namespace, name).await?;
+        let found = attributes.registry.known::<ServiceAccount>(namespace, name).await?;
         let missing = || {
             attributes.forbidden(format!(
                 "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"

@@ -49,6 +49,12 @@ impl dyn Object {
         self.as_any().downcast_ref()
     }
 
+    /// As [`downcast`](Self::downcast), without a copy.
+    pub fn into_typed<T: 'static>(self: Box<Self>) -> Option<T> {
+        let any: Box<dyn Any> = self;
+        any.downcast().ok().map(|object| *object)
+    }
+
     pub fn downcast_mut<T: 'static>(&mut self) -> Option<&mut T> {
         self.as_any_mut().downcast_mut()
     }

@@ -153,7 +153,7 @@ impl PodSecurity {
 
     async fn policy_of(&self, attributes: &Attributes<'_>) -> Result<Policy, StatusError> {
         let name = &attributes.key.namespace;
-        let found = attributes.registry.find::<Namespace>("", name).await?;
+        let found = attributes.registry.known::<Namespace>("", name).await?;
         let lost = || StatusError::internal(format!("failed to lookup namespace {name:?}"));
         let namespace = found.ok_or_else(lost)?;
         let labels = namespace.metadata.labels.as_ref();

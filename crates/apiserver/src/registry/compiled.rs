@@ -23,7 +23,7 @@ pub struct Compiled<T, C> {
 
 impl<T, C> Compiled<T, C>
 where
-    T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+    T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static,
 {
     pub const fn new(compile: Compile<T, C>) -> Self {
         Self { compile, latest: Mutex::new(None) }
@@ -40,7 +40,7 @@ where
         let (entries, ..) = cacher.list(&Scope::default(), 0);
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            all.extend(cacher.stored(&entry).object()?.downcast::<T>().cloned());
+            all.extend(cacher.stored(&entry).object()?.into_typed::<T>());
         }
         let compiled = Arc::new((self.compile)(&all));
         *self.latest.lock().expect("no panic under the lock") = Some((changed, compiled.clone()));

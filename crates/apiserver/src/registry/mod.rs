@@ -6,6 +6,7 @@
 mod claims;
 mod compiled;
 mod delete;
+mod known;
 mod managed;
 mod metadata;
 mod options;
@@ -51,6 +52,7 @@ struct Inner {
     cachers: Mutex<HashMap<String, Arc<Cacher>>>,
     /// Leases of expiring objects, shared by those that expire about the same time.
     leases: write::Leases,
+    known: known::Known,
     numbers: StorageNumbers,
     /// Tells why what a patch made does not fit; set once, by the server that has it.
     schemas: OnceLock<Arc<dyn SchemaSource>>,
@@ -67,6 +69,7 @@ impl Registry {
             generation: watch::Sender::new(1),
             cachers: Mutex::default(),
             leases: write::Leases::default(),
+            known: known::Known::default(),
             numbers: StorageNumbers::default(),
             schemas: OnceLock::new(),
             tasks,
@@ -191,20 +194,19 @@ impl Registry {
     /// One object, as the server's own parts read it: from the store, always current.
     pub async fn find<T>(&self, namespace: &str, name: &str) -> Result<Option<T>, StatusError>
     where
-        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static,
     {
         let row = self.row_of::<T>();
         let key = Key::new(namespace, name);
         let Some(stored) = self.current(&row, &key).await? else { return Ok(None) };
-        let object = stored.object()?;
-        Ok(object.downcast::<T>().cloned())
+        Ok(stored.object()?.into_typed())
     }
 
     /// All objects of a kind (in one namespace, or everywhere when it is empty), from the watch
     /// cache as it is now.
     pub async fn cached<T>(&self, namespace: &str) -> Result<Vec<T>, StatusError>
     where
-        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static,
     {
         let row = self.row_of::<T>();
         let cacher = self.cacher(&row);
@@ -213,8 +215,7 @@ impl Registry {
         let (entries, _, _) = cacher.list(&scope, 0);
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            let object = cacher.stored(&entry).object()?;
-            all.extend(object.downcast::<T>().cloned());
+            all.extend(cacher.stored(&entry).object()?.into_typed::<T>());
         }
         Ok(all)
     }
@@ -226,7 +227,7 @@ impl Registry {
         labels: machinery::selector::Selector,
     ) -> Result<Vec<T>, StatusError>
     where
-        T: k8s_openapi::Metadata<Ty = ObjectMeta> + Clone + 'static,
+        T: k8s_openapi::Metadata<Ty = ObjectMeta> + 'static,
     {
         let cacher = self.cacher(&self.row_of::<T>());
         cacher.settled().await?;
@@ -234,7 +235,7 @@ impl Registry {
         let (entries, ..) = cacher.list(&scope, 0);
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            all.extend(cacher.stored(&entry).object()?.downcast::<T>().cloned());
+            all.extend(cacher.stored(&entry).object()?.into_typed::<T>());
         }
         Ok(all)
     }

@@ -126,6 +126,8 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
+        // No rule is about who owns its fields, which would be half of its tree.
+        let owners = object.meta_mut().managed_fields.take();
         let examined = Examined::new(&*object);
         let mut errors = strategy.validate(&examined);
         errors = match (strategy.metadata_rules(), errors.is_empty()) {
@@ -141,6 +143,7 @@ impl Registry {
             return Err(StatusError::invalid(group, &row.kind, object.name(), errors));
         }
         strategy.warnings(&examined, None).into_iter().for_each(|text| ctx.warn(text));
+        object.meta_mut().managed_fields = owners;
         if let Some(may_create) = &ctx.may_create {
             may_create().await?;
         }
@@ -247,7 +250,7 @@ impl Registry {
             &options,
         );
         self.chain().admit(&mut attributes).await?;
-        self.prepare_update(ctx, &mut *object, &*old)?;
+        self.prepare_update(ctx, &mut *object, &mut *old)?;
         let attributes = Attributes::new(
             ctx,
             self,
@@ -284,7 +287,7 @@ impl Registry {
         &self,
         ctx: &RequestContext,
         object: &mut dyn Object,
-        old: &dyn Object,
+        old: &mut dyn Object,
     ) -> Result<(), StatusError> {
         let row = &ctx.resource;
         let strategy = &*row.strategy;
@@ -297,6 +300,7 @@ impl Registry {
             object.meta_mut().generation = Some(old.meta().generation.unwrap_or_default() + 1);
         }
         let mut errors = metadata::validate_update(row, object, old);
+        let owners = [&mut *object, old].map(|one| one.meta_mut().managed_fields.take());
         let (examined, before) = (Examined::new(object), Examined::new(old));
         errors.append(strategy.validate_update(ctx, &examined, &before));
         if !errors.is_empty() {
@@ -304,6 +308,7 @@ impl Registry {
             return Err(StatusError::invalid(group, &row.kind, old.name(), errors));
         }
         strategy.warnings(&examined, Some(&before)).into_iter().for_each(|text| ctx.warn(text));
+        [object.meta_mut().managed_fields, old.meta_mut().managed_fields] = owners;
         Ok(())
     }
 
