@@ -118,7 +118,7 @@ impl Entry {
         self.labels.get(name)
     }
 
-    fn field(&self, name: &str) -> Option<&str> {
+    pub fn field(&self, name: &str) -> Option<&str> {
         match name {
             "metadata.name" => Some(&self.key.name),
             "metadata.namespace" => Some(&self.key.namespace),

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -535,6 +535,8 @@ pub const CREATED_AT_COLUMN: Column = Column {
 #[derive(Default, Clone)]
 pub struct ResourceTable {
     rows: BTreeMap<(String, String, String), Arc<Resource>>,
+    /// The same rows by their kind, in the same order: admission asks for some of them in each request.
+    kinds: HashMap<String, Vec<Arc<Resource>>>,
     /// Rows that clients do not see; the server's own parts find them by their kind.
     hidden: BTreeSet<(String, String, String)>,
 }
@@ -549,8 +551,16 @@ impl ResourceTable {
     }
 
     pub fn insert(&mut self, row: Arc<Resource>) {
-        let key = (row.group.clone(), row.version.clone(), row.plural.clone());
-        self.rows.insert(key, row);
+        let place = |row: &Resource| (row.group.clone(), row.version.clone(), row.plural.clone());
+        if let Some(former) = self.rows.insert(place(&row), row.clone()) {
+            self.kinds
+                .entry(former.kind.clone())
+                .or_default()
+                .retain(|one| !Arc::ptr_eq(one, &former));
+        }
+        let rows = self.kinds.entry(row.kind.clone()).or_default();
+        rows.push(row);
+        rows.sort_by_cached_key(|row| place(row));
     }
 
     /// Clients do not see these rows any more, given by group, version and plural.
@@ -561,6 +571,10 @@ impl ResourceTable {
     /// Keeps the rows that `keep` says.
     pub fn retain(&mut self, mut keep: impl FnMut(&Arc<Resource>) -> bool) {
         self.rows.retain(|_, row| keep(row));
+        self.kinds.clear();
+        for row in self.rows.values() {
+            self.kinds.entry(row.kind.clone()).or_default().push(row.clone());
+        }
     }
 
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
@@ -570,9 +584,10 @@ impl ResourceTable {
 
     /// The row of a kind, hidden or not, whatever its version when `version` is empty.
     pub fn by_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
-        self.rows.values().find(|row| {
-            row.group == group && row.kind == kind && (version.is_empty() || row.version == version)
-        })
+        self.kinds
+            .get(kind)?
+            .iter()
+            .find(|row| row.group == group && (version.is_empty() || row.version == version))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Resource>> {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use apiserver::cacher::Entry;
 use apiserver::registry::Stored;
 use apiserver::request::Key;
 use apiserver::{Registry, StatusError};
@@ -22,7 +23,19 @@ pub(crate) async fn mirror<T>(
     tasks: &Tasks,
     apply: impl Fn(Change<T>) + Send + Sync + 'static,
 ) where
-    T: k8s_openapi::Resource + Clone + Send + Sync + 'static,
+    T: k8s_openapi::Resource + Send + Sync + 'static,
+{
+    mirror_if(registry, tasks, |_| true, apply).await;
+}
+
+/// As [`mirror`], but an object that comes to be such that it does not count is gone, undecoded.
+pub(crate) async fn mirror_if<T>(
+    registry: &Registry,
+    tasks: &Tasks,
+    counts: fn(&Entry) -> bool,
+    apply: impl Fn(Change<T>) + Send + Sync + 'static,
+) where
+    T: k8s_openapi::Resource + Send + Sync + 'static,
 {
     let (present, mut cursor) = registry.follow::<T>().await;
     apply(Change::Reset(decode_all(&present)));
@@ -36,6 +49,9 @@ pub(crate) async fn mirror<T>(
                     backoff.reset();
                     for event in events {
                         match (&event.entry, &event.previous) {
+                            (Some(entry), _) if !counts(entry) => {
+                                apply(Change::Remove(entry.key.clone()));
+                            }
                             (Some(_), _) => {
                                 let stored = registry.stored_of::<T>(&event);
                                 if let Some(object) = stored.as_ref().and_then(decode) {
@@ -60,13 +76,13 @@ pub(crate) async fn mirror<T>(
     });
 }
 
-fn decode_all<T: Clone + 'static>(stored: &[Stored]) -> Vec<T> {
+fn decode_all<T: 'static>(stored: &[Stored]) -> Vec<T> {
     stored.iter().filter_map(decode).collect()
 }
 
-fn decode<T: Clone + 'static>(stored: &Stored) -> Option<T> {
+fn decode<T: 'static>(stored: &Stored) -> Option<T> {
     let object = stored.object().inspect_err(|error: &StatusError| {
         tracing::error!(%error, "an object cannot be read, it counts as absent");
     });
-    object.ok()?.downcast::<T>().cloned()
+    object.ok()?.into_typed()
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, RwLock};
 
 use apiserver::Registry;
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
+use apiserver::cacher::Entry;
 use apiserver::request::{Key, RequestInfo, UserInfo};
 use async_trait::async_trait;
 use base::features::{self, Feature};
@@ -26,7 +27,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
-use crate::mirror::{Change, mirror};
+use crate::mirror::{Change, mirror, mirror_if};
 use crate::rbac::{bootstrap, rule_allows};
 
 const USER_PREFIX: &str = "system:node:";
@@ -290,7 +291,9 @@ impl NodeAuthorizer {
     pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
         let authorizer = Self::new();
         let graph = authorizer.graph.clone();
-        let pods = mirror::<Pod>(registry, tasks, move |change| {
+        // A new pod is on no node yet, which the watch cache knows without decoding it.
+        let is_placed = |pod: &Entry| pod.field("spec.nodeName") != Some("");
+        let pods = mirror_if::<Pod>(registry, tasks, is_placed, move |change| {
             let mut graph = graph.write().expect("no panic under the lock");
             match change {
                 Change::Reset(all) => {
