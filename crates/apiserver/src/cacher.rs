@@ -23,7 +23,7 @@ use machinery::status::Reason;
 use machinery::{Pairs, StatusError};
 use serde::Deserialize;
 use store::{
-    EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, WatchItem, WatchRequest,
+    EventKind, KeyRange, KeyValue, RangeRequest, Revision, Store, Value, WatchItem, WatchRequest,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -36,6 +36,8 @@ use crate::stored::Stored;
 const RING_EVENTS: usize = 1024;
 /// And no more of their bytes than this.
 const RING_BYTES: usize = 4 << 20;
+/// The newest events are kept with their plain bytes, too, up to so many of those.
+const FRESH_BYTES: usize = 256 << 10;
 /// How long a read waits for the cache to have its first list, and then to reach a revision.
 /// Upstream: 3 s for the second. Its caches are filled before anybody asks, so that it waits for the
 /// first not at all; ours are made by the first question.
@@ -49,8 +51,8 @@ const LONGEST_RETRY_SECONDS: f64 = 30.0;
 pub struct Entry {
     pub key: Key,
     pub revision: Revision,
-    /// JSON of the stored version, without resourceVersion.
-    pub value: Bytes,
+    /// JSON of the stored version, without resourceVersion; packed, and shared with the store.
+    pub value: Value,
     labels: Pairs,
     fields: Pairs,
 }
@@ -85,9 +87,15 @@ impl PartialEq for Placed {
 impl Eq for Placed {}
 
 impl Entry {
-    /// Reads the header from the bytes. The kind's own fields cost a decode, so only kinds that
-    /// have selectable fields pay it, and those that can find them in the bytes do not.
-    pub(crate) fn parse(row: &Arc<Resource>, key: Key, kv: &KeyValue) -> Result<Self, StatusError> {
+    /// Reads the header from the bytes, which are `value`'s. The kind's own fields cost a decode, so
+    /// only kinds that have selectable fields pay it, and those that can find them in the bytes do not.
+    pub(crate) fn parse(
+        row: &Arc<Resource>,
+        key: Key,
+        value: Value,
+        plain: &Bytes,
+        revision: Revision,
+    ) -> Result<Self, StatusError> {
         #[derive(Deserialize)]
         struct Head {
             metadata: Labels,
@@ -97,20 +105,19 @@ impl Entry {
             #[serde(default)]
             labels: Pairs,
         }
-        let head: Head = serde_json::from_slice(&kv.value).map_err(StatusError::internal)?;
-        let fields = match row.strategy.fields_in(&kv.value) {
+        let head: Head = serde_json::from_slice(plain).map_err(StatusError::internal)?;
+        let fields = match row.strategy.fields_in(plain) {
             Some(fields) => fields.map_err(StatusError::internal)?.into_iter().collect(),
             None if row.strategy.has_selectable_fields() => {
                 let object = if row.custom {
-                    Stored::new(row.clone(), kv.value.clone(), kv.mod_revision).object()?
+                    Stored::new(row.clone(), plain.clone(), revision).object()?
                 } else {
-                    row.stored_codec().decode_stored(&kv.value).map_err(StatusError::internal)?
+                    row.stored_codec().decode_stored(plain).map_err(StatusError::internal)?
                 };
                 row.strategy.field_values(&*object).into_iter().collect()
             }
             None => Pairs::default(),
         };
-        let (revision, value) = (kv.mod_revision, kv.value.clone());
         Ok(Self { key, revision, value, labels: head.metadata.labels, fields })
     }
 
@@ -161,34 +168,67 @@ impl Scope {
     }
 }
 
-/// A change of one object.
+/// A change of one object. Clones share all of it.
+#[derive(Clone)]
 pub struct CacheEvent {
     pub revision: Revision,
     /// The state after; `None` for a delete.
     pub entry: Option<Arc<Entry>>,
     /// The state before; `None` for a create.
     pub previous: Option<Arc<Entry>>,
+    /// The bytes of the state after, of a delete those of the state before, while the event is fresh:
+    /// all watchers want them then, and one has unpacked them.
+    plain: Option<Bytes>,
 }
 
 impl CacheEvent {
+    /// The value of one of the two states.
+    pub fn value(&self, of: &Arc<Entry>) -> Value {
+        let shown = self.entry.as_ref().or(self.previous.as_ref());
+        match &self.plain {
+            Some(plain) if shown.is_some_and(|shown| Arc::ptr_eq(shown, of)) => {
+                plain.clone().into()
+            }
+            _ => of.value.clone(),
+        }
+    }
+
     fn size(&self) -> usize {
-        let size = |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |entry| entry.value.len());
+        let size =
+            |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |entry| entry.value.size());
         size(&self.entry) + size(&self.previous)
+    }
+
+    fn plain_size(&self) -> usize {
+        self.plain.as_ref().map_or(0, Bytes::len)
     }
 }
 
 struct State {
     /// By key.
     entries: BTreeSet<Placed>,
-    /// Of all entries' values.
+    /// Of all entries' values, as they are when they are not packed.
     bytes: usize,
-    ring: VecDeque<Arc<CacheEvent>>,
+    ring: VecDeque<CacheEvent>,
     ring_bytes: usize,
+    /// How many of the newest events are fresh, and their plain bytes.
+    fresh: usize,
+    fresh_bytes: usize,
     /// All events above this revision (up to `revision`) are in the ring.
     floor: Revision,
     revision: Revision,
     /// Of the latest event, which `revision` may be ahead of.
     changed: Revision,
+}
+
+/// An event of the store, read.
+struct Parsed {
+    key: Key,
+    /// The state after; `None` for a delete.
+    entry: Option<Arc<Entry>>,
+    /// What watchers want to see, and of which revision it is.
+    plain: Option<Bytes>,
+    revision: Revision,
 }
 
 /// See the module.
@@ -223,6 +263,8 @@ impl Cacher {
             bytes: 0,
             ring: VecDeque::new(),
             ring_bytes: 0,
+            fresh: 0,
+            fresh_bytes: 0,
             floor: Revision(0),
             revision: Revision(0),
             changed: Revision(0),
@@ -305,20 +347,38 @@ impl Cacher {
     }
 
     fn replace(&self, kvs: Vec<KeyValue>, revision: Revision) {
-        let entries: BTreeSet<Placed> =
-            kvs.iter().filter_map(|kv| self.entry(kv)).map(Placed).collect();
+        let entries: BTreeSet<Placed> = kvs
+            .into_iter()
+            .filter_map(|kv| self.kept(kv))
+            .map(|(entry, _)| Placed(entry))
+            .collect();
         let bytes = entries.iter().map(|Placed(entry)| entry.value.len()).sum();
         let mut state = self.state.write().expect("no panic under the lock");
-        let ring = VecDeque::new();
-        let (floor, changed) = (revision, revision);
-        *state = State { entries, bytes, ring, ring_bytes: 0, floor, revision, changed };
+        *state = State {
+            entries,
+            bytes,
+            ring: VecDeque::new(),
+            ring_bytes: 0,
+            fresh: 0,
+            fresh_bytes: 0,
+            floor: revision,
+            revision,
+            changed: revision,
+        };
         drop(state);
         self.reached.send_replace(revision);
     }
 
-    fn entry(&self, kv: &KeyValue) -> Option<Arc<Entry>> {
+    /// To be kept: packed here where the store has it plain, as etcd's client and an encrypted one do.
+    fn kept(&self, kv: KeyValue) -> Option<(Arc<Entry>, Bytes)> {
+        let plain = kv.value.bytes();
+        let kv = KeyValue { value: kv.value.packed(), ..kv };
+        self.entry(&kv, &plain).map(|entry| (entry, plain))
+    }
+
+    fn entry(&self, kv: &KeyValue, plain: &Bytes) -> Option<Arc<Entry>> {
         let key = parse_key(&self.prefix, self.row.namespaced, &kv.key)?;
-        match Entry::parse(&self.row, key, kv) {
+        match Entry::parse(&self.row, key, kv.value.clone(), plain, kv.mod_revision) {
             Ok(entry) => Some(Arc::new(entry)),
             Err(error) => {
                 tracing::error!(key = %String::from_utf8_lossy(&kv.key), %error, "unreadable object in the store");
@@ -328,19 +388,10 @@ impl Cacher {
     }
 
     fn apply(&self, revision: Revision, events: &[store::Event]) {
-        // Decode outside the lock.
-        let parsed: Vec<(Key, Option<Arc<Entry>>)> = events
-            .iter()
-            .filter_map(|event| match event.kind {
-                EventKind::Put => {
-                    self.entry(&event.kv).map(|entry| (entry.key.clone(), Some(entry)))
-                }
-                EventKind::Delete => parse_key(&self.prefix, self.row.namespaced, &event.kv.key)
-                    .map(|key| (key, None)),
-            })
-            .collect();
+        // Unpack and decode outside the lock.
+        let parsed: Vec<Parsed> = events.iter().filter_map(|event| self.parsed(event)).collect();
         let mut state = self.state.write().expect("no panic under the lock");
-        for (key, entry) in parsed {
+        for Parsed { key, entry, plain, revision: of_plain } in parsed {
             let previous = match &entry {
                 Some(entry) => state.entries.replace(Placed(entry.clone())),
                 None => state.entries.take(&key),
@@ -348,14 +399,27 @@ impl Cacher {
             let previous = previous.map(|Placed(entry)| entry);
             let size = |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |one| one.value.len());
             state.bytes = state.bytes + size(&entry) - size(&previous);
-            if entry.is_some() || previous.is_some() {
-                state.remember(Arc::new(CacheEvent { revision, entry, previous }));
+            if let Some(shown) = entry.as_ref().or(previous.as_ref()) {
+                let plain = plain.filter(|_| shown.revision == of_plain);
+                state.remember(CacheEvent { revision, entry, previous, plain });
             }
         }
         state.revision = revision;
         state.changed = revision;
         drop(state);
         self.reached.send_replace(revision);
+    }
+
+    fn parsed(&self, event: &store::Event) -> Option<Parsed> {
+        if event.kind == EventKind::Put {
+            let (entry, plain) = self.kept(event.kv.clone())?;
+            let (key, revision) = (entry.key.clone(), entry.revision);
+            return Some(Parsed { key, entry: Some(entry), plain: Some(plain), revision });
+        }
+        let key = parse_key(&self.prefix, self.row.namespaced, &event.kv.key)?;
+        let revision = event.previous.as_ref().map_or(Revision(0), |kv| kv.mod_revision);
+        let plain = event.previous.as_ref().map(|kv| kv.value.bytes());
+        Some(Parsed { key, entry: None, plain, revision })
     }
 
     fn advance(&self, revision: Revision) {
@@ -477,20 +541,35 @@ impl Cacher {
 }
 
 impl State {
-    fn remember(&mut self, event: Arc<CacheEvent>) {
+    fn remember(&mut self, event: CacheEvent) {
         self.ring_bytes += event.size();
+        self.fresh += 1;
+        self.fresh_bytes += event.plain_size();
         self.ring.push_back(event);
+        while self.fresh > 1 && self.fresh_bytes > FRESH_BYTES {
+            let oldest = self.ring.len() - self.fresh;
+            self.fresh_bytes -= self.ring[oldest].plain_size();
+            self.ring[oldest].plain = None;
+            self.fresh -= 1;
+        }
         while self.ring.len() > RING_EVENTS || self.ring_bytes > RING_BYTES {
-            let Some(oldest) = self.ring.pop_front() else { break };
-            self.ring_bytes -= oldest.size();
+            let Some(oldest) = self.forget() else { break };
             // Events of one transaction share their revision: the floor may cut between them only
             // when all of them are gone.
-            self.floor = oldest.revision;
-            while self.ring.front().is_some_and(|next| next.revision == oldest.revision) {
-                let next = self.ring.pop_front().expect("seen in front");
-                self.ring_bytes -= next.size();
+            self.floor = oldest;
+            while self.ring.front().is_some_and(|next| next.revision == oldest) {
+                self.forget();
             }
         }
+    }
+
+    /// Takes the oldest event out of the ring; returns its revision.
+    fn forget(&mut self) -> Option<Revision> {
+        let oldest = self.ring.pop_front()?;
+        self.ring_bytes -= oldest.size();
+        self.fresh_bytes -= oldest.plain_size();
+        self.fresh = self.fresh.min(self.ring.len());
+        Some(oldest.revision)
     }
 }
 
@@ -510,7 +589,7 @@ impl Cursor {
     }
 
     /// The next events, at least one (or none, when only the revision advanced). Cancel-safe.
-    pub async fn next(&mut self) -> Result<Vec<Arc<CacheEvent>>, StatusError> {
+    pub async fn next(&mut self) -> Result<Vec<CacheEvent>, StatusError> {
         loop {
             if self.history.is_some() {
                 return self.next_of_history().await;
@@ -534,7 +613,7 @@ impl Cursor {
     }
 
     /// `None`: the ring no longer has what this cursor needs.
-    fn read_ring(&mut self) -> Option<Vec<Arc<CacheEvent>>> {
+    fn read_ring(&mut self) -> Option<Vec<CacheEvent>> {
         let state = self.cacher.state.read().expect("no panic under the lock");
         if self.at < state.floor {
             return None;
@@ -562,16 +641,12 @@ impl Cursor {
         }
     }
 
-    async fn next_of_history(&mut self) -> Result<Vec<Arc<CacheEvent>>, StatusError> {
+    async fn next_of_history(&mut self) -> Result<Vec<CacheEvent>, StatusError> {
         let history = self.history.as_mut().expect("checked by the caller");
         match history.items.recv().await {
             Some(WatchItem::Events(revision, events)) => {
                 self.at = revision;
-                Ok(events
-                    .iter()
-                    .filter_map(|event| self.event_of(revision, event))
-                    .map(Arc::new)
-                    .collect())
+                Ok(events.iter().filter_map(|event| self.event_of(revision, event)).collect())
             }
             Some(WatchItem::Progress(revision)) => {
                 self.at = revision;
@@ -587,12 +662,14 @@ impl Cursor {
     }
 
     fn event_of(&self, revision: Revision, event: &store::Event) -> Option<CacheEvent> {
+        let read = |kv: &KeyValue| self.cacher.entry(kv, &kv.value.bytes());
         let entry = match event.kind {
-            EventKind::Put => Some(self.cacher.entry(&event.kv)?),
+            EventKind::Put => Some(read(&event.kv)?),
             EventKind::Delete => None,
         };
-        let previous = event.previous.as_ref().and_then(|kv| self.cacher.entry(kv));
-        (entry.is_some() || previous.is_some()).then_some(CacheEvent { revision, entry, previous })
+        let previous = event.previous.as_ref().and_then(read);
+        let is_seen = entry.is_some() || previous.is_some();
+        is_seen.then_some(CacheEvent { revision, entry, previous, plain: None })
     }
 }
 
@@ -675,10 +752,18 @@ mod tests {
     }
 
     async fn put(store: &dyn Store, name: &str) -> Revision {
+        put_with(store, name, "").await
+    }
+
+    fn value(name: &str, text: &str) -> String {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"namespace":"ns","name":"{name}"}},"data":{{"text":"{text}"}}}}"#
+        )
+    }
+
+    async fn put_with(store: &dyn Store, name: &str, text: &str) -> Revision {
         let key = Bytes::from(format!("{PREFIX}ns/{name}"));
-        let value = format!(
-            r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"namespace":"ns","name":"{name}"}}}}"#
-        );
+        let value = value(name, text);
         let txn = Txn {
             compare: vec![Compare::ModRevision(key.clone(), Revision(0))],
             success: vec![Op::Put { key, value: value.into(), lease: NO_LEASE }],
@@ -714,6 +799,55 @@ mod tests {
             store.close().await;
         };
         // That the feed ends, too, says that it knows a closed store.
+        let both = async { tokio::join!(cacher.clone().feed(), life) };
+        tokio::time::timeout(Duration::from_secs(600), both).await.expect("it ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entries_are_packed_and_fresh_events_are_not() {
+        let store = Sim::open();
+        let row = Arc::new(crate::testing::row::<ConfigMap>("configmaps", &[], true));
+        let cacher = Cacher::new(row, store.clone());
+        let text = "x".repeat(10_000);
+        let fresh = FRESH_BYTES / value("m10", &text).len();
+        let names: Vec<String> = (0..2 * fresh).map(|n| format!("m{n}")).collect();
+        let life = async {
+            cacher.filled().await;
+            let mut cursor = cacher.cursor(cacher.revision());
+            let mut last = Revision(0);
+            for name in &names {
+                last = put_with(&*store, name, &text).await;
+            }
+            let gone = store::Op::DeleteRange { range: KeyRange::one(format!("{PREFIX}ns/m0")) };
+            let deleted = store.txn(Txn { success: vec![gone], ..Txn::default() }).await;
+            let deleted = deleted.expect("it is deleted").revision;
+            assert!(deleted > last);
+            cacher.wait_for(deleted).await.expect("it comes");
+            let mut seen = vec![];
+            while cursor.revision() < deleted {
+                seen.extend(cursor.next().await.expect("nothing is missed"));
+            }
+            let is_packed = seen.iter().zip(&names).map(|(event, name)| {
+                let shown = event.value(event.entry.as_ref().expect("a put"));
+                assert_eq!(shown, *value(name, &text));
+                shown.is_packed()
+            });
+            let is_packed: Vec<bool> = is_packed.collect();
+            // The delete is the newest of the fresh ones.
+            let old = names.len() + 1 - fresh;
+            assert!(is_packed[..old].iter().all(|packed| *packed), "{is_packed:?}");
+            assert!(is_packed[old..].iter().all(|packed| !*packed), "{is_packed:?}");
+            let delete = seen.last().expect("the delete");
+            let shown = delete.value(delete.previous.as_ref().expect("what was there"));
+            assert!(!shown.is_packed() && shown == *value("m0", &text));
+            let (entries, ..) = cacher.list(&Scope::default(), 0);
+            assert!(entries.iter().all(|entry| entry.value.is_packed()));
+            assert_eq!(
+                cacher.size().1,
+                entries.iter().map(|entry| entry.value.len()).sum::<usize>()
+            );
+            store.close().await;
+        };
         let both = async { tokio::join!(cacher.clone().feed(), life) };
         tokio::time::timeout(Duration::from_secs(600), both).await.expect("it ends");
     }

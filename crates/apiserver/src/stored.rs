@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::Stream;
 use machinery::Object;
 use machinery::object::DecodeError;
-use store::Revision;
+use store::{Revision, Value};
 
 use crate::StatusError;
 use crate::resource::Resource;
@@ -22,12 +22,13 @@ use crate::resource::Resource;
 const AT_ONCE: usize = 500;
 const METADATA: &[u8] = br#""metadata":{"#;
 
-/// An object as one row serves it. Clones share the bytes.
+/// An object as one row serves it. Clones share the bytes, and what is packed stays so until it is
+/// written: a list of many objects is unpacked one by one.
 #[derive(Clone)]
 pub struct Stored {
     row: Arc<Resource>,
     /// JSON in the row's version, without resourceVersion.
-    value: Bytes,
+    value: Value,
     revision: Revision,
     /// Just behind the brace of the object's own `metadata`.
     splice: usize,
@@ -41,10 +42,15 @@ pub struct Stored {
 
 impl Stored {
     /// `value` is as the store has it; it is converted when the row serves another version.
-    pub(crate) fn new(row: Arc<Resource>, value: Bytes, revision: Revision) -> Self {
-        let is_stale = row.conversion.as_ref().is_some_and(|one| one.is_stale(&value));
-        let (value, failure) = match convert(&row, &[&value]) {
-            Ok(Some(mut converted)) => (converted.pop().map_or(value, Bytes::from), None),
+    pub(crate) fn new(row: Arc<Resource>, value: impl Into<Value>, revision: Revision) -> Self {
+        let value = value.into();
+        let Some(conversion) = &row.conversion else {
+            return Self::shown(row, value, revision, false, None);
+        };
+        let kept = value.bytes();
+        let is_stale = conversion.is_stale(&kept);
+        let (value, failure) = match convert(&row, &[&kept]) {
+            Ok(Some(mut converted)) => (converted.pop().map_or(value, Value::from), None),
             Ok(None) => (value, None),
             Err(error) => (value, Some(error)),
         };
@@ -54,12 +60,14 @@ impl Stored {
     /// `value` is in the row's version, unless there is a failure.
     fn shown(
         row: Arc<Resource>,
-        value: Bytes,
+        value: Value,
         revision: Revision,
         is_stale: bool,
         mut failure: Option<StatusError>,
     ) -> Self {
-        let (splice, is_usual) = find_metadata(&value).unwrap_or_else(|| {
+        // Of what is packed the beginning can be seen, and metadata stands there as a rule.
+        let place = find_metadata(value.head()).or_else(|| find_metadata(&value.bytes()));
+        let (splice, is_usual) = place.unwrap_or_else(|| {
             failure.get_or_insert_with(|| StatusError::internal("a stored object has no metadata"));
             (value.len(), false)
         });
@@ -69,10 +77,10 @@ impl Stored {
     /// The objects of a list, converted together; the first that cannot be is the error.
     pub(crate) fn all(
         row: &Arc<Resource>,
-        values: &[(Bytes, Revision)],
+        values: &[(Value, Revision)],
     ) -> Result<Vec<Self>, StatusError> {
         if row.conversion.is_none() {
-            let new = |(value, revision): &(Bytes, Revision)| {
+            let new = |(value, revision): &(Value, Revision)| {
                 let stored = Self::new(row.clone(), value.clone(), *revision);
                 stored.check().map(|()| stored)
             };
@@ -80,9 +88,11 @@ impl Stored {
         }
         let mut all = Vec::with_capacity(values.len());
         for chunk in values.chunks(AT_ONCE) {
-            let kept: Vec<&[u8]> = chunk.iter().map(|(value, _)| &value[..]).collect();
+            let kept: Vec<Bytes> = chunk.iter().map(|(value, _)| value.bytes()).collect();
+            let kept: Vec<&[u8]> = kept.iter().map(|value| &value[..]).collect();
             let shown = convert(row, &kept)?.unwrap_or_default();
-            all.extend(shown.into_iter().zip(chunk).map(|(shown, (kept, revision))| {
+            let all_of_them = shown.into_iter().zip(kept).zip(chunk);
+            all.extend(all_of_them.map(|((shown, kept), (_, revision))| {
                 let is_stale = row.conversion.as_ref().is_some_and(|one| one.is_stale(kept));
                 Self::shown(row.clone(), shown.into(), *revision, is_stale, None)
             }));
@@ -107,20 +117,15 @@ impl Stored {
         self.is_stale
     }
 
-    /// The same state, as if at another revision: a DELETED event carries the deleting one.
-    pub(crate) fn at(mut self, revision: Revision) -> Self {
-        self.revision = revision;
-        self
-    }
-
     /// Appends the whole object.
     pub fn write_to(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.value[..self.splice]);
-        self.write_behind_splice(out);
+        let value = self.value.bytes();
+        let (before, behind) = value.split_at(self.splice);
+        out.extend_from_slice(before);
+        self.write_behind_splice(behind, out);
     }
 
-    fn write_behind_splice(&self, out: &mut Vec<u8>) {
-        let rest = &self.value[self.splice..];
+    fn write_behind_splice(&self, rest: &[u8], out: &mut Vec<u8>) {
         // What a dry run would create has no revision, and what is no object no place for it.
         let Some(next) = rest.trim_ascii_start().first().filter(|_| self.revision != Revision(0))
         else {
@@ -143,12 +148,12 @@ impl Stored {
         }
         out.push(b'{');
         out.extend_from_slice(METADATA);
-        self.write_behind_splice(out);
+        self.write_behind_splice(&self.value.bytes()[self.splice..], out);
     }
 
-    /// The value as it is shown, without resourceVersion: shared, not copied.
+    /// The value as it is shown, without resourceVersion: shared, not copied, unless it is packed.
     pub fn bytes(&self) -> Bytes {
-        self.value.clone()
+        self.value.bytes()
     }
 
     pub fn json(&self) -> Bytes {
@@ -167,7 +172,7 @@ impl Stored {
     pub fn object(&self) -> Result<Box<dyn Object>, StatusError> {
         self.check()?;
         let mut object =
-            self.row.codec.decode_stored(&self.value).map_err(StatusError::internal)?;
+            self.row.codec.decode_stored(&self.value.bytes()).map_err(StatusError::internal)?;
         object.meta_mut().resource_version = Some(self.revision.to_string());
         Ok(object)
     }

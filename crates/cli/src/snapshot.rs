@@ -282,7 +282,7 @@ impl Restore {
     fn make_directory(&self, data_dir: &Path, plain: Plain) -> Result<()> {
         let mut content = self.read()?;
         for kv in &mut content.kvs {
-            kv.value = plain(&kv.key, std::mem::take(&mut kv.value))?;
+            kv.value = plain(&kv.key, kv.value.bytes())?.into();
         }
         let revision = Revision(content.revision.0 + self.bump_revision.max(1));
         let directory = data_dir.join("store");
@@ -337,7 +337,7 @@ impl Restore {
         let known = |id: i64| content.leases.iter().any(|(lease, _)| *lease == id);
         let puts = content.kvs.iter().map(|kv| Op::Put {
             key: kv.key.clone(),
-            value: kv.value.clone(),
+            value: kv.value.bytes(),
             lease: if known(kv.lease) { kv.lease } else { 0 },
         });
         let puts: Vec<Op> = puts.collect();

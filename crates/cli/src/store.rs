@@ -161,7 +161,7 @@ impl Get {
             "created at revision {}, changed at {}, version {}, lease {}",
             kv.create_revision, kv.mod_revision, kv.version, kv.lease
         );
-        let value = plain(&kv.key, kv.value)?;
+        let value = plain(&kv.key, kv.value.bytes())?;
         println!("{}", String::from_utf8_lossy(&value));
         Ok(ExitCode::SUCCESS)
     }

@@ -243,6 +243,11 @@ impl store::Transform for Encryption {
         opened.map_err(|error| unusable(key, "decrypted", &error))
     }
 
+    /// What no rule is about, as long as it was not sealed when one was.
+    fn leaves(&self, key: &[u8], value: &store::Value) -> bool {
+        self.chain(key).is_none() && !value.starts_with(SEALED)
+    }
+
     fn is_stale(&self, key: &[u8], value: &Bytes) -> bool {
         self.open_one(key, value).is_ok_and(|(_, is_stale)| is_stale)
     }

@@ -33,7 +33,7 @@ pub fn end(range: &KeyRange) -> Bytes {
 pub fn key_value(kv: wire::KeyValue) -> KeyValue {
     KeyValue {
         key: kv.key,
-        value: kv.value,
+        value: kv.value.into(),
         create_revision: revision(kv.create_revision),
         mod_revision: revision(kv.mod_revision),
         version: kv.version.try_into().unwrap_or_default(),

@@ -171,7 +171,7 @@ impl Controller {
         }
     }
 
-    async fn apply_all(self: &Arc<Self>, events: &[Arc<CacheEvent>]) {
+    async fn apply_all(self: &Arc<Self>, events: &[CacheEvent]) {
         for event in events {
             let is_gone = event.entry.is_none();
             let Some(stored) = self.registry.stored_of::<Crd>(event) else { continue };

@@ -67,7 +67,7 @@ impl Removals {
 
 /// Cancel-safe: what it has read and passed over was not ours.
 async fn removed(cursor: &mut Cursor) -> Result<(), StatusError> {
-    while !cursor.next().await?.iter().any(|event| is_ours(event)) {}
+    while !cursor.next().await?.iter().any(is_ours) {}
     Ok(())
 }
 

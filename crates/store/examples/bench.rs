@@ -12,8 +12,21 @@ use tokio::time::Instant;
 
 const VALUE: usize = 2048;
 
+/// A text of this length as objects are: the same names again and again, and what differs.
+fn object(number: usize, length: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(number as u64);
+    let mut text = format!(r#"{{"kind":"Pod","metadata":{{"name":"name-{number}"}},"env":["#);
+    while text.len() < length {
+        let (name, value) = (random.u8(..), random.u32(..));
+        text += &format!(r#"{{"name":"VARIABLE_{name}","value":"{value:08x}"}},"#);
+    }
+    text.truncate(length);
+    text.into()
+}
+
 async fn put(store: &dyn Store, key: String) {
-    let op = Op::Put { key: key.into(), value: vec![b'x'; VALUE].into(), lease: 0 };
+    let value = object(key.len(), VALUE).into();
+    let op = Op::Put { key: key.into(), value, lease: 0 };
     store.txn(Txn { success: vec![op], ..Txn::default() }).await.expect("the write succeeds");
 }
 
@@ -62,7 +75,7 @@ async fn fill(dir: &Path, keys: usize, size: usize) {
     let store = Embedded::open(dir, options).expect("the store opens");
     for chunk in (0..keys).collect::<Vec<_>>().chunks(100) {
         let op =
-            |i: &usize| Op::Put { key: key(*i).into(), value: vec![b'x'; size].into(), lease: 0 };
+            |i: &usize| Op::Put { key: key(*i).into(), value: object(*i, size).into(), lease: 0 };
         let success = chunk.iter().map(op).collect();
         store.txn(Txn { success, ..Txn::default() }).await.expect("the write succeeds");
     }

@@ -18,6 +18,7 @@ extern crate self as store;
 pub mod backend;
 pub mod snapshot;
 pub mod transform;
+mod value;
 
 use std::fmt;
 use std::ops::Bound;
@@ -31,6 +32,7 @@ pub use backend::embedded::{Embedded, Options};
 pub use backend::sim::Sim;
 pub use snapshot::Snapshot;
 pub use transform::{Transform, Transformed};
+pub use value::Value;
 
 /// The most bytes that one value may have: etcd's default limit of a request.
 pub const VALUE_LIMIT: usize = 3 * 512 * 1024;
@@ -53,7 +55,7 @@ pub type LeaseId = i64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyValue {
     pub key: Bytes,
-    pub value: Bytes,
+    pub value: Value,
     pub create_revision: Revision,
     pub mod_revision: Revision,
     /// Counts the writes since the key was created: 1 for the first.
@@ -184,7 +186,7 @@ impl Field {
             Self::CreateRevision(to) => kv.map_or(Revision(0), |kv| kv.create_revision).cmp(to),
             Self::ModRevision(to) => kv.map_or(Revision(0), |kv| kv.mod_revision).cmp(to),
             Self::Lease(to) => kv.map_or(0, |kv| kv.lease).cmp(to),
-            Self::Value(to) => kv?.value.cmp(to),
+            Self::Value(to) => kv?.value.bytes().cmp(to),
         })
     }
 }

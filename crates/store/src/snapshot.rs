@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 
 pub use read::{Content, read};
 
-use crate::{Error, KeyValue, LeaseId, Result, Revision};
+use crate::{Error, KeyValue, LeaseId, Result, Revision, Value};
 use bolt::{Item, Layout};
 
 /// How much of it is sent at once: etcd's own size.
@@ -115,7 +115,7 @@ impl Image {
 fn marker() -> KeyValue {
     KeyValue {
         key: Bytes::from_static(b"/decapod/snapshot"),
-        value: Bytes::new(),
+        value: Value::default(),
         create_revision: Revision(0),
         mod_revision: Revision(0),
         version: 0,

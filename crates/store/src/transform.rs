@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     Compare, Error, Event, Field, KeyRange, KeyValue, Lease, LeaseId, Op, OpResult, RangeRequest,
-    RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse, Watch, WatchItem,
-    WatchRequest,
+    RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse, Value, Watch,
+    WatchItem, WatchRequest,
 };
 
 /// Items that may wait between the inner watch and the reader.
@@ -24,6 +24,11 @@ pub trait Transform: Send + Sync + 'static {
     fn seal(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
     /// Takes what others have written too, as long as it can be told apart.
     fn open(&self, key: &[u8], value: Bytes) -> Result<Bytes>;
+
+    /// Does `open` give this value back as it is? Then nobody has to unpack it to find that out.
+    fn leaves(&self, _key: &[u8], _value: &Value) -> bool {
+        false
+    }
 
     /// Would a write make other bytes of the same value (another key, another encoding)?
     fn is_stale(&self, _key: &[u8], _value: &Bytes) -> bool {
@@ -80,21 +85,23 @@ impl Transformed {
 }
 
 async fn open(transform: &dyn Transform, mut kv: KeyValue) -> Result<KeyValue> {
-    if transform.must_fetch(&kv.key, &kv.value) {
-        transform.fetch(&kv.key, &kv.value).await?;
+    if transform.leaves(&kv.key, &kv.value) {
+        return Ok(kv);
     }
-    kv.value = transform.open(&kv.key, kv.value)?;
+    let value = kv.value.bytes();
+    if transform.must_fetch(&kv.key, &value) {
+        transform.fetch(&kv.key, &value).await?;
+    }
+    kv.value = transform.open(&kv.key, value)?.into();
     Ok(kv)
 }
 
-async fn open_all(transform: &dyn Transform, mut kvs: Vec<KeyValue>) -> Result<Vec<KeyValue>> {
-    for kv in &mut kvs {
-        if transform.must_fetch(&kv.key, &kv.value) {
-            transform.fetch(&kv.key, &kv.value).await?;
-        }
-        kv.value = transform.open(&kv.key, std::mem::take(&mut kv.value))?;
+async fn open_all(transform: &dyn Transform, kvs: Vec<KeyValue>) -> Result<Vec<KeyValue>> {
+    let mut opened = Vec::with_capacity(kvs.len());
+    for kv in kvs {
+        opened.push(open(transform, kv).await?);
     }
-    Ok(kvs)
+    Ok(opened)
 }
 
 async fn open_previous(
@@ -134,9 +141,11 @@ async fn open_events(transform: &dyn Transform, events: Arc<[Event]>) -> Result<
 
 /// Whether the values are the same bytes in memory: they are not compared.
 fn is_same(one: &Event, other: &Event) -> bool {
-    let value = |kv: &KeyValue| (kv.value.as_ptr(), kv.value.len());
-    value(&one.kv) == value(&other.kv)
-        && one.previous.as_ref().map(value) == other.previous.as_ref().map(value)
+    let previous = match (&one.previous, &other.previous) {
+        (Some(one), Some(other)) => one.value.is_shared_with(&other.value),
+        (one, other) => one.is_none() && other.is_none(),
+    };
+    previous && one.kv.value.is_shared_with(&other.kv.value)
 }
 
 /// Passes a watch on. A value that cannot be read ends it: the reader starts again by a range, which
@@ -203,7 +212,7 @@ impl Store for Transformed {
 
     async fn is_stale(&self, key: &Bytes) -> Result<bool> {
         let found = self.inner.range(RangeRequest::new(KeyRange::one(key.clone()))).await?;
-        let is_stale = |kv: &KeyValue| self.transform.is_stale(&kv.key, &kv.value);
+        let is_stale = |kv: &KeyValue| self.transform.is_stale(&kv.key, &kv.value.bytes());
         Ok(found.kvs.first().is_some_and(is_stale) || self.inner.is_stale(key).await?)
     }
 

@@ -93,7 +93,7 @@ impl Framer {
         }
         if table {
             let value = self.row.stored_codec().settle(object.encode());
-            let stored = Stored::new(self.row.clone(), value.into(), revision);
+            let stored = Stored::new(self.row.clone(), value, revision);
             return self.object("BOOKMARK", &stored);
         }
         meta.resource_version = Some(revision.to_string());

@@ -98,7 +98,7 @@ impl Registry {
     async fn claim_of(&self, thing: &str) -> Result<Option<Claim>, StatusError> {
         let request = RangeRequest::new(KeyRange::one(key(thing)));
         let found = self.store().range(request).await.map_err(|error| unavailable(&error))?;
-        Ok(found.kvs.first().and_then(|kv| Claim::parse(&kv.value, kv.mod_revision)))
+        Ok(found.kvs.first().and_then(|kv| Claim::parse(&kv.value.bytes(), kv.mod_revision)))
     }
 }
 

@@ -109,7 +109,7 @@ impl Registry {
         let gone = |mut last: Box<dyn Object>, revision| {
             last.meta_mut().resource_version = None;
             let value = row.stored_codec().settle(last.encode());
-            let object = Stored::new(row.clone(), value.into(), revision);
+            let object = Stored::new(row.clone(), value, revision);
             Attempt::Done(Written { object, outcome: Outcome::Deleted })
         };
         // It looks as it would have looked.

@@ -263,7 +263,8 @@ impl Registry {
     /// The object of a cache event that [`follow`](Self::follow)'s cursor gave.
     pub fn stored_of<T: k8s_openapi::Resource>(&self, event: &CacheEvent) -> Option<Stored> {
         let cacher = self.cacher(&self.row_of::<T>());
-        event.entry.as_ref().or(event.previous.as_ref()).map(|entry| cacher.stored(entry))
+        let entry = event.entry.as_ref().or(event.previous.as_ref())?;
+        Some(Stored::new(cacher.row().clone(), event.value(entry), entry.revision))
     }
 
     /// A context for the server's own writes to a built-in kind.
@@ -339,7 +340,8 @@ impl Registry {
         let asked = self.0.store.range(RangeRequest::new(range));
         let found = self.0.numbers.timed("get", row, asked).await.map_err(store_error)?;
         let kv = found.kvs.into_iter().next();
-        Ok(kv.map(|kv| Stored::new(row.clone(), kv.value, kv.mod_revision)))
+        // Whoever asks for one object wants to look at it, and more than once.
+        Ok(kv.map(|kv| Stored::new(row.clone(), kv.value.bytes(), kv.mod_revision)))
     }
 
     /// What the store's answers took, for `/metrics`.

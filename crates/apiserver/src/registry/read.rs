@@ -62,7 +62,7 @@ fn is_at(object: &dyn machinery::Object, key: &Key) -> bool {
 
 /// An object of a resource that is not stored.
 fn computed(row: &Arc<Resource>, object: &dyn machinery::Object) -> Stored {
-    Stored::new(row.clone(), object.encode().into(), Revision(0))
+    Stored::new(row.clone(), object.encode(), Revision(0))
 }
 
 impl Registry {
@@ -204,7 +204,8 @@ impl Registry {
             for kv in &page.kvs {
                 left -= 1;
                 let Some(key) = parse_key(&prefix, row.namespaced, &kv.key) else { continue };
-                let entry = Entry::parse(row, key, kv)?;
+                let plain = kv.value.bytes();
+                let entry = Entry::parse(row, key, kv.value.clone(), &plain, kv.mod_revision)?;
                 if !scope.matches(&entry) {
                     continue;
                 }
@@ -359,7 +360,8 @@ impl Watcher {
         let matches = |entry: &&Arc<Entry>| self.scope.matches(entry);
         let now = event.entry.as_ref().filter(matches);
         let before = event.previous.as_ref().filter(matches);
-        let show = |entry: &Arc<Entry>| stored(&self.row, entry).at(event.revision);
+        // A DELETED event carries the deleting revision.
+        let show = |entry| Stored::new(self.row.clone(), event.value(entry), event.revision);
         match (before, now) {
             (None, None) => None,
             (None, Some(now)) => Some(WatchEvent::Added(show(now))),
@@ -375,10 +377,6 @@ fn all_stored<'e>(
 ) -> Result<Vec<Stored>, StatusError> {
     let values = entries.into_iter().map(|entry| (entry.value.clone(), entry.revision));
     Stored::all(row, &values.collect::<Vec<_>>())
-}
-
-fn stored(row: &Arc<Resource>, entry: &Entry) -> Stored {
-    Stored::new(row.clone(), entry.value.clone(), entry.revision)
 }
 
 /// Absent and empty are the same: no wish.

@@ -103,7 +103,7 @@ impl Lab {
 
 async fn read(store: &Arc<dyn Store>, key: &str) -> store::Result<Bytes> {
     let found = store.range(RangeRequest::new(KeyRange::one(key.to_owned()))).await?;
-    Ok(found.kvs[0].value.clone())
+    Ok(found.kvs[0].value.bytes())
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ fn arranged(request: &wire::RangeRequest, mut kvs: Vec<KeyValue>) -> wire::Range
         wire::SortTarget::Version => kvs.sort_by_key(|kv| kv.version),
         wire::SortTarget::Create => kvs.sort_by_key(|kv| kv.create_revision),
         wire::SortTarget::Mod => kvs.sort_by_key(|kv| kv.mod_revision),
-        wire::SortTarget::Value => kvs.sort_by(|a, b| a.value.cmp(&b.value)),
+        wire::SortTarget::Value => kvs.sort_by_cached_key(|kv| kv.value.bytes()),
     }
     if request.sort_order() == wire::SortOrder::Descend {
         kvs.reverse();
@@ -118,7 +118,7 @@ async fn put_part(shared: &Shared, request: wire::PutRequest) -> Answer<store::T
         let there = store::RangeRequest::new(KeyRange::one(request.key.clone()));
         let there = shared.store.range(there).await.map_err(status)?.kvs.pop();
         let there = there.ok_or_else(|| invalid("key not found"))?;
-        let value = if request.ignore_value { there.value } else { request.value.clone() };
+        let value = if request.ignore_value { there.value.bytes() } else { request.value.clone() };
         let lease = if request.ignore_lease { there.lease } else { request.lease };
         let txn = Txn {
             compare: vec![Compare::ModRevision(request.key.clone(), there.mod_revision)],
@@ -362,7 +362,7 @@ pub fn key_value(kv: KeyValue, keys_only: bool) -> wire::KeyValue {
         create_revision: convert::number(kv.create_revision),
         mod_revision: convert::number(kv.mod_revision),
         version: kv.version.try_into().unwrap_or(i64::MAX),
-        value: if keys_only { Bytes::new() } else { kv.value },
+        value: if keys_only { Bytes::new() } else { kv.value.bytes() },
         lease: kv.lease,
     }
 }

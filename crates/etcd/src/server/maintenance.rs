@@ -100,7 +100,7 @@ pub async fn hash_kv(
             add(&number.to_be_bytes());
         }
         add(&kv.key);
-        add(&kv.value);
+        add(&kv.value.bytes());
     }
     let at = if wanted.0 == 0 { answer.revision } else { wanted };
     Ok(wire::HashKvResponse {

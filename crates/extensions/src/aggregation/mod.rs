@@ -216,7 +216,7 @@ async fn changed<T: k8s_openapi::Resource>(
     loop {
         match cursor.next().await {
             Ok(events) => {
-                if events.iter().any(|event| concerns(event)) {
+                if events.iter().any(&concerns) {
                     return;
                 }
             }

@@ -31,6 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use self::committer::{Answer, Committer, Request, Work};
 use self::durable::{Chunk, Durable};
+use self::pending::Prepared;
 use self::retention::Limits;
 use self::state::{Overlay, State, Stored, Undo};
 use self::watch::{Follower, Hub};
@@ -279,6 +280,7 @@ impl Store for Embedded {
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         check_sizes(&txn)?;
+        let txn = Prepared::new(txn);
         self.commit(|answer| Work::Txn(txn, answer)).await
     }
 

@@ -19,7 +19,7 @@ use crate::snapshot::Image;
 use crate::{
     Compare, Error, Event, EventKind, KeyRange, KeyValue, Lease, LeaseId, Op, OpResult,
     RangeRequest, RangeResponse, Result, Revision, Snapshot, Status, Store, Txn, TxnResponse,
-    Watch, WatchItem, WatchRequest,
+    Value, Watch, WatchItem, WatchRequest,
 };
 
 /// Items that may wait in a watch; its task waits for the reader.
@@ -225,7 +225,7 @@ impl Model {
         let previous = self.live.get(&key).cloned();
         let kv = KeyValue {
             key: key.clone(),
-            value,
+            value: value.into(),
             create_revision: previous.as_ref().map_or(now, |kv| kv.create_revision),
             mod_revision: now,
             version: previous.as_ref().map_or(0, |kv| kv.version) + 1,
@@ -240,7 +240,7 @@ impl Model {
         self.live.remove(&kv.key);
         let gone = KeyValue {
             key: kv.key.clone(),
-            value: Bytes::new(),
+            value: Value::default(),
             create_revision: Revision(0),
             mod_revision: Revision(self.revision.0 + 1),
             version: 0,

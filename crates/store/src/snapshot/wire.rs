@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::{KeyValue, LeaseId, Revision};
+use crate::{KeyValue, LeaseId, Revision, Value};
 
 /// The version of etcd whose tables these are.
 const STORAGE_VERSION: &[u8] = b"3.6.0";
@@ -71,23 +71,32 @@ fn bytes(field: u8, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
+/// Its bytes come into being here, where they are written.
+fn value(value: &Value, out: &mut Vec<u8>) {
+    if !value.is_empty() {
+        out.push((5 << 3) | 2);
+        varint(value.len() as u64, out);
+        value.write_to(out);
+    }
+}
+
 pub fn key_value(kv: &KeyValue, out: &mut Vec<u8>) {
     bytes(1, &kv.key, out);
     number(2, kv.create_revision.0, out);
     number(3, kv.mod_revision.0, out);
     number(4, kv.version, out);
-    bytes(5, &kv.value, out);
+    value(&kv.value, out);
     number(6, kv.lease as u64, out);
 }
 
 pub fn key_value_size(kv: &KeyValue) -> usize {
     let number = |n: u64| if n == 0 { 0 } else { 1 + varint_size(n) };
-    let bytes = |b: &[u8]| if b.is_empty() { 0 } else { 1 + varint_size(b.len() as u64) + b.len() };
-    bytes(&kv.key)
+    let bytes = |size: usize| if size == 0 { 0 } else { 1 + varint_size(size as u64) + size };
+    bytes(kv.key.len())
         + number(kv.create_revision.0)
         + number(kv.mod_revision.0)
         + number(kv.version)
-        + bytes(&kv.value)
+        + bytes(kv.value.len())
         + number(kv.lease as u64)
 }
 
@@ -139,7 +148,7 @@ fn take_varint(rest: &mut &[u8]) -> Option<u64> {
 pub fn parse_key_value(message: &[u8]) -> Option<KeyValue> {
     let mut kv = KeyValue {
         key: Bytes::new(),
-        value: Bytes::new(),
+        value: Value::default(),
         create_revision: Revision(0),
         mod_revision: Revision(0),
         version: 0,
@@ -150,7 +159,7 @@ pub fn parse_key_value(message: &[u8]) -> Option<KeyValue> {
         (2, Field::Number(n)) => kv.create_revision = Revision(n),
         (3, Field::Number(n)) => kv.mod_revision = Revision(n),
         (4, Field::Number(n)) => kv.version = n,
-        (5, Field::Bytes(bytes)) => kv.value = Bytes::copy_from_slice(bytes),
+        (5, Field::Bytes(bytes)) => kv.value = Bytes::copy_from_slice(bytes).into(),
         (6, Field::Number(n)) => kv.lease = n as i64,
         _ => {}
     })?;
@@ -176,7 +185,7 @@ mod tests {
         for lease in [0, 1, -1, i64::MAX] {
             let kv = KeyValue {
                 key: Bytes::from_static(b"/registry/a"),
-                value: vec![7; 300].into(),
+                value: Value::from(vec![7; 300]).packed(),
                 create_revision: Revision(2),
                 mod_revision: Revision(1 << 40),
                 version: 128,

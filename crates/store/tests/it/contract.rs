@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use store::backend::Backend;
 use store::{
-    Compare, Error, KeyRange, Op, OpResult, RangeRequest, Revision, Txn, VALUE_LIMIT, WatchItem,
+    Compare, Error, KeyRange, KeyValue, Op, OpResult, RangeRequest, Revision, Txn, VALUE_LIMIT,
+    WatchItem,
 };
 use tokio::time::Instant;
 
@@ -68,6 +69,7 @@ const CASES: &[Case] = cases![
     a_snapshot_holds_what_lives_and_its_leases,
     status_counts_keys_and_names_the_floor,
     big_values_have_a_limit,
+    values_are_what_was_put_however_they_are_kept,
     bytes_are_bytes,
     reopening_keeps_everything,
     a_closed_store_refuses,
@@ -153,7 +155,7 @@ async fn compare_and_put_loses_no_update(lab: Lab) {
             let s = Short(&*store);
             loop {
                 let kv = s.get("n").await.expect("n is there");
-                let n: u32 = String::from_utf8_lossy(&kv.value).parse().expect("a number");
+                let n: u32 = String::from_utf8_lossy(&kv.value.bytes()).parse().expect("a number");
                 let ops = vec![put("n", (n + 1).to_string())];
                 if s.txn(vec![unchanged("n", kv.mod_revision)], ops, vec![]).await.succeeded {
                     return;
@@ -874,6 +876,56 @@ async fn big_values_have_a_limit(lab: Lab) {
     assert_eq!(s.revision().await, Revision(3));
 }
 
+async fn values_are_what_was_put_however_they_are_kept(lab: Lab) {
+    let store = lab.open();
+    let s = Short(&*store);
+    let names = |n: u64| format!(r#"{{"name":"a-{n}","path":"/dev/termination-log"}},"#);
+    let noise = (0..3000_u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8);
+    let values: [Vec<u8>; 5] = [
+        (0..2000).flat_map(|n| names(n).into_bytes()).collect(),
+        noise.collect(),
+        names(0).into(),
+        vec![b'x'; 256],
+        vec![0; 100_000],
+    ];
+    let mut watch = s.watch("a", Some(2)).await;
+    for (n, value) in values.iter().enumerate() {
+        s.put(&format!("a{n}"), value).await;
+        assert_eq!(s.get(&format!("a{n}")).await.expect("it is there").value, *value);
+    }
+    // Each takes the place of another.
+    for (n, value) in values.iter().rev().enumerate() {
+        let put = s.txn(vec![], vec![put(&format!("a{n}"), value)], vec![]).await;
+        let OpResult::Put { previous: Some(before) } = &put.results[0] else { panic!("a value") };
+        assert_eq!(before.value, values[n]);
+    }
+    let is = |kvs: &[KeyValue], expected: &mut dyn Iterator<Item = &Vec<u8>>| {
+        let seen = kvs.iter().map(|kv| kv.value.bytes().to_vec());
+        assert!(seen.eq(expected.cloned()));
+    };
+    is(&s.range(RangeRequest::new(prefix("a"))).await.kvs, &mut values.iter().rev());
+    is(&s.try_at(6, "a").await.expect("the past").kvs, &mut values.iter());
+    for n in 0..10 {
+        let (at, events) = loop {
+            match next(&mut watch).await.expect("an item") {
+                WatchItem::Events(at, events) => break (at, events),
+                other => assert!(matches!(other, WatchItem::Progress(_)), "{other:?}"),
+            }
+        };
+        let (value, before) = if n < 5 { (n, None) } else { (9 - n, Some(n - 5)) };
+        assert_eq!(at, Revision(n as u64 + 2));
+        assert_eq!(events[0].kv.value, values[value]);
+        let previous = events[0].previous.as_ref().map(|kv| kv.value.clone());
+        assert_eq!(previous, before.map(|n| values[n].clone().into()));
+    }
+    if lab.backend.durable {
+        store.close().await;
+        drop(store);
+        let all = lab.open().range(RangeRequest::new(prefix("a"))).await.expect("readable");
+        is(&all.kvs, &mut values.iter().rev());
+    }
+}
+
 async fn bytes_are_bytes(lab: Lab) {
     let store = lab.open();
     let keys: [&[u8]; 4] = [b"\0", b"a\0b", b"\xff", b"\xff\xff\x01"];
@@ -882,7 +934,8 @@ async fn bytes_are_bytes(lab: Lab) {
         store.txn(Txn { success, ..Txn::default() }).await.expect("any bytes are a key");
     }
     let all = store.range(RangeRequest::new(KeyRange::prefix(&b""[..]))).await.expect("readable");
-    let seen: Vec<_> = all.kvs.iter().map(|kv| (kv.key.to_vec(), kv.value.to_vec())).collect();
+    let seen: Vec<_> =
+        all.kvs.iter().map(|kv| (kv.key.to_vec(), kv.value.bytes().to_vec())).collect();
     assert_eq!(seen, keys.map(|key| (key.to_vec(), key.repeat(2))));
     let ff = store.range(RangeRequest::new(KeyRange::prefix(&b"\xff"[..]))).await;
     assert_eq!(ff.expect("readable").count, 2);

@@ -104,7 +104,8 @@ fn check(dir: &std::path::Path, written: &BTreeMap<String, (u64, u64)>) -> Revis
         for kv in &all.kvs {
             let key = String::from_utf8_lossy(&kv.key);
             let Some((revision, i)) = written.get(&*key) else { continue };
-            let text = String::from_utf8_lossy(&kv.value);
+            let value = kv.value.bytes();
+            let text = String::from_utf8_lossy(&value);
             let there: u64 = text.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
             assert!(kv.mod_revision.0 >= *revision, "{key}: {} < {revision}", kv.mod_revision);
             assert!(kv.mod_revision.0 > *revision || there == *i, "{key}: {there}, not {i}");

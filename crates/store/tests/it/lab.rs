@@ -126,7 +126,7 @@ impl Short<'_> {
 }
 
 pub fn show(kv: &KeyValue) -> String {
-    format!("{}={}", String::from_utf8_lossy(&kv.key), String::from_utf8_lossy(&kv.value))
+    format!("{}={}", String::from_utf8_lossy(&kv.key), String::from_utf8_lossy(&kv.value.bytes()))
 }
 
 /// `3 +a=1<0`: at revision 3, a became 1 and was 0 before; `-` is a delete.
@@ -134,7 +134,7 @@ pub fn show_event(event: &Event) -> String {
     let before = event
         .previous
         .as_ref()
-        .map_or(String::new(), |kv| format!("<{}", String::from_utf8_lossy(&kv.value)));
+        .map_or(String::new(), |kv| format!("<{}", String::from_utf8_lossy(&kv.value.bytes())));
     let sign = if event.kind == EventKind::Put { '+' } else { '-' };
     format!("{} {sign}{}{before}", event.kv.mod_revision, show(&event.kv))
 }

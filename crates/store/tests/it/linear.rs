@@ -190,7 +190,8 @@ async fn call(store: &dyn Store, key: &str, act: Act) -> Saw {
         Act::Read => {
             let answer = store.range(RangeRequest::new(one)).await;
             return answer.map_or(Saw::Unknown, |answer| {
-                let value = answer.kvs.first().map(|kv| String::from_utf8_lossy(&kv.value));
+                let value = answer.kvs.first().map(|kv| kv.value.bytes());
+                let value = value.as_deref().map(String::from_utf8_lossy);
                 Saw::Value(value.map(|text| text.parse().expect("a number")))
             });
         }

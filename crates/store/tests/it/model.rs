@@ -153,7 +153,7 @@ impl Pair {
     fn op(&mut self) -> (Op, Op) {
         if self.random.u8(0..10) < 7 {
             let key = bytes(&self.key());
-            let value: bytes::Bytes = vec![self.random.u8(..); self.random.usize(0..600)].into();
+            let value: bytes::Bytes = self.value().into();
             let lease = match self.random.u8(0..10) {
                 0 => (99, 99),
                 1..4 => self.random.choice(&self.leases).copied().unwrap_or((0, 0)),
@@ -165,6 +165,16 @@ impl Pair {
         let range = self.key_range();
         let op = if self.random.bool() { Op::DeleteRange { range } } else { Op::Get { range } };
         (op.clone(), op)
+    }
+
+    /// One that is kept as it is, or one that is packed, short or long.
+    fn value(&mut self) -> Vec<u8> {
+        let length = self.random.usize(0..600);
+        match self.random.u8(0..6) {
+            0 => (0..length).map(|_| self.random.u8(..)).collect(),
+            1 => "{\"name\":".repeat(length).into(),
+            _ => vec![self.random.u8(..); length],
+        }
     }
 
     async fn range(&mut self) {

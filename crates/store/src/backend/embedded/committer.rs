@@ -28,10 +28,10 @@ use tokio::time::Instant;
 use super::durable::{Batch, Copy, Trim};
 use super::gathering::Gathering;
 use super::leases::Leases;
-use super::pending::{Changes, Pending};
+use super::pending::{Changes, Pending, Prepared};
 use super::retention::Retention;
 use super::{Options, Shared, loading};
-use crate::{Error, Lease, LeaseId, Op, Result, Revision, Txn, TxnResponse};
+use crate::{Error, Lease, LeaseId, Result, Revision, TxnResponse};
 
 /// Requests per commit, and about how many bytes of values.
 const BATCH_REQUESTS: usize = 1024;
@@ -51,7 +51,7 @@ pub(super) struct Request {
 }
 
 pub(super) enum Work {
-    Txn(Txn, Answer<TxnResponse>),
+    Txn(Prepared, Answer<TxnResponse>),
     /// With an id, or one of the store's choice.
     Grant(Option<LeaseId>, i64, Answer<LeaseId>),
     Revoke(LeaseId, Answer<()>),
@@ -496,11 +496,7 @@ fn answer_now(work: Work, refused: &Result<()>) {
 
 fn size(work: &Work) -> usize {
     let Work::Txn(txn, _) = work else { return 0 };
-    let one = |op: &Op| match op {
-        Op::Put { key, value, .. } => key.len() + value.len(),
-        Op::DeleteRange { .. } | Op::Get { .. } => 0,
-    };
-    txn.success.iter().map(one).sum()
+    txn.size()
 }
 
 fn now_millis() -> u64 {

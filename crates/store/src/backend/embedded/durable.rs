@@ -223,13 +223,14 @@ impl Durable {
         Ok(meta)
     }
 
-    /// The same for all records. Several threads read a long log: `each` is told which part of it
-    /// a record is of, counted from 0; the records of a part come in order, but parts in between.
+    /// The same for all records, with values as they are to be kept. Several threads read a long log:
+    /// `each` is told which part of it a record is of, counted from 0; the records of a part come in
+    /// order, but parts in between.
     pub fn load_parts(&self, each: &mut dyn FnMut(usize, Address, View<'_>)) -> Result<Meta> {
         let database = self.database()?;
         let mut read = || {
-            let used = reading::all(database.get(), &mut |part, at, bytes| {
-                each(part, at, decoded(at, bytes)?);
+            let used = reading::all(database.get(), &mut |part, at, bytes, is_packed| {
+                each(part, at, View { is_packed, ..decoded(at, bytes)? });
                 Ok(())
             })?;
             self.used.fetch_add(used, Ordering::Relaxed);

@@ -13,6 +13,7 @@ use super::record::{Address, View};
 use super::retention::Retention;
 use super::state::{Facts, Group, State, Stored};
 use super::{Options, Shared};
+use crate::value::keep;
 use crate::{Event, EventKind, KeyRange, Result, Revision};
 
 /// What the committer starts from.
@@ -132,7 +133,7 @@ impl Part {
         }
         let last = Revision(at.revision);
         self.last = Some(last);
-        let bytes = (view.key.len() + view.value.len()) as u64;
+        let bytes = (view.key.len() + view.value_len()) as u64;
         self.note(Written { at: view.at, last, bytes });
     }
 
@@ -180,7 +181,8 @@ impl Part {
 
 fn stored(at: Address, view: &View<'_>) -> Stored {
     let (create, version, lease) = (Revision(view.create), view.version, view.lease);
-    Stored::new(view.key, view.value, Facts { create, modified: at, version, lease })
+    let facts = Facts { create, modified: at, version, lease };
+    Stored::new(view.key, view.value, view.is_packed, facts)
 }
 
 /// What is durable from `from` on, as changes yet to be shown.
@@ -189,8 +191,12 @@ pub(super) fn missed(shared: &Shared, from: Revision) -> Result<(Changes, Meta)>
     let mut last = from;
     let meta = shared.durable.load(from, &mut |at, view| {
         last = Revision(at.revision);
-        let after = (view.kind == EventKind::Put).then(|| stored(at, &view));
-        changes.after.push((exact(view.key), after));
+        let key = exact(view.key);
+        let is_put = view.kind == EventKind::Put;
+        let after = keep(view.value, |value, is_packed| {
+            is_put.then(|| stored(at, &View { value, is_packed, ..view }))
+        });
+        changes.after.push((key, after));
     })?;
     let everything = KeyRange { start: Default::default(), end: b"\0"[..].into() };
     let mut next = from;

@@ -10,10 +10,62 @@ use bytes::Bytes;
 use super::leases::Leases;
 use super::record::{Address, Record};
 use super::state::{Facts, Group, Overlay, State, Stored, event, merge};
+use crate::value::keep;
 use crate::{
     Compare, Error, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, OpResult, Result, Revision,
     Txn, TxnResponse,
 };
+
+/// A transaction whose values are as they will be kept. They are packed by whoever wants the
+/// transaction, so that the committer, who serves all, has it done.
+pub(super) struct Prepared {
+    compare: Vec<Compare>,
+    success: Vec<Step>,
+    failure: Vec<Step>,
+}
+
+enum Step {
+    /// The value for the log, and what is to be kept, but for its facts.
+    Put {
+        value: Bytes,
+        kept: Stored,
+        lease: LeaseId,
+    },
+    DeleteRange(KeyRange),
+    Get(KeyRange),
+}
+
+impl Prepared {
+    pub fn new(txn: Txn) -> Self {
+        let steps = |ops: Vec<Op>| ops.into_iter().map(Step::new).collect();
+        let (success, failure) = (steps(txn.success), steps(txn.failure));
+        Self { compare: txn.compare, success, failure }
+    }
+
+    /// About how much it writes.
+    pub fn size(&self) -> usize {
+        let one = |step: &Step| match step {
+            Step::Put { value, kept, .. } => kept.key().len() + value.len(),
+            Step::DeleteRange(_) | Step::Get(_) => 0,
+        };
+        self.success.iter().map(one).sum()
+    }
+}
+
+impl Step {
+    fn new(op: Op) -> Self {
+        match op {
+            Op::Put { key, value, lease } => {
+                let kept = keep(&value, |value, is_packed| {
+                    Stored::new(&key, value, is_packed, Facts::default())
+                });
+                Self::Put { value, kept, lease }
+            }
+            Op::DeleteRange { range } => Self::DeleteRange(range),
+            Op::Get { range } => Self::Get(range),
+        }
+    }
+}
 
 pub(super) struct Pending<'a> {
     state: &'a State,
@@ -70,17 +122,17 @@ impl<'a> Pending<'a> {
         self.changes.groups.last().map_or(self.state.revision, |group| group.revision)
     }
 
-    pub fn txn(&mut self, txn: Txn) -> Result<TxnResponse> {
+    pub fn txn(&mut self, txn: Prepared) -> Result<TxnResponse> {
         let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
-        let ops = if succeeded { txn.success } else { txn.failure };
-        for op in &ops {
-            if let Op::Put { lease, .. } = op {
+        let steps = if succeeded { txn.success } else { txn.failure };
+        for step in &steps {
+            if let Step::Put { lease, .. } = step {
                 self.check_lease(*lease)?;
             }
         }
-        let mut step = Step::new(self);
-        let results = ops.into_iter().map(|op| step.run(op)).collect();
-        step.finish();
+        let mut running = Running::new(self);
+        let results = steps.into_iter().map(|step| running.run(step)).collect();
+        running.finish();
         Ok(TxnResponse { succeeded, revision: self.revision(), results })
     }
 
@@ -106,11 +158,11 @@ impl<'a> Pending<'a> {
         let mut keys: BTreeSet<Bytes> = self.leases.keys(id).cloned().collect();
         keys.extend(self.overlay.keys().cloned());
         keys.retain(|key| self.current(key).is_some_and(|stored| stored.lease == id));
-        let mut step = Step::new(self);
+        let mut running = Running::new(self);
         for key in keys {
-            step.delete(&key);
+            running.delete(&key);
         }
-        step.finish();
+        running.finish();
         self.revoked.insert(id);
         Ok(())
     }
@@ -140,24 +192,24 @@ impl<'a> Pending<'a> {
 }
 
 /// One transaction being applied. All its changes carry the same revision.
-struct Step<'p, 'a> {
+struct Running<'p, 'a> {
     pending: &'p mut Pending<'a>,
     revision: Revision,
     events: Vec<Event>,
 }
 
-impl<'p, 'a> Step<'p, 'a> {
+impl<'p, 'a> Running<'p, 'a> {
     fn new(pending: &'p mut Pending<'a>) -> Self {
         let revision = Revision(pending.revision().0 + 1);
         Self { pending, revision, events: vec![] }
     }
 
-    fn run(&mut self, op: Op) -> OpResult {
-        match op {
-            Op::Put { key, value, lease } => {
-                OpResult::Put { previous: self.put(&key, &value, lease) }
+    fn run(&mut self, step: Step) -> OpResult {
+        match step {
+            Step::Put { value, kept, lease } => {
+                OpResult::Put { previous: self.put(value, kept, lease) }
             }
-            Op::DeleteRange { range } => {
+            Step::DeleteRange(range) => {
                 let keys: Vec<Bytes> =
                     merge(&self.pending.state.live, &self.pending.overlay, &range)
                         .map(Stored::shared_key)
@@ -166,25 +218,25 @@ impl<'p, 'a> Step<'p, 'a> {
                     previous: keys.iter().filter_map(|key| self.delete(key)).collect(),
                 }
             }
-            Op::Get { range } => OpResult::Got { kvs: self.pending.scan(&range) },
+            Step::Get(range) => OpResult::Got { kvs: self.pending.scan(&range) },
         }
     }
 
-    fn put(&mut self, key: &Bytes, value: &Bytes, lease: LeaseId) -> Option<KeyValue> {
-        let before = self.pending.current(key).cloned();
+    fn put(&mut self, value: Bytes, kept: Stored, lease: LeaseId) -> Option<KeyValue> {
+        let before = self.pending.current(kept.key()).cloned();
         let facts = Facts {
             create: before.as_ref().map_or(self.revision, |before| before.create),
             modified: self.address(),
             version: before.as_ref().map_or(1, |before| before.version + 1),
             lease,
         };
-        let after = Stored::new(key, value, facts);
-        self.change(after.shared_key(), before, Some(after))
+        let after = kept.with(facts);
+        self.change(after.shared_key(), before, Some(after), value)
     }
 
     fn delete(&mut self, key: &[u8]) -> Option<KeyValue> {
         let before = self.pending.current(key).cloned()?;
-        self.change(before.shared_key(), Some(before), None)
+        self.change(before.shared_key(), Some(before), None, Bytes::new())
     }
 
     fn address(&self) -> Address {
@@ -197,6 +249,7 @@ impl<'p, 'a> Step<'p, 'a> {
         key: Bytes,
         before: Option<Stored>,
         after: Option<Stored>,
+        value: Bytes,
     ) -> Option<KeyValue> {
         let at = self.address();
         let previous = before.as_ref().map(Stored::key_value);
@@ -208,7 +261,7 @@ impl<'p, 'a> Step<'p, 'a> {
             lease: after.as_ref().map_or(0, |stored| stored.lease),
             previous: before.as_ref().map(Stored::modified),
             key: key.clone(),
-            value: after.as_ref().map_or(Bytes::new(), Stored::value),
+            value,
         };
         self.events.push(event(&key, &after, at, previous.clone()));
         self.pending.changes.records.push((at, record));

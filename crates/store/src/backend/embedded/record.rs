@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::{Event, EventKind, KeyValue, LeaseId, Revision};
+use crate::value::plain_len;
+use crate::{Event, EventKind, KeyValue, LeaseId, Revision, Value};
 
 /// Where a change stands in the log: its revision, and which change of that revision it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +63,8 @@ pub(super) struct View<'a> {
     pub previous: Option<Address>,
     pub key: &'a [u8],
     pub value: &'a [u8],
+    /// Never as it lies in a page; see `durable/reading.rs`.
+    pub is_packed: bool,
 }
 
 impl<'a> View<'a> {
@@ -86,14 +89,20 @@ impl<'a> View<'a> {
             previous: (previous.revision != 0).then_some(previous),
             key,
             value,
+            is_packed: false,
         })
+    }
+
+    /// How long the value itself is.
+    pub fn value_len(&self) -> usize {
+        plain_len(self.value, self.is_packed)
     }
 
     /// The key as this change left it; for a delete just the key and the deleting revision.
     pub fn key_value(&self, at: Address) -> KeyValue {
         KeyValue {
             key: Bytes::copy_from_slice(self.key),
-            value: Bytes::copy_from_slice(self.value),
+            value: Value::kept(Bytes::copy_from_slice(self.value), self.is_packed),
             create_revision: Revision(self.create),
             mod_revision: Revision(at.revision),
             version: self.version,

@@ -85,7 +85,7 @@ fn fill(durable: &Durable, content: &Content, revision: Revision, mark: &str) ->
     }
     let mark = KeyValue {
         key: Bytes::from_static(MARK.as_bytes()),
-        value: Bytes::copy_from_slice(mark.as_bytes()),
+        value: Bytes::copy_from_slice(mark.as_bytes()).into(),
         create_revision: revision,
         mod_revision: revision,
         version: 1,
@@ -104,6 +104,6 @@ fn record(kv: &KeyValue, at: u64, lease: i64) -> Record {
         lease,
         previous: None,
         key: kv.key.clone(),
-        value: kv.value.clone(),
+        value: kv.value.bytes(),
     }
 }

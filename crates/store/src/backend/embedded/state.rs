@@ -3,7 +3,7 @@
 //! In: committed batches from the committer, its only writer. Out: reads, now and at past
 //! revisions; recent events for watches that catch up.
 //!
-//! Memory per key is the value once (shared with events, the caller, and the watch cache), the key
+//! Memory per key is the value once (packed, and shared with events and the watch cache), the key
 //! once, and 100 to 170 bytes around them, the less the more of them were there at opening: key and
 //! value are an exact copy in one buffer, so that nothing pins a request's, and the set of them is
 //! all there is. Whoever keeps a key longer than its value must copy it, as leases do.
@@ -18,14 +18,15 @@ use bytes::Bytes;
 use super::record::Address;
 use crate::{
     Error, Event, EventKind, KeyRange, KeyValue, LeaseId, RangeRequest, RangeResponse, Result,
-    Revision,
+    Revision, Value,
 };
 
 /// A live key and its value. Compares by the key alone, so that a set of them is a map.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    /// The key, and behind it the value.
+    /// The key, and behind it the value as it is kept.
     bytes: Bytes,
+    /// How long the key is, and in the highest bit whether the value is packed.
     key_len: u32,
     // The address of the change, unpacked: four bytes of it fit beside the key's length.
     index: u32,
@@ -35,8 +36,11 @@ pub(super) struct Stored {
     pub lease: LeaseId,
 }
 
+/// Keys are far below 2 GiB: the value limit bounds the request that they came in.
+const PACKED: u32 = 1 << 31;
+
 /// What there is to know about a value but for itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub create: Revision,
     pub modified: Address,
@@ -45,33 +49,50 @@ pub(super) struct Facts {
 }
 
 impl Stored {
-    pub fn new(key: &[u8], value: &[u8], facts: Facts) -> Self {
+    /// The value is kept as it comes, packed or not.
+    pub fn new(key: &[u8], value: &[u8], is_packed: bool, facts: Facts) -> Self {
         let mut bytes = Vec::with_capacity(key.len() + value.len());
         bytes.extend_from_slice(key);
         bytes.extend_from_slice(value);
         Self {
             bytes: bytes.into(),
-            // Keys are far below 4 GiB: the value limit bounds the request that they came in.
-            key_len: key.len() as u32,
+            key_len: key.len() as u32 | if is_packed { PACKED } else { 0 },
+            index: 0,
+            revision: 0,
+            create: Revision(0),
+            version: 0,
+            lease: 0,
+        }
+        .with(facts)
+    }
+
+    /// The same key and value with other facts.
+    pub fn with(self, facts: Facts) -> Self {
+        Self {
             index: facts.modified.index,
             revision: facts.modified.revision,
             create: facts.create,
             version: facts.version,
             lease: facts.lease,
+            ..self
         }
     }
 
+    fn behind_key(&self) -> usize {
+        (self.key_len & !PACKED) as usize
+    }
+
     pub fn key(&self) -> &[u8] {
-        &self.bytes[..self.key_len as usize]
+        &self.bytes[..self.behind_key()]
     }
 
     /// The key, which keeps the value, too.
     pub fn shared_key(&self) -> Bytes {
-        self.bytes.slice(..self.key_len as usize)
+        self.bytes.slice(..self.behind_key())
     }
 
-    pub fn value(&self) -> Bytes {
-        self.bytes.slice(self.key_len as usize..)
+    pub fn value(&self) -> Value {
+        Value::kept(self.bytes.slice(self.behind_key()..), self.key_len & PACKED != 0)
     }
 
     pub fn modified(&self) -> Address {
@@ -239,8 +260,8 @@ impl Group {
     /// About what it holds in memory, as if it shared nothing.
     fn cost(&self) -> usize {
         let one = |e: &Event| {
-            let previous = e.previous.as_ref().map_or(0, |kv| kv.value.len());
-            size_of::<Event>() + e.kv.key.len() + e.kv.value.len() + previous
+            let previous = e.previous.as_ref().map_or(0, |kv| kv.value.size());
+            size_of::<Event>() + e.kv.key.len() + e.kv.value.size() + previous
         };
         size_of::<Self>() + self.events.iter().map(one).sum::<usize>()
     }
@@ -301,7 +322,9 @@ impl Undo {
             let before = previous.as_ref().map(|kv| {
                 let modified = Address { revision: kv.mod_revision.0, index: 0 };
                 let (create, version, lease) = (kv.create_revision, kv.version, kv.lease);
-                Stored::new(&kv.key, &kv.value, Facts { create, modified, version, lease })
+                let (value, is_packed) = kv.value.parts();
+                let facts = Facts { create, modified, version, lease };
+                Stored::new(&kv.key, value, is_packed, facts)
             });
             self.overlay.insert(kv.key.clone(), before);
         }
@@ -332,7 +355,7 @@ pub(super) fn event(
         None => {
             let kv = KeyValue {
                 key: key.clone(),
-                value: Bytes::new(),
+                value: Value::default(),
                 create_revision: Revision(0),
                 mod_revision: Revision(at.revision),
                 version: 0,

@@ -176,7 +176,7 @@ async fn values(store: &Embedded, revision: Option<Revision>) -> Result<Vec<Stri
     let request = RangeRequest { revision, ..RangeRequest::new(KeyRange::prefix(Bytes::new())) };
     let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
     let kvs = store.range(request).await?.kvs;
-    Ok(kvs.iter().map(|kv| format!("{}={}", text(&kv.key), text(&kv.value))).collect())
+    Ok(kvs.iter().map(|kv| format!("{}={}", text(&kv.key), text(&kv.value.bytes()))).collect())
 }
 
 /// Tries until it holds.

@@ -5,8 +5,8 @@
 //! thread 1: revisions 500..   ─► batches ─┴─► the caller: one record after the other
 //! ```
 //!
-//! Finding the pages, reading them and taking the records out of them is most of the work, and each
-//! thread does it for a part of the log. The caller alone keeps what it wants of the records: so the
+//! Finding the pages, reading them, taking the records out of them and packing their values is most of
+//! the work, and each thread does it for a part of the log. The caller alone keeps what it wants of the records: so the
 //! memory that stays comes from one thread's arena (a second one's grows page by page, by a system
 //! call each), and a batch is no more than a copy on its way.
 //!
@@ -16,18 +16,20 @@
 //! Invariants: each record is handed over once, those of a part in order; what is in memory at a
 //! time is bounded; all threads have ended when this returns, whatever it returns.
 
+use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
 
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata};
 
-use super::{LOG, read_log};
+use super::{LOG, decoded, read_log};
 use crate::backend::embedded::record::Address;
+use crate::value::keep;
 
 type Result<T> = std::result::Result<T, redb::Error>;
-/// Told the number of the part first.
-type EachOfPart<'a> = dyn FnMut(usize, Address, &[u8]) -> Result<()> + 'a;
+/// Told the number of the part first, and at last whether the record's value is packed.
+type EachOfPart<'a> = dyn FnMut(usize, Address, &[u8], bool) -> Result<()> + 'a;
 
 /// Threads at most; records that are worth another one; bytes and number of batches on their way.
 const PARTS: u64 = 4;
@@ -39,7 +41,8 @@ const BATCHES: usize = 8;
 #[derive(Default)]
 struct Batch {
     part: usize,
-    records: Vec<(Address, usize)>,
+    /// Where each stands, how long it is, and whether its value is packed.
+    records: Vec<(Address, usize, bool)>,
     bytes: Vec<u8>,
 }
 
@@ -47,7 +50,10 @@ struct Batch {
 pub(super) fn all(database: &Database, each: &mut EachOfPart<'_>) -> Result<u64> {
     let parts = parts(database)?;
     if parts.len() == 1 {
-        return read_log(database, 0..=u64::MAX, &mut |at, bytes| each(0, at, bytes));
+        return read_log(database, 0..=u64::MAX, &mut |at, bytes| {
+            let (bytes, is_packed) = kept(at, bytes)?;
+            each(0, at, &bytes, is_packed)
+        });
     }
     read_parts(database, parts, || Builder::new().name("store reading".into()), each)
 }
@@ -76,10 +82,10 @@ fn read_parts(
         // After an error nobody receives any more, and the threads end.
         for batch in batches {
             let mut rest = &batch.bytes[..];
-            for (at, length) in batch.records {
+            for (at, length, is_packed) in batch.records {
                 let record;
                 (record, rest) = rest.split_at(length);
-                each(batch.part, at, record)?;
+                each(batch.part, at, record, is_packed)?;
             }
         }
         let mut used = 0;
@@ -90,7 +96,10 @@ fn read_parts(
             };
         }
         for (part, revisions) in left {
-            used += read_log(database, revisions, &mut |at, bytes| each(part, at, bytes))?;
+            used += read_log(database, revisions, &mut |at, bytes| {
+                let (bytes, is_packed) = kept(at, bytes)?;
+                each(part, at, &bytes, is_packed)
+            })?;
         }
         Ok(used)
     })
@@ -106,15 +115,27 @@ fn read_part(
     let nobody = |_| redb::Error::DatabaseClosed;
     let mut batch = empty();
     let used = read_log(database, revisions, &mut |at, bytes| {
+        let (bytes, is_packed) = kept(at, bytes)?;
         if !batch.records.is_empty() && batch.bytes.len() + bytes.len() > BATCH_BYTES {
             batches.send(std::mem::replace(&mut batch, empty())).map_err(nobody)?;
         }
-        batch.records.push((at, bytes.len()));
-        batch.bytes.extend_from_slice(bytes);
+        batch.records.push((at, bytes.len(), is_packed));
+        batch.bytes.extend_from_slice(&bytes);
         Ok(())
     })?;
     batches.send(batch).map_err(nobody)?;
     Ok(used)
+}
+
+/// The record with its value as it is to be kept, and whether that is packed.
+fn kept(at: Address, record: &[u8]) -> Result<(Cow<'_, [u8]>, bool)> {
+    let value = decoded(at, record)?.value;
+    let before = &record[..record.len() - value.len()];
+    let kept = |value: &[u8], is_packed| match is_packed {
+        true => (Cow::Owned([before, value].concat()), true),
+        false => (Cow::Borrowed(record), false),
+    };
+    Ok(keep(value, kept))
 }
 
 /// The log in parts of about as many revisions each, one of all where it is short.
@@ -139,6 +160,7 @@ fn divide(first: u64, last: u64, count: u64) -> Vec<RangeInclusive<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::embedded::record::{Record, View};
 
     #[test]
     fn parts_have_all_revisions_once() {
@@ -162,8 +184,24 @@ mod tests {
         let database = Database::builder().create_with_backend(disk).expect("a database");
         let write = database.begin_write().expect("a transaction");
         let mut log = write.open_table(LOG).expect("a table");
+        let mut bytes = vec![];
+        // Long ones are packed.
+        let value = |revision: u64| vec![b'x'; revision as usize * 10];
+        let mut written = 0;
         for revision in 0..100 {
-            log.insert((revision, 0), &[revision as u8][..]).expect("written");
+            let record = Record {
+                kind: crate::EventKind::Put,
+                at: 0,
+                create: revision,
+                version: 1,
+                lease: 0,
+                previous: None,
+                key: revision.to_be_bytes().to_vec().into(),
+                value: value(revision).into(),
+            };
+            record.encode(&mut bytes);
+            written += bytes.len() as u64;
+            log.insert((revision, 0), &bytes[..]).expect("written");
         }
         drop(log);
         write.commit().expect("committed");
@@ -177,12 +215,18 @@ mod tests {
         let threads: [&dyn Fn() -> Builder; 3] = [&Builder::new, &never, &once];
         for thread in threads {
             let mut seen = vec![vec![]; 3];
-            let used = read_parts(&database, divide(0, 99, 3), thread, &mut |part, at, bytes| {
-                assert_eq!(bytes, [at.revision as u8]);
+            let parts = divide(0, 99, 3);
+            let used = read_parts(&database, parts, thread, &mut |part, at, bytes, is_packed| {
+                let view = View { is_packed, ..decoded(at, bytes)? };
+                assert_eq!(view.key, at.revision.to_be_bytes());
+                assert_eq!(is_packed, at.revision >= 26);
+                let kv = view.key_value(at);
+                assert_eq!(kv.value, value(at.revision));
+                assert_eq!(kv.value.len(), view.value_len());
                 seen[part].push(at.revision);
                 Ok(())
             });
-            assert_eq!(used.expect("readable"), 100);
+            assert_eq!(used.expect("readable"), written);
             assert_eq!(seen.concat(), (0..100).collect::<Vec<_>>());
         }
         assert_eq!(made.get(), 3);

@@ -44,7 +44,7 @@ async fn all(store: &Arc<dyn Store>, at: Option<Revision>) -> BTreeMap<String, S
     let range = RangeRequest { revision: at, ..RangeRequest::new(KeyRange::prefix(Bytes::new())) };
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).expect("text");
     let answer = store.range(range).await.expect("readable");
-    answer.kvs.iter().map(|kv| (text(&kv.key), text(&kv.value))).collect()
+    answer.kvs.iter().map(|kv| (text(&kv.key), text(&kv.value.bytes()))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
