@@ -95,9 +95,9 @@ func until(what string, is func() bool) {
 func main() {
 	config := must(clientcmd.BuildConfigFromFlags("", os.Args[1]))
 	plain := must(kubernetes.NewForConfig(rest.CopyConfig(config)))
-	types := map[string]bool{}
+	types, lock := map[string]bool{}, &sync.Mutex{}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return noted{next, &sync.Mutex{}, types}
+		return noted{next, lock, types}
 	})
 	// Built-in kinds would be protobuf.
 	inCBOR := rest.CopyConfig(config)
@@ -188,13 +188,29 @@ func untyped(client dynamic.Interface, plain *kubernetes.Clientset) {
 		kind   watch.EventType
 		object *unstructured.Unstructured
 	}{{watch.Added, nil}, {watch.Modified, changed}, {watch.Modified, patched}, {watch.Modified, applied}, {watch.Deleted, nil}} {
-		event := <-events.ResultChan()
+		event := next(events)
 		equal("event", event.Type, want.kind)
 		if want.object != nil {
 			equal("event", event.Object, want.object)
 		}
 	}
 	events.Stop()
+}
+
+// The next event that is about an object.
+func next(events watch.Interface) watch.Event {
+	limit := time.After(30 * time.Second)
+	for {
+		select {
+		case event, isOpen := <-events.ResultChan():
+			equal("the watch is open", isOpen, true)
+			if event.Type != watch.Bookmark {
+				return event
+			}
+		case <-limit:
+			fail("no event within 30 s")
+		}
+	}
 }
 
 // Is it what a client of JSON sees?
@@ -223,7 +239,7 @@ func custom(client *definitions.Clientset, objects dynamic.Interface) {
 	equal("a default", string(share.Default.Raw), "0.75")
 	equal("a bound", *share.Minimum, 0.5)
 	widgets := objects.Resource(schema.GroupVersionResource{Group: "decapod.test", Version: "v1", Resource: "widgets"}).Namespace(namespace)
-	spec := map[string]any{"n": int64(-5), "big": int64(1 << 40), "f": 1.25, "null": nil, "list": []any{int64(1), "a", true, map[string]any{}}}
+	spec := map[string]any{"n": int64(-5), "big": int64(1 << 40), "f": 1.25, "whole": 2.0, "exact": 0.18078399346030394, "null": nil, "list": []any{int64(1), "a", true, map[string]any{}}}
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "decapod.test/v1", "kind": "Widget", "metadata": map[string]any{"name": "w"}, "spec": spec,
 	}}

@@ -404,8 +404,11 @@ pub trait Strategy: Send + Sync {
 
     /// As [`selectable_fields`](Self::selectable_fields), for the same kinds.
     fn field_values(&self, object: &dyn Object) -> Vec<(Cow<'static, str>, String)> {
-        let fields = self.selectable_fields(object).into_iter();
-        fields.map(|(name, value)| (Cow::Borrowed(name), value)).collect()
+        let mut fields = self.selectable_fields(object);
+        if fields.is_empty() && self.has_selectable_fields() {
+            fields = self.fields_in(&object.encode()).and_then(Result::ok).unwrap_or_default();
+        }
+        fields.into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect()
     }
 
     /// As [`field_values`](Self::field_values), read from the JSON of the stored version without decoding

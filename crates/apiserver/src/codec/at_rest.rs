@@ -4,11 +4,13 @@
 //! message, JSON for the others (CBOR where that is served); and the registry's JSON again. So one etcd
 //! serves both, in turn or at once. Where upstream keeps a version that is not served here, a [`Modern`] makes the served one.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use machinery::object::DecodeError;
 use machinery::protobuf::{Error, MAGIC};
+use serde::Deserialize;
 use serde_json::Value;
 use store::{Transform, Transformed};
 
@@ -40,7 +42,7 @@ struct AtRest {
     writes: MediaType,
 }
 
-/// The store as the registry wants it: it writes `writes` and reads both.
+/// The store as the registry wants it: it writes `writes` and reads all.
 pub fn like_upstream(
     store: Arc<dyn store::Store>,
     formats: Formats,
@@ -59,14 +61,24 @@ impl Transform for AtRest {
         if self.writes == MediaType::Json && !cbor::is_served() {
             return Ok(value);
         }
+        if self.writes == MediaType::Json {
+            return Ok(if self.has_message(&value) { value } else { in_cbor(value) });
+        }
         let Ok(tree) = serde_json::from_slice::<Value>(&value) else { return Ok(value) };
         match (self.formats.protobuf.0)().seal(&tree) {
-            Ok(_) if self.writes == MediaType::Json => Ok(value),
             Ok(message) => Ok(message.into()),
-            // Those are the custom kinds.
-            Err(Error::NoMessage(_)) if cbor::is_served() => Ok(cbor::object(&value).into()),
+            // Those of custom kinds.
+            Err(Error::NoMessage(_)) if cbor::is_served() => Ok(in_cbor(value)),
             Err(Error::NoMessage(_)) => Ok(value),
             Err(error) => Err(unreadable(key, error)),
+        }
+    }
+
+    /// Custom objects are kept as the gate has it when they are written again.
+    fn is_stale(&self, _: &[u8], value: &Bytes) -> bool {
+        match value.starts_with(cbor::MAGIC) {
+            true => !cbor::is_served(),
+            false => cbor::is_served() && !value.starts_with(MAGIC) && !self.has_message(value),
         }
     }
 
@@ -84,6 +96,27 @@ impl Transform for AtRest {
         let native = (self.formats.native)(json).map_err(|error| unreadable(key, error))?;
         Ok(native.into())
     }
+}
+
+impl AtRest {
+    /// Is it of a kind with a message? What is no object has none to be kept in either.
+    fn has_message(&self, json: &[u8]) -> bool {
+        #[derive(Deserialize)]
+        struct Type<'a> {
+            #[serde(borrow, rename = "apiVersion")]
+            api_version: Cow<'a, str>,
+            #[serde(borrow)]
+            kind: Cow<'a, str>,
+        }
+        serde_json::from_slice(json).map_or(true, |Type { api_version, kind }| {
+            (self.formats.protobuf.0)().kind(&api_version, &kind).is_some()
+        })
+    }
+}
+
+/// As it is, where it is nested too deeply.
+fn in_cbor(json: Bytes) -> Bytes {
+    cbor::object(&json).map_or(json, Bytes::from)
 }
 
 fn unreadable(key: &[u8], why: impl std::fmt::Display) -> store::Error {
@@ -106,7 +139,7 @@ mod tests {
     fn custom_objects_are_cbor_where_that_is_served_and_read_always() {
         const KEY: &[u8] = b"/registry/decapod.test/widgets/default/w";
         let custom = Bytes::from_static(
-            br#"{"apiVersion":"decapod.test/v1","kind":"Widget","metadata":{"name":"w"},"n":1.5}"#,
+            br#"{"apiVersion":"decapod.test/v1","kind":"Widget","metadata":{"name":"w"},"n":[1.5,1.0,0.18078399346030394]}"#,
         );
         let built_in = Bytes::from_static(
             br#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"m"}}"#,
@@ -116,8 +149,13 @@ mod tests {
             let at_rest = at_rest(writes);
             let kept = |value: &Bytes| at_rest.seal(KEY, value.clone()).expect("sealed");
             assert_eq!(kept(&custom), custom);
+            let stale = |value: &Bytes| at_rest.is_stale(KEY, value);
             let (own, others) = features::scoped(gates, || (kept(&custom), kept(&built_in)));
             assert!(own.starts_with(cbor::MAGIC) && others.starts_with(starts), "{writes:?}");
+            assert!(stale(&own) && !stale(&custom) && !stale(&others));
+            features::scoped(gates, || {
+                assert!(!stale(&own) && stale(&custom) && !stale(&built_in) && !stale(&others));
+            });
             assert_eq!(at_rest.open(KEY, own).expect("read"), custom);
         }
     }

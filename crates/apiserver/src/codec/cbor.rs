@@ -5,8 +5,7 @@
 use base::features::{self, Feature};
 use machinery::StatusError;
 
-pub use machinery::cbor::watch_frame;
-pub use machinery::cbor::{Error, MAGIC, array_head, from_json, map_head, object, to_json};
+pub use machinery::cbor::{Error, MAGIC, array_head, to_json};
 
 /// One data item (RFC 8949).
 pub const MEDIA_TYPE: &str = "application/cbor";
@@ -23,7 +22,21 @@ pub fn listed(is_served: bool, types: &str, cbor: &str) -> String {
     if is_served { format!("{types}, {cbor}") } else { types.to_owned() }
 }
 
-/// A body of options or of a patch, as JSON.
+/// An object in CBOR. What the server did not write may be nested too deeply for that.
+pub fn object(json: &[u8]) -> Result<Vec<u8>, StatusError> {
+    machinery::cbor::object(json).map_err(StatusError::internal)
+}
+
+pub fn watch_frame(event: &str, json: &[u8]) -> Result<Vec<u8>, StatusError> {
+    machinery::cbor::watch_frame(event, json).map_err(StatusError::internal)
+}
+
+/// Appends what stands inside of a list.
+pub fn put_item(json: &[u8], out: &mut Vec<u8>) -> Result<(), StatusError> {
+    machinery::cbor::from_json(json, out).map_err(StatusError::internal)
+}
+
+/// A body of options, as JSON.
 pub fn options(body: &[u8]) -> Result<Vec<u8>, StatusError> {
     to_json(body).map_err(|error| StatusError::bad_request(error.to_string()))
 }

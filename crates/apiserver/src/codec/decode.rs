@@ -80,23 +80,7 @@ pub fn decode(
     ctx: &RequestContext,
 ) -> Result<Box<dyn Object>, StatusError> {
     let unrecognized = |why: &str| unrecognized(wanted.kind, why, body);
-    let mut strict = vec![];
-    let json = match format {
-        BodyFormat::Json => {
-            let duplicates = gojson::check(body).map_err(|why| {
-                unrecognized(&format!("couldn't get version/kind; json parse error: {why}"))
-            })?;
-            strict.extend(duplicates.iter().map(|path| duplicate(path)));
-            gojson::as_utf8(body)
-        }
-        BodyFormat::Yaml => {
-            let (value, note) = yaml(body).map_err(|why| unrecognized(&format!("yaml: {why}")))?;
-            strict.extend(note);
-            Cow::Owned(value.to_string().into_bytes())
-        }
-        BodyFormat::Protobuf(protobuf) => Cow::Owned(from_protobuf(body, protobuf, wanted)?),
-        BodyFormat::Cbor => Cow::Owned(from_cbor(body, wanted)?),
-    };
+    let (json, mut strict) = as_json(body, format, wanted)?;
     let reader = if format == BodyFormat::Cbor { Reader::Cbor } else { Reader::Json };
     if json.trim_ascii() == b"null" {
         return Ok(wanted.codec.empty());
@@ -106,13 +90,7 @@ pub fn decode(
     let types: Option<TypeMeta> = serde_json::from_slice(&json).ok().filter(|_| is_object);
     let types = types.ok_or_else(|| unrecognized(&type_meta_error(reader, &json)))?;
     check_type(&types, wanted, body, (reader, &json))?;
-    let cannot = |why: &str| match format {
-        BodyFormat::Cbor if why.starts_with("illegal base64") => {
-            let why = format!("cbor: failed to decode base64 from byte string: {why}");
-            cannot_be_handled(&types, wanted, &why)
-        }
-        _ => cannot_be_handled(&types, wanted, why),
-    };
+    let cannot = |why: &str| cannot_be_handled(&types, wanted, why);
     let Decoded { mut object, unknown_fields } = wanted
         .codec
         .decode(&json)
@@ -145,6 +123,30 @@ pub fn decode(
     Ok(object)
 }
 
+/// The body as JSON, and the keys that are there twice.
+fn as_json<'a>(
+    body: &'a [u8],
+    format: BodyFormat,
+    wanted: &Wanted<'_>,
+) -> Result<(Cow<'a, [u8]>, Vec<String>), StatusError> {
+    let unrecognized = |why: &str| unrecognized(wanted.kind, why, body);
+    Ok(match format {
+        BodyFormat::Json => {
+            let duplicates = gojson::check(body).map_err(|why| {
+                unrecognized(&format!("couldn't get version/kind; json parse error: {why}"))
+            })?;
+            let notes = duplicates.iter().map(|path| duplicate(path)).collect();
+            (gojson::as_utf8(body), notes)
+        }
+        BodyFormat::Yaml => {
+            let (value, note) = yaml(body).map_err(|why| unrecognized(&format!("yaml: {why}")))?;
+            (value.to_string().into_bytes().into(), note.into_iter().collect())
+        }
+        BodyFormat::Protobuf(protobuf) => (from_protobuf(body, protobuf, wanted)?.into(), vec![]),
+        BodyFormat::Cbor => (from_cbor(body, wanted)?.into(), vec![]),
+    })
+}
+
 fn unknown(path: &str) -> String {
     format!("unknown field {path:?}")
 }
@@ -156,7 +158,12 @@ fn duplicate(path: &str) -> String {
 fn misfit(reader: Reader, json: &[u8], wanted: &Wanted<'_>, error: &DecodeError) -> String {
     let definition = wanted.schemas.definition_name(wanted.group, wanted.version, wanted.kind);
     let explained = definition.and_then(|name| explain(reader, json, &name, wanted.schemas));
-    explained.unwrap_or_else(|| plain(error))
+    explained.unwrap_or_else(|| match plain(error) {
+        why if reader == Reader::Cbor && why.starts_with("illegal base64") => {
+            format!("cbor: failed to decode base64 from byte string: {why}")
+        }
+        why => why,
+    })
 }
 
 /// Why the JSON that a patch made is no object of the kind of `api_version`.

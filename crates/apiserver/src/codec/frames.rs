@@ -46,7 +46,7 @@ impl Framer {
         write(&mut out);
         match self.media {
             Media::Protobuf(protobuf) => protobuf.watch_frame(kind, &out),
-            Media::Cbor => Ok(cbor::watch_frame(kind, &out)),
+            Media::Cbor => cbor::watch_frame(kind, &out),
             Media::Json | Media::Yaml => Ok(close(out)),
         }
     }

@@ -36,7 +36,7 @@ pub fn list(
                 response.extensions_mut().insert(Large);
                 Ok(response)
             }
-            _ => Ok(items(accept, row, list, &metadata)),
+            _ => items(accept, row, list, &metadata),
         },
         As::Table(version) => {
             let bytes = table::whole(version, row, &list.items, &metadata, options)?;
@@ -82,36 +82,43 @@ fn head(row: &Resource, metadata: &Value) -> Vec<u8> {
 }
 
 /// The same beginning in CBOR, which tells how many items follow.
-fn cbor_head(mut json: Vec<u8>, items: usize) -> Vec<u8> {
+fn cbor_head(mut json: Vec<u8>, items: usize) -> Result<Vec<u8>, StatusError> {
     json.extend_from_slice(b"]}");
-    let mut out = cbor::object(&json);
+    let mut out = cbor::object(&json)?;
     // The empty list, which is last.
     out.pop();
     cbor::array_head(&mut out, items);
-    out
+    Ok(out)
 }
 
-fn items(accept: &Accept, row: &Resource, list: List, metadata: &Value) -> Response<Body> {
+fn items(
+    accept: &Accept,
+    row: &Resource,
+    list: List,
+    metadata: &Value,
+) -> Result<Response<Body>, StatusError> {
     let is_cbor = accept.media == Media::Cbor;
     let mut out = head(row, metadata);
     if is_cbor {
-        out = cbor_head(out, list.items.len());
+        out = cbor_head(out, list.items.len())?;
     }
     let items = list.items.into_iter();
     let mut writer = Writer { out, items, is_cbor, is_first: true, is_closed: false };
     let is_streamed = is_cbor || (accept.media == Media::Json && !accept.pretty);
-    writer.fill(if is_streamed { PIECE_BYTES } else { usize::MAX });
+    writer.fill(if is_streamed { PIECE_BYTES } else { usize::MAX })?;
     if writer.is_closed && is_cbor {
-        return respond(StatusCode::OK, cbor::MEDIA_TYPE, full(writer.out));
+        return Ok(respond(StatusCode::OK, cbor::MEDIA_TYPE, full(writer.out)));
     }
     if writer.is_closed {
-        return super::json(accept, StatusCode::OK, writer.out.into());
+        return Ok(super::json(accept, StatusCode::OK, writer.out.into()));
     }
-    let pieces = futures::stream::iter(writer.map(|piece| Ok(Frame::data(piece))));
+    // An error behind the head can only end the answer.
+    let frame = |piece: Result<Bytes, StatusError>| Ok(Frame::data(piece?));
+    let pieces = futures::stream::iter(writer.map(frame));
     let body = StreamBody::new(pieces).boxed_unsync();
     let mut response = respond(StatusCode::OK, accept.media.content_type(), body);
     response.extensions_mut().insert(Large);
-    response
+    Ok(response)
 }
 
 /// Writes a list as pieces.
@@ -126,15 +133,15 @@ struct Writer {
 
 impl Writer {
     /// Writes items until `limit` bytes are there, and the end when all are.
-    fn fill(&mut self, limit: usize) {
+    fn fill(&mut self, limit: usize) -> Result<(), StatusError> {
         while !self.is_closed && self.out.len() < limit {
             let Some(item) = self.items.next() else {
                 self.out.extend_from_slice(if self.is_cbor { b"" } else { b"]}" });
                 self.is_closed = true;
-                return;
+                break;
             };
             if self.is_cbor {
-                cbor::from_json(&item.list_item(), &mut self.out);
+                cbor::put_item(&item.list_item(), &mut self.out)?;
                 continue;
             }
             if !std::mem::take(&mut self.is_first) {
@@ -142,15 +149,18 @@ impl Writer {
             }
             item.write_item_to(&mut self.out);
         }
+        Ok(())
     }
 }
 
 impl Iterator for Writer {
-    type Item = Bytes;
+    type Item = Result<Bytes, StatusError>;
 
-    fn next(&mut self) -> Option<Bytes> {
-        self.fill(PIECE_BYTES);
-        (!self.out.is_empty()).then(|| std::mem::take(&mut self.out).into())
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Err(error) = self.fill(PIECE_BYTES) {
+            return Some(Err(error));
+        }
+        (!self.out.is_empty()).then(|| Ok(std::mem::take(&mut self.out).into()))
     }
 }
 

@@ -64,7 +64,10 @@ pub fn json(accept: &Accept, status: StatusCode, json: Bytes) -> Response<Body> 
         (Media::Json, false) => full(json),
         (Media::Json, true) => full(indent::indent(&json)),
         (Media::Yaml, _) => full(to_yaml(&json)),
-        (Media::Cbor, _) => full(cbor::object(&json)),
+        (Media::Cbor, _) => match cbor::object(&json) {
+            Ok(bytes) => full(bytes),
+            Err(refusal) => return error(&Accept::JSON, &refusal),
+        },
         (Media::Protobuf(protobuf), _) => match protobuf.object(&json) {
             Ok(bytes) => full(bytes),
             Err(refusal) => return error(&Accept::JSON, &refusal),
@@ -102,13 +105,9 @@ fn not_acceptable(message: impl Into<String>) -> StatusError {
     StatusError::new(Reason::NotAcceptable, message).without_details()
 }
 
-/// An error as the client sees it: in its encoding, never as a Table. Who asked for another form than
-/// the object's own gets JSON.
+/// An error as the client sees it: in its encoding, never as a Table.
 pub fn error(accept: &Accept, error: &StatusError) -> Response<Body> {
-    let accept = &match accept.shown_as {
-        As::Itself => *accept,
-        _ => Accept { media: Media::Json, ..*accept },
-    };
+    let accept = &Accept { media: accept.of_errors, ..*accept };
     let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(accept, status, error.to_json().to_string().into());
     if let Some(seconds) = error.retry_after_seconds {

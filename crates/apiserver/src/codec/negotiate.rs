@@ -46,10 +46,13 @@ pub struct Accept {
     pub media: Media,
     pub shown_as: As,
     pub pretty: bool,
+    /// Errors are shown as themselves always: in what is accepted for that, else in JSON.
+    pub of_errors: Media,
 }
 
 impl Accept {
-    pub const JSON: Self = Self { media: Media::Json, shown_as: As::Itself, pretty: false };
+    pub const JSON: Self =
+        Self { media: Media::Json, shown_as: As::Itself, pretty: false, of_errors: Media::Json };
 }
 
 /// What a route can serve: lists can be watched, and go-restful tells so.
@@ -113,7 +116,7 @@ pub enum Messages {
 #[derive(Clone, Copy)]
 pub struct Speaks {
     pub protobuf: Messages,
-    /// All resources do or none does; what is no resource does not.
+    /// Resources, and what tells of those of a version: all do or none does.
     pub cbor: bool,
 }
 
@@ -170,7 +173,12 @@ pub fn negotiate(
             Some(value) => value == "1" || value == "true",
             None => wants_pretty(headers, query),
         };
-        return Ok(Accept { media, shown_as, pretty });
+        let itself = |clause: &Clause<'_>| {
+            let is_itself = clause.param("as").is_none();
+            is_itself.then(|| speaks.media(clause.media, As::Itself)).flatten()
+        };
+        let of_errors = clauses.iter().find_map(itself).unwrap_or(Media::Json);
+        return Ok(Accept { media, shown_as, pretty, of_errors });
     }
     let types = cbor::listed(speaks.cbor, TYPES, cbor::MEDIA_TYPE);
     let message = format!("only the following media types are accepted: {types}");

@@ -33,7 +33,7 @@ impl Observed {
         let is_dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun=All"));
         let table = shared.registry.resources();
         let is_known = table.get(&info.group, &info.version, &info.resource).is_some();
-        let is_apply = text(CONTENT_TYPE).is_some_and(|kind| kind.contains("apply-patch"));
+        let is_apply = text(CONTENT_TYPE).is_some_and(|kind| kind.contains("apply-patch+yaml"));
         let method = if is_apply { "APPLY" } else { request.method().as_str() };
         let subject = Subject::new(info, method, is_known, is_dry_run);
         shared.metrics.request_started(&subject);

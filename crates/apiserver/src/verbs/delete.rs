@@ -1,5 +1,7 @@
 //! `DELETE` of an object, and of a collection.
 
+use std::borrow::Cow;
+
 use http::{Response, StatusCode};
 use machinery::StatusError;
 use machinery::field::{FieldErrors, Path};
@@ -79,8 +81,9 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     let given = if bytes.is_empty() {
         from_query(&call.query)?
     } else {
-        call.note_json(&bytes);
-        from_body(&bytes, call.options_format()?)?
+        let json = as_json(&bytes, call.options_format()?)?;
+        call.note_json(&json);
+        from_json(&json)?
     };
     let dry_run = given.dry_run.unwrap_or_default();
     let mut errors = FieldErrors::default();
@@ -120,17 +123,20 @@ async fn read(call: &mut Call, body: Body) -> Result<DeleteOptions, StatusError>
     })
 }
 
-fn from_body(bytes: &[u8], format: BodyFormat) -> Result<Given, StatusError> {
-    let json = match format {
-        BodyFormat::Json => std::borrow::Cow::Borrowed(bytes),
+fn as_json(bytes: &[u8], format: BodyFormat) -> Result<Cow<'_, [u8]>, StatusError> {
+    Ok(match format {
+        BodyFormat::Json => bytes.into(),
         BodyFormat::Yaml => {
             let (tree, _) = decode::yaml(bytes).map_err(StatusError::bad_request)?;
             tree.to_string().into_bytes().into()
         }
         BodyFormat::Protobuf(protobuf) => protobuf.options(bytes)?.into(),
         BodyFormat::Cbor => cbor::options(bytes)?.into(),
-    };
-    let given: Option<Given> = serde_json::from_slice(&json).map_err(|error| {
+    })
+}
+
+fn from_json(json: &[u8]) -> Result<Given, StatusError> {
+    let given: Option<Given> = serde_json::from_slice(json).map_err(|error| {
         StatusError::bad_request(format!(
             "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
         ))

@@ -1,4 +1,4 @@
-//! `PATCH` of an object: four formats, told apart by their content type.
+//! `PATCH` of an object: four formats, one of them in two encodings, told apart by their content type.
 
 use std::borrow::Cow;
 

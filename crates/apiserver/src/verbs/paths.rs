@@ -77,10 +77,7 @@ pub async fn serve(
             only_get(&parts)?;
             let protobuf = shared.options.protobuf.map(Protobuf);
             let protobuf = protobuf.map_or(Messages::None, Messages::All);
-            // What a version has is told in the encodings of the version's resources.
-            let depth = path.trim_end_matches('/').split('/').count();
-            let is_version = depth == if path.starts_with("/apis") { 4 } else { 3 };
-            let speaks = Speaks { protobuf, cbor: is_version && cbor::is_served() };
+            let speaks = Speaks { protobuf, cbor: cbor::is_served() && is_version(shared, path) };
             let accept = negotiate(&parts.headers, &query, Offer::Object, speaks);
             Ok(shared.discovery.serve(
                 &shared.registry,
@@ -91,6 +88,18 @@ pub async fn serve(
             ))
         }
         _ => Ok(codec::page_not_found()),
+    }
+}
+
+/// Does the path tell of a version's resources? That is told in their encodings. Custom ones have none
+/// of their own there.
+fn is_version(shared: &Shared, path: &str) -> bool {
+    match *path.trim_end_matches('/').split('/').collect::<Vec<_>>() {
+        ["", "api", _] => true,
+        ["", "apis", group, _] => {
+            shared.registry.resources().iter().any(|row| !row.custom && row.group == group)
+        }
+        _ => false,
     }
 }
 

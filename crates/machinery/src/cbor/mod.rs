@@ -21,7 +21,7 @@ mod read;
 mod write;
 
 pub use read::to_json;
-pub use write::{array_head, from_json, map_head, object, watch_frame};
+pub use write::{array_head, from_json, object, watch_frame};
 
 /// The head of the tag "self-described CBOR", by which data items are known.
 pub const MAGIC: &[u8] = &[0xd9, 0xd9, 0xf7];

@@ -6,12 +6,13 @@ use std::collections::HashSet;
 
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine};
 use jiff::Timestamp;
+use serde_json::Number;
 
 use super::{Error, Major};
-use crate::protobuf::double;
 
-/// Items nest no deeper than this: about where `serde_json` stops too.
-const MAX_DEPTH: usize = 120;
+/// Arrays, maps and tags nest no deeper than this: JSON that `serde_json` reads (127 levels) under the
+/// tag of a whole object. Upstream: 10,000.
+const MAX_DEPTH: usize = 128;
 
 const BREAK: u8 = 0xff;
 /// Where the argument of a head would be, one that goes on until a [`BREAK`].
@@ -27,7 +28,7 @@ const TAG_BASE16: u64 = 23;
 
 /// The one item that `body` is, as JSON.
 pub fn to_json(body: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut syntax = Reader { body, at: 0 };
+    let mut syntax = Reader { body, at: 0, later: None };
     if body.is_empty() {
         return Err(Error::Malformed("EOF".into()));
     }
@@ -40,7 +41,7 @@ pub fn to_json(body: &[u8]) -> Result<Vec<u8>, Error> {
         )));
     }
     let mut out = Vec::with_capacity(body.len() + body.len() / 2);
-    Reader { body, at: 0 }.value(&mut out)?;
+    Reader { body, at: 0, later: None }.value(&mut out)?;
     Ok(out)
 }
 
@@ -70,6 +71,8 @@ impl Head {
 struct Reader<'a> {
     body: &'a [u8],
     at: usize,
+    /// What the tag around says that bytes should look like as text.
+    later: Option<fn(&[u8]) -> String>,
 }
 
 impl<'a> Reader<'a> {
@@ -105,13 +108,30 @@ impl<'a> Reader<'a> {
                 )));
             }
         };
+        let head = Head { major, info, argument };
+        if let Some(what) = float(head).and_then(no_number) {
+            return Err(malformed(format!(
+                "cbor: data item of cbor type {} is not accepted by protocol: floating-point {what}",
+                major.name()
+            )));
+        }
+        if !matches!(major, Major::Positive | Major::Negative | Major::Tag | Major::Simple)
+            && i64::try_from(argument).is_err()
+        {
+            let is_string = matches!(major, Major::Bytes | Major::Text);
+            return Err(malformed(format!(
+                "cbor: {} length {argument} is too large, {}integer overflow",
+                major.name(),
+                if is_string { "causing " } else { "it would cause " }
+            )));
+        }
         if major == Major::Simple && info == 24 && argument < 32 {
             return Err(malformed(format!(
                 "cbor: invalid simple value {argument} for type {}",
                 major.name()
             )));
         }
-        Ok(Head { major, info, argument })
+        Ok(head)
     }
 
     /// Is it the end of what has no length? Then that is taken.
@@ -123,10 +143,11 @@ impl<'a> Reader<'a> {
 
     /// Checks the next item's syntax.
     fn skip(&mut self, depth: usize) -> Result<(), Error> {
-        if depth > MAX_DEPTH {
+        let head = self.head()?;
+        let nests = matches!(head.major, Major::Tag | Major::Array | Major::Map);
+        if nests && depth == MAX_DEPTH {
             return Err(malformed(format!("cbor: exceeded max nested level {MAX_DEPTH}")));
         }
-        let head = self.head()?;
         match head.major {
             Major::Positive | Major::Negative | Major::Simple => Ok(()),
             Major::Bytes | Major::Text => self.string(head).map(|_| ()),
@@ -177,7 +198,10 @@ impl<'a> Reader<'a> {
             Major::Positive | Major::Negative => put_integer(out, head),
             Major::Bytes | Major::Text => {
                 let bytes = self.string(head)?;
-                put_string(out, &text(head, &bytes)?);
+                match self.later.filter(|_| head.major == Major::Bytes) {
+                    Some(encoded) => put_string(out, &encoded(&bytes)),
+                    None => put_string(out, &text(head, &bytes)?),
+                }
                 Ok(())
             }
             Major::Array => self.array(head, out),
@@ -241,29 +265,27 @@ impl<'a> Reader<'a> {
     }
 
     fn tagged(&mut self, tag: u64, out: &mut Vec<u8>) -> Result<(), Error> {
-        let start = self.at;
-        let head = self.head()?;
-        let shown = match tag {
+        let later: fn(&[u8]) -> String = match tag {
             TAG_POSITIVE_BIGNUM | TAG_NEGATIVE_BIGNUM => {
                 return Err(malformed(
                     "cbor: data item of cbor type tag is not accepted by protocol: bignum",
                 ));
             }
-            TAG_BASE64_URL if head.major == Major::Bytes => {
-                BASE64_URL_SAFE_NO_PAD.encode(self.string(head)?)
+            TAG_TIME_TEXT | TAG_TIME_SECONDS => {
+                let head = self.head()?;
+                put_string(out, &self.time(tag, head)?);
+                return Ok(());
             }
-            TAG_BASE64 if head.major == Major::Bytes => BASE64_STANDARD.encode(self.string(head)?),
-            TAG_BASE16 if head.major == Major::Bytes => {
-                self.string(head)?.iter().map(|byte| format!("{byte:02x}")).collect()
-            }
-            TAG_TIME_TEXT | TAG_TIME_SECONDS => self.time(tag, head)?,
-            _ => {
-                self.at = start;
-                return self.value(out);
-            }
+            TAG_BASE64_URL => |bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes),
+            TAG_BASE64 => |bytes| BASE64_STANDARD.encode(bytes),
+            TAG_BASE16 => |bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+            _ => return self.value(out),
         };
-        put_string(out, &shown);
-        Ok(())
+        // It holds for all bytes inside, but for those under another such tag.
+        let around = self.later.replace(later);
+        let written = self.value(out);
+        self.later = around;
+        written
     }
 
     fn time(&mut self, tag: u64, head: Head) -> Result<String, Error> {
@@ -279,9 +301,15 @@ impl<'a> Reader<'a> {
             }
             (TAG_TIME_SECONDS, Major::Positive) => head.argument as f64,
             (TAG_TIME_SECONDS, Major::Negative) => -1.0 - head.argument as f64,
-            (TAG_TIME_SECONDS, Major::Simple) => float(head).unwrap_or(f64::NAN),
+            (TAG_TIME_SECONDS, Major::Simple) if float(head).is_some() => {
+                float(head).unwrap_or_default()
+            }
             (_, major) => {
-                let wanted = if tag == TAG_TIME_TEXT { "text string" } else { "number" };
+                let wanted = if tag == TAG_TIME_TEXT {
+                    "text string"
+                } else {
+                    "integer or floating-point number"
+                };
                 return Err(inadmissible(format!(
                     "cbor: tag number {tag} must be followed by {wanted}, got {}",
                     major.name()
@@ -321,26 +349,17 @@ fn put_integer(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
     let sign = if is_negative { "-" } else { "" };
     let value = u128::from(head.argument) + u128::from(is_negative);
     if head.argument > i64::MAX as u64 {
-        let wanted = if is_negative { "int64" } else { "interface {}" };
         let why = format!("{sign}{value} overflows Go's int64");
-        return Err(misfit(head.major, wanted, Some(why)));
+        return Err(misfit(head.major, "int64", Some(why)));
     }
     out.extend_from_slice(format!("{sign}{value}").as_bytes());
     Ok(())
 }
 
 fn put_simple(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
-    let refused = |why: String| {
-        let name = head.major.name();
-        inadmissible(format!(
-            "cbor: data item of cbor type {name} is not accepted by protocol: {why}"
-        ))
-    };
     if let Some(value) = float(head) {
-        let number = double(value).ok_or_else(|| {
-            let what = if value.is_nan() { "NaN" } else { "infinity" };
-            refused(format!("floating-point {what}"))
-        })?;
+        // `1.0` stays a float, so that what was written is what is read.
+        let number = Number::from_f64(value).expect("others are malformed");
         out.extend_from_slice(number.to_string().as_bytes());
         return Ok(());
     }
@@ -348,15 +367,30 @@ fn put_simple(out: &mut Vec<u8>, head: Head) -> Result<(), Error> {
         20 => b"false",
         21 => b"true",
         22 => b"null",
-        other => return Err(refused(format!("simple value {other} is not recognized"))),
+        other => {
+            return Err(inadmissible(format!(
+                "cbor: data item of cbor type {} is not accepted by protocol: simple value {other} is not recognized",
+                head.major.name()
+            )));
+        }
     };
     out.extend_from_slice(word);
     Ok(())
 }
 
+/// What a float is that JSON does not have.
+fn no_number(value: f64) -> Option<&'static str> {
+    match value {
+        _ if value.is_nan() => Some("NaN"),
+        _ if value.is_infinite() => Some("infinity"),
+        _ => None,
+    }
+}
+
 /// The float that a head holds, if it is one's.
 fn float(head: Head) -> Option<f64> {
     match head.info {
+        _ if head.major != Major::Simple => None,
         25 => Some(half(head.argument as u16)),
         26 => Some(f64::from(f32::from_bits(head.argument as u32))),
         27 => Some(f64::from_bits(head.argument)),

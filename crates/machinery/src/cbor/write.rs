@@ -18,17 +18,18 @@ const NULL: u8 = 0xf6;
 
 /// A whole object, under the tag that says what it is.
 ///
-/// # Panics
-/// If `json` is none: it is the server's own.
-pub fn object(json: &[u8]) -> Vec<u8> {
+/// # Errors
+/// Of JSON's reader. The server's own is JSON, but may be nested deeper than that goes.
+pub fn object(json: &[u8]) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(json.len());
     out.extend_from_slice(MAGIC);
-    from_json(json, &mut out);
-    out
+    from_json(json, &mut out)?;
+    Ok(out)
 }
 
 /// One item of a sequence (RFC 8742): an event with the object that it is about.
-pub fn watch_frame(event: &str, json: &[u8]) -> Vec<u8> {
+/// Fails as [`object`] does.
+pub fn watch_frame(event: &str, json: &[u8]) -> serde_json::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(json.len() + 32);
     out.extend_from_slice(MAGIC);
     map_head(&mut out, 2);
@@ -36,18 +37,18 @@ pub fn watch_frame(event: &str, json: &[u8]) -> Vec<u8> {
     put_text(&mut out, event);
     put_text(&mut out, "object");
     out.extend_from_slice(MAGIC);
-    from_json(json, &mut out);
-    out
+    from_json(json, &mut out)?;
+    Ok(out)
 }
 
-/// Appends the value that `json` is, with no tag. Panics as [`object`] does.
-pub fn from_json(json: &[u8], out: &mut Vec<u8>) {
+/// Appends the value that `json` is, with no tag. Fails as [`object`] does.
+pub fn from_json(json: &[u8], out: &mut Vec<u8>) -> serde_json::Result<()> {
     let mut reader = serde_json::Deserializer::from_slice(json);
-    Item(out).deserialize(&mut reader).expect("the server's own JSON is JSON");
+    Item(out).deserialize(&mut reader)
 }
 
 /// The beginning of a map of `pairs` keys and values.
-pub fn map_head(out: &mut Vec<u8>, pairs: usize) {
+fn map_head(out: &mut Vec<u8>, pairs: usize) {
     put_head(out, Major::Map, pairs as u64);
 }
 

@@ -27,7 +27,6 @@ mod wire;
 pub use descriptors::{Descriptors, MessageId};
 pub use encode::ListWriter;
 pub use envelope::{Envelope, MAGIC, watch_frame};
-pub(crate) use scalar::double;
 pub use settle::{Telling, Unsettled};
 
 /// Messages nest no deeper than this: about where `serde_json` stops too.

@@ -340,11 +340,13 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Is it nothing, or empty as a value of the field's own type is? What is empty otherwise is of a wrong one.
+/// Is it nothing, or empty as a value of the field's own type is? What is empty otherwise is of a
+/// wrong one.
 fn is_empty(field: &Field, value: &[u8]) -> bool {
     let empty: &[&[u8]] = match (field.shape, field.kind) {
+        (Shape::Map, _) => &[b"{}"],
         (Shape::List, _) | (_, Kind::Strings) => &[b"[]"],
-        (Shape::Map, _) | (_, Kind::Message(_)) => &[b"{}"],
+        (_, Kind::Message(_)) => &[b"{}"],
         (_, Kind::String | Kind::Bytes) => &[b"\"\""],
         (_, Kind::Bool) => &[b"false"],
         (_, Kind::Int32 | Kind::Int64 | Kind::IntOrString) => &[b"0"],
@@ -422,7 +424,7 @@ fn canonical_time(raw: &[u8], micro: bool) -> Result<Vec<u8>, Unsettled> {
 mod tests {
     use super::*;
 
-    const TABLE: &str = "@p\tv1\nInner\n\t1\ta\tstring\t?\n\t2\tmust\tint32\nThing\n\t1\tname\tstring\n\t2\ton\tbool\t?\n\t3\tsize\tquantity\n\t4\tlist\t[]Inner\n\t5\tinner\tInner\t?\n\t6\tmaybe\tInner\t*?\n\t7\ttags\t{}string\t?\n\t8\tat\ttime\t?0\n\t9\tseen\tmicrotime\t*?\n\t10\tcount\tint64\t*?\n\t11\tlimits\t{}quantity\t?\n";
+    const TABLE: &str = "@p\tv1\nInner\n\t1\ta\tstring\t?\n\t2\tmust\tint32\nThing\n\t1\tname\tstring\n\t2\ton\tbool\t?\n\t3\tsize\tquantity\n\t4\tlist\t[]Inner\n\t5\tinner\tInner\t?\n\t6\tmaybe\tInner\t*?\n\t7\ttags\t{}string\t?\n\t8\tat\ttime\t?0\n\t9\tseen\tmicrotime\t*?\n\t10\tcount\tint64\t*?\n\t11\tlimits\t{}quantity\t?\n\t12\textra\t{}strings\t?\n";
 
     fn settle(json: &str) -> Result<String, String> {
         let table = Descriptors::parse(TABLE, "v1");
@@ -440,7 +442,7 @@ mod tests {
                 r#"{"name":"x","list":[{"must":0}],"inner":{"must":3},"size":"1k"}"#,
             ),
             (
-                r#"{"name":"x","size":"1000m","list":[],"inner":{"must":1},"maybe":{},"tags":{},"count":0,"zz":[1,{"b":""}]}"#,
+                r#"{"name":"x","size":"1000m","list":[],"inner":{"must":1},"maybe":{},"tags":{},"extra":{},"count":0,"zz":[1,{"b":""}]}"#,
                 r#"{"name":"x","size":"1","list":null,"inner":{"must":1},"maybe":{"must":0},"count":0,"zz":[1,{"b":""}]}"#,
             ),
             (
@@ -501,6 +503,7 @@ mod tests {
             r#""inner":[{}]"#,
             r#""on":0"#,
             r#""limits":"""#,
+            r#""extra":[]"#,
             r#""at":{}"#,
         ];
         let out = settle(&format!("{{{}}}", wrong.join(","))).expect("settles");

@@ -15,7 +15,7 @@ fn shown(answer: &Answer) -> Value {
 }
 
 fn body(tree: &Value) -> Vec<u8> {
-    cbor::object(tree.to_string().as_bytes())
+    cbor::object(tree.to_string().as_bytes()).expect("JSON")
 }
 
 /// Gates are the thread's own in tests, so that all of one runs on its thread.
