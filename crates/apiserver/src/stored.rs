@@ -22,6 +22,15 @@ use crate::resource::Resource;
 const AT_ONCE: usize = 500;
 const METADATA: &[u8] = br#""metadata":{"#;
 
+/// Where the revision goes in an object's JSON.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Just behind the brace of the object's own `metadata`.
+    splice: usize,
+    /// Nothing but apiVersion and kind stands in front of it.
+    is_usual: bool,
+}
+
 /// An object as one row serves it. Clones share the bytes, and what is packed stays so until it is
 /// written: a list of many objects is unpacked one by one.
 #[derive(Clone)]
@@ -30,10 +39,8 @@ pub struct Stored {
     /// JSON in the row's version, without resourceVersion.
     value: Value,
     revision: Revision,
-    /// Just behind the brace of the object's own `metadata`.
-    splice: usize,
-    /// Nothing but apiVersion and kind stands in front of it.
-    is_usual: bool,
+    /// Nothing where it cannot be told without unpacking the value: it is looked for when that is done.
+    place: Option<Place>,
     /// Kept in a version that is no longer the stored one: any write, even of nothing, mends it.
     is_stale: bool,
     /// Why it could not be converted to the row's version.
@@ -65,13 +72,12 @@ impl Stored {
         is_stale: bool,
         mut failure: Option<StatusError>,
     ) -> Self {
-        // Of what is packed the beginning can be seen, and metadata stands there as a rule.
-        let place = find_metadata(value.head()).or_else(|| find_metadata(&value.bytes()));
-        let (splice, is_usual) = place.unwrap_or_else(|| {
+        // Of what is packed some of the beginning can be seen: of most kinds as much as is needed.
+        let place = find_metadata(value.head());
+        if place.is_none() && !value.is_packed() {
             failure.get_or_insert_with(|| StatusError::internal("a stored object has no metadata"));
-            (value.len(), false)
-        });
-        Self { row, value, revision, splice, is_usual, is_stale, failure }
+        }
+        Self { row, value, revision, place, is_stale, failure }
     }
 
     /// The objects of a list, converted together; the first that cannot be is the error.
@@ -120,7 +126,16 @@ impl Stored {
     /// Appends the whole object.
     pub fn write_to(&self, out: &mut Vec<u8>) {
         let value = self.value.bytes();
-        let (before, behind) = value.split_at(self.splice);
+        self.write_whole(&value, self.place_in(&value), out);
+    }
+
+    fn place_in(&self, value: &[u8]) -> Place {
+        let none = Place { splice: value.len(), is_usual: false };
+        self.place.or_else(|| find_metadata(value)).unwrap_or(none)
+    }
+
+    fn write_whole(&self, value: &[u8], place: Place, out: &mut Vec<u8>) {
+        let (before, behind) = value.split_at(place.splice);
         out.extend_from_slice(before);
         self.write_behind_splice(behind, out);
     }
@@ -143,12 +158,14 @@ impl Stored {
     /// Appends the object as lists have it: built-in kinds without kind and version, as Go's typed
     /// lists, custom ones whole.
     pub fn write_item_to(&self, out: &mut Vec<u8>) {
-        if self.row.custom || !self.is_usual {
-            return self.write_to(out);
+        let value = self.value.bytes();
+        let place = self.place_in(&value);
+        if self.row.custom || !place.is_usual {
+            return self.write_whole(&value, place, out);
         }
         out.push(b'{');
         out.extend_from_slice(METADATA);
-        self.write_behind_splice(&self.value.bytes()[self.splice..], out);
+        self.write_behind_splice(&value[place.splice..], out);
     }
 
     /// The value as it is shown, without resourceVersion: shared, not copied, unless it is packed.
@@ -224,7 +241,7 @@ fn convert(row: &Resource, values: &[&[u8]]) -> Result<Option<Vec<Vec<u8>>>, Sta
 }
 
 /// Where the members of an object's own `metadata` begin, and whether only its type stands in front.
-fn find_metadata(value: &[u8]) -> Option<(usize, bool)> {
+fn find_metadata(value: &[u8]) -> Option<Place> {
     let mut at = behind(value, 0, b'{')?;
     let mut is_usual = true;
     loop {
@@ -232,7 +249,9 @@ fn find_metadata(value: &[u8]) -> Option<(usize, bool)> {
         let end = string_end(value, start)?;
         at = token(value, behind(value, end, b':')?);
         match &value[start..end] {
-            br#""metadata""# => return Some((behind(value, at, b'{')?, is_usual)),
+            br#""metadata""# => {
+                return behind(value, at, b'{').map(|splice| Place { splice, is_usual });
+            }
             name => is_usual &= matches!(name, br#""apiVersion""# | br#""kind""#),
         }
         at = behind(value, value_end(value, at)?, b',')?;
@@ -303,6 +322,16 @@ mod tests {
                 .expect("JSON")["metadata"];
             assert_eq!(metadata["resourceVersion"], "7", "{value}");
             assert!(stored.check().is_ok());
+            // The same where the value is packed: one that says the same again and again.
+            let longer = |text: &str| {
+                let (text, brace) = text.trim_end().split_at(text.trim_end().len() - 1);
+                format!("{text},\"z\":\"{}\"{brace}", "metadata".repeat(100))
+            };
+            let packed = Value::from(Bytes::from(longer(value))).packed();
+            assert!(packed.is_packed());
+            let stored = Stored::new(stored.row.clone(), packed, stored.revision);
+            assert_eq!(text(stored.json()), longer(expected));
+            assert_eq!(text(stored.list_item()), longer(item), "{value}");
         };
         check(
             r#"{"apiVersion":"v1","kind":"X","metadata":{"name":"a"},"data":{"k":"v"}}"#,

@@ -52,11 +52,13 @@ pub(crate) async fn mirror_if<T>(
                             (Some(entry), _) if !counts(entry) => {
                                 apply(Change::Remove(entry.key.clone()));
                             }
-                            (Some(_), _) => {
+                            (Some(entry), _) => {
                                 let stored = registry.stored_of::<T>(&event);
-                                if let Some(object) = stored.as_ref().and_then(decode) {
-                                    apply(Change::Put(object));
-                                }
+                                // What cannot be read counts as absent, whatever it was before.
+                                apply(match stored.as_ref().and_then(decode) {
+                                    Some(object) => Change::Put(object),
+                                    None => Change::Remove(entry.key.clone()),
+                                });
                             }
                             (None, Some(gone)) => apply(Change::Remove(gone.key.clone())),
                             (None, None) => {}

@@ -18,6 +18,8 @@ use crate::request::Key;
 
 /// Objects kept decoded: those of as many namespaces as are written to about the same time.
 const MOST: NonZeroUsize = NonZeroUsize::new(256).expect("positive");
+/// Larger ones are not kept: decoded they take several times as much.
+const LARGEST: usize = 16 << 10;
 
 type Decoded = (Revision, Arc<dyn Any + Send + Sync>);
 
@@ -41,9 +43,13 @@ impl Registry {
     {
         let row = self.row_of::<T>();
         let key = Key::new(namespace, name);
-        let Some(stored) = self.current(&row, &key).await? else { return Ok(None) };
-        let (path, revision) = (store_key(&row, &key), stored.revision());
+        let path = store_key(&row, &key);
         let objects = &self.0.known.0;
+        let Some(stored) = self.current(&row, &key).await? else {
+            objects.lock().expect("no panic under the lock").pop(&path);
+            return Ok(None);
+        };
+        let revision = stored.revision();
         if let Some((at, object)) = objects.lock().expect("no panic under the lock").get(&path)
             && *at == revision
             && let Ok(object) = object.clone().downcast::<T>()
@@ -52,8 +58,10 @@ impl Registry {
         }
         let Some(object) = stored.object()?.into_typed::<T>() else { return Ok(None) };
         let object = Arc::new(object);
-        let decoded: Decoded = (revision, object.clone());
-        objects.lock().expect("no panic under the lock").put(path, decoded);
+        if stored.bytes().len() <= LARGEST {
+            let decoded: Decoded = (revision, object.clone());
+            objects.lock().expect("no panic under the lock").put(path, decoded);
+        }
         Ok(Some(object))
     }
 }
@@ -97,5 +105,16 @@ mod tests {
         let delete = Intent::Delete { options: DeleteOptions::default() };
         registry.write(&ctx, &key, delete).await.expect("deletes");
         assert!(known().await.is_none());
+        let large = "x".repeat(LARGEST);
+        for value in ["3", &large] {
+            let create = Intent::Create { object: object(value) };
+            registry.write(&ctx, &key, create).await.expect("creates again");
+            let (new, again) = (known().await.expect("there"), known().await.expect("there"));
+            assert_eq!(new.data.as_ref().expect("data")["a"], value);
+            assert_ne!(new.metadata.uid, first.metadata.uid);
+            assert_eq!(Arc::ptr_eq(&new, &again), value == "3");
+            let delete = Intent::Delete { options: DeleteOptions::default() };
+            registry.write(&ctx, &key, delete).await.expect("deletes");
+        }
     }
 }

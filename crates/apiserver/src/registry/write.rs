@@ -126,7 +126,7 @@ impl Registry {
         self.chain().admit(&mut attributes).await?;
         strategy.default(&mut *object);
         strategy.prepare_create(ctx, &mut *object);
-        // No rule is about who owns its fields, which would be half of its tree.
+        // No rule of a strategy is about who owns its fields, which would be half of its tree.
         let owners = object.meta_mut().managed_fields.take();
         let examined = Examined::new(&*object);
         let mut errors = strategy.validate(&examined);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use apiserver::Registry;
 use apiserver::admission::Chain;
 use apiserver::authz::{Attributes, Authorizer, Decision};
-use apiserver::registry::Intent;
+use apiserver::registry::{Intent, Modify};
 use apiserver::request::{Key, RequestInfo, UserInfo};
 use apiserver::resource::{CreateHandler, Created, Resource, ResourceTable, Strategy};
 use base::task::Tasks;
@@ -20,8 +20,8 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBind
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::{ClusterResourceScope, Metadata};
-use machinery::ObjectMeta;
 use machinery::object::Typed;
+use machinery::{Object, ObjectMeta};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -31,6 +31,25 @@ struct Plain;
 impl Strategy for Plain {
     fn name_errors(&self, _: &str) -> Vec<String> {
         vec![]
+    }
+}
+
+/// Of pods the node is a field, which tells whom they belong to.
+struct OfPods;
+
+impl Strategy for OfPods {
+    fn name_errors(&self, _: &str) -> Vec<String> {
+        vec![]
+    }
+
+    fn selectable_names(&self) -> &'static [&'static str] {
+        &["spec.nodeName"]
+    }
+
+    fn selectable_fields(&self, object: &dyn Object) -> Vec<(&'static str, String)> {
+        let spec = object.expect::<Pod>().spec.as_ref();
+        let node = spec.and_then(|spec| spec.node_name.clone());
+        vec![("spec.nodeName", node.unwrap_or_default())]
     }
 }
 
@@ -73,7 +92,7 @@ impl World {
             row::<ClusterRoleBinding>(),
             row::<Role>(),
             row::<RoleBinding>(),
-            row::<Pod>(),
+            Resource { strategy: Arc::new(OfPods), ..row::<Pod>() },
             row::<Node>(),
             row::<PersistentVolume>(),
             row::<ResourceSlice>(),
@@ -99,6 +118,13 @@ impl World {
         let written = self.registry.write(&ctx, &key, intent).await.expect("is created");
         let object = written.object.object().expect("decodes");
         object.downcast::<T>().expect("the kind").clone()
+    }
+
+    async fn modify<T: k8s_openapi::Resource>(&self, namespace: &str, name: &str, how: Modify) {
+        let ctx = self.registry.own_context::<T>();
+        let key = Key::new(namespace, name);
+        let written = self.registry.write(&ctx, &key, Intent::Modify(how)).await;
+        written.expect("is modified");
     }
 
     async fn delete<T: k8s_openapi::Resource>(&self, namespace: &str, name: &str) {
@@ -224,13 +250,24 @@ async fn the_indexes_follow_the_registry() {
     let kubelet = UserInfo::new("system:node:n1", &["system:nodes"]);
     let asks = question(&kubelet, "get", "secrets", "web", "password");
     assert!(!may(&node, &asks).await);
-    let pod = json!({"spec": {
-        "nodeName": "n1", "containers": [{"name": "c"}],
-        "volumes": [{"name": "v", "secret": {"secretName": "password"}}],
-    }});
-    world.create::<Pod>("web", "p", pod).await;
+    let pod = |node: &str| {
+        json!({"spec": {
+            "nodeName": node, "containers": [{"name": "c"}],
+            "volumes": [{"name": "v", "secret": {"secretName": "password"}}],
+        }})
+    };
+    world.create::<Pod>("web", "p", pod("n1")).await;
     until(&node, &asks, true).await;
     world.delete::<Pod>("web", "p").await;
+    until(&node, &asks, false).await;
+    // One that is on no node gives nobody anything.
+    world.create::<Pod>("web", "p", pod("n1")).await;
+    until(&node, &asks, true).await;
+    let unplaced = |object: &mut dyn Object| {
+        object.expect_mut::<Pod>().spec.get_or_insert_default().node_name = None;
+        Ok(())
+    };
+    world.modify::<Pod>("web", "p", Box::new(unplaced)).await;
     until(&node, &asks, false).await;
     world.shutdown().await;
 }

@@ -323,7 +323,10 @@ struct Gathered {
 impl Gathered {
     fn add(&mut self, one: &One, revision: Revision, events: &[Event]) {
         self.revision = revision;
-        self.bytes += events.iter().map(|event| event.kv.value.len()).sum::<usize>();
+        let before = |event: &Event| event.previous.as_ref().map_or(0, |kv| kv.value.len());
+        let size =
+            |event: &Event| event.kv.value.len() + if one.previous { before(event) } else { 0 };
+        self.bytes += events.iter().map(size).sum::<usize>();
         self.events.extend(events.iter().filter_map(|event| one.show(event)));
     }
 }
