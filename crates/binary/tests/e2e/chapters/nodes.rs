@@ -61,11 +61,12 @@ pub fn joins(story: &mut Story) -> Result<()> {
         "get nodes",
         "NAME STATUS ROLES AGE VERSION\nnode1 Ready * * v1.36.*\nnode2 Ready * * v1.36.*",
     )?;
-    // The kubelet twice, the proxy, the DNS: each asked for a certificate, and nobody had to help.
+    // The kubelet, the proxy and the DNS, each once to join and once with the Node's UID; the kubelet's
+    // server. Nobody had to help.
     wait::until(LONG, "certificate requests are approved and issued", || {
         let printed = story.kubectl("get csr --no-headers")?;
         let issued = printed.lines().filter(|line| line.contains("Approved,Issued")).count();
-        ensure!(issued == printed.lines().count() && issued == 4, "{printed}");
+        ensure!(issued == printed.lines().count() && issued == 7, "{printed}");
         Ok(())
     })
 }
