@@ -18,6 +18,6 @@ pub const SOURCE_ADDRESS: &str = "decapod.io/source-address";
 /// The key of a user's extra fields that names the credential. Upstream: `CredentialIDKey`.
 pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// The group of whoever shows the certificate of a Node that was deleted: it may see which pods are
-/// left on that node, to end them, and nothing else.
+/// The group of a user with the certificate of a deleted Node. The user may see which pods are left on
+/// that node, so that its kubelet ends them, and nothing else.
 pub const RETIRED_NODES: &str = "decapod:retired-nodes";

@@ -506,7 +506,7 @@ impl NodeAuthorizer {
         }
     }
 
-    /// Whoever shows a deleted Node's certificate sees which pods are left on it, and nothing else.
+    /// The certificate of a deleted Node allows to read the pods that are left on it, and nothing else.
     fn authorize_retired(&self, attributes: &Attributes) -> Decision {
         let Attributes { user, request } = attributes;
         let node = user.name.strip_prefix(USER_PREFIX).unwrap_or_default();

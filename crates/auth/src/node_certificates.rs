@@ -8,8 +8,8 @@
 //! ```
 //!
 //! In: Nodes, mirrored from the watch cache; what a certificate says. Out: a verdict for each request.
-//! Whoever shows a certificate that does not count any more is still known by name, but in the group
-//! [`api::nodes::RETIRED_NODES`] only: its kubelet sees that its pods are gone and ends them.
+//! A certificate that does not count any more still gives the user's name, but no group except
+//! [`api::nodes::RETIRED_NODES`]: the kubelet sees that its pods are gone and ends them.
 //!
 //! Invariants: nothing is written, so that all servers of a store and all their lives agree; deleting
 //! a Node ends every certificate with its UID at once. Certificates of a year without a UID are an
@@ -216,7 +216,7 @@ mod tests {
         assert!(!index.count(&first) && !index.count(&second) && !index.count(&proxy));
         let later = Shown { issued: at(6), ..second.clone() };
         assert!(index.count(&later), "it was given after the deletion");
-        // In the server's own process no credential registers: nobody else has that name.
+        // The server's own node registers without a credential: no certificate has its name.
         index.put(&node("a", "2", Some("")));
         assert!(!index.count(&later));
     }

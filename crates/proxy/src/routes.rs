@@ -9,11 +9,11 @@
 //!     └► 10.42.1.0/24 via 10.42.1.0 dev decapod.1 onlink ─► UDP 8472 to 192.168.0.2
 //! ```
 //!
-//! Invariants: a Node is the word of a machine that may be hostile: it gets packets for a share of the
-//! cluster's own pod network and for nothing else (see [`plan`]), and a peer that the kernel does not
-//! take keeps nobody else's routes back. Nothing is removed at exit, so traffic goes on while the process is down; routes are
-//! touched only after the informer has the whole picture; a route that no node stands for is removed,
-//! also one of an earlier process; what somebody else takes away is made again.
+//! Invariants: a Node may be written by a hostile machine, so it gets packets for a share of the
+//! cluster's own pod network and for nothing else (see [`plan`]); a peer that the kernel refuses does
+//! not delay the routes to others. Nothing is removed at exit, so traffic goes on while the process is
+//! down; routes are touched only after the informer has the whole picture; a route that no node stands
+//! for is removed, also one of an earlier process; what somebody else takes away is made again.
 //! Why here: it runs on every node beside the Services' rules, with the same identity, which is the
 //! one that may read all nodes (a kubelet's may not).
 
@@ -111,7 +111,7 @@ struct Plan {
     own: Option<(IpAddr, IpNet)>,
     /// By pod network.
     peers: BTreeMap<IpNet, IpAddr>,
-    /// Nodes that get nothing of what they claim, and why.
+    /// Nodes whose claims are refused, and why.
     refused: BTreeMap<String, Refusal>,
 }
 
@@ -434,7 +434,7 @@ mod tests {
         check(&[a, silent, v6], Some("10.42.0.0/24"), &[], &[]);
     }
 
-    /// Nodes that claim what is not theirs get nothing, and the others all that is theirs.
+    /// Routes to a node that claims others' addresses are refused; the routes to others are made.
     #[test]
     fn a_hostile_node_takes_no_routes() {
         let (a, b) = (node("a", "10.42.0.0/24", "10.0.0.1"), node("b", "10.42.1.0/24", "10.0.0.2"));

@@ -118,8 +118,8 @@ impl Kubelets {
     }
 }
 
-/// An address of a Node as the host of a URI. Nodes write their addresses themselves: what is neither an
-/// address nor a DNS name could bring a port, a user or a path along.
+/// An address of a Node as the host of a URI. Nodes write their addresses themselves: a text that is
+/// neither an address nor a DNS name could bring a port, a user or a path along.
 fn uri_host(address: &str) -> Option<String> {
     match address.parse::<IpAddr>() {
         Ok(IpAddr::V6(v6)) => Some(format!("[{v6}]")),

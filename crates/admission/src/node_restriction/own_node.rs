@@ -26,8 +26,12 @@ const KUBELET_LABELS: [&str; 11] = [
 ];
 const KUBELET_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
+/// Annotations that nodes do not write.
+const SERVER_ANNOTATIONS: [&str; 2] = [nodes::SERVING_ADDRESSES, nodes::REGISTERED_BY];
+
 /// See the module. Notes by which credential a node is registered.
 pub(super) fn admit(attributes: &mut Attributes<'_>, node: &str) -> Result<(), String> {
+    keep_annotations(attributes);
     check(attributes, node)?;
     if attributes.operation != Operation::Create {
         return Ok(());
@@ -39,6 +43,20 @@ pub(super) fn admit(attributes: &mut Attributes<'_>, node: &str) -> Result<(), S
         annotations.insert(nodes::REGISTERED_BY.to_owned(), credential);
     }
     Ok(())
+}
+
+/// A node that replaces its Node need not know the server's annotations: they stay.
+fn keep_annotations(attributes: &mut Attributes<'_>) {
+    let old = attributes.old_as::<Node>().and_then(|old| old.metadata.annotations.as_ref());
+    let kept: Vec<_> = SERVER_ANNOTATIONS
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), old?.get(name)?.clone())))
+        .collect();
+    let Some(new) = attributes.object_as_mut::<Node>().filter(|_| !kept.is_empty()) else { return };
+    let annotations = new.metadata.annotations.get_or_insert_default();
+    for (name, value) in kept {
+        annotations.entry(name).or_insert(value);
+    }
 }
 
 fn check(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
@@ -90,7 +108,7 @@ fn pod_networks(new: &Node, old: Option<&Node>, node: &str) -> Result<(), String
 
 /// Annotations that the server or an administrator writes.
 fn server_annotations(new: &Node, old: Option<&Node>, node: &str) -> Result<(), String> {
-    for name in [nodes::SERVING_ADDRESSES, nodes::REGISTERED_BY] {
+    for name in SERVER_ANNOTATIONS {
         let value = |node: &Node| node.metadata.annotations.as_ref()?.get(name).cloned();
         if value(new) != old.and_then(value) {
             return Err(format!("node {node:?} is not allowed to set the annotation {name}"));
@@ -161,7 +179,7 @@ mod tests {
         check(&bare, Some(&given), false);
         let list = of(json!({"podCIDRs": ["0.0.0.0/0"]}), json!({}));
         check(&list, None, false);
-        for name in [nodes::SERVING_ADDRESSES, nodes::REGISTERED_BY] {
+        for name in SERVER_ANNOTATIONS {
             let claimed = of(json!({}), json!({ name: "10.0.0.1" }));
             check(&claimed, None, false);
             check(&claimed, Some(&bare), false);

@@ -1,4 +1,7 @@
-//! Which requests need nobody's approval, and which are denied.
+//! Decides which requests are approved automatically, and which are denied.
+//!
+//! In: a CertificateSigningRequest; Nodes, ServiceCIDRs, the API servers' endpoints. Out: a condition on
+//! the request, or an event that says why it waits for an administrator.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,7 +33,7 @@ const BOOTSTRAP_PREFIX: &str = "system:bootstrap:";
 const SAID: Duration = Duration::from_secs(3600);
 const SAID_OF: usize = 1024;
 
-/// What is read to judge a request.
+/// The objects that a verdict depends on.
 pub(super) struct Approver {
     nodes: Informer<Node>,
     slices: Informer<EndpointSlice>,
@@ -38,7 +41,7 @@ pub(super) struct Approver {
     said: Memory<()>,
 }
 
-/// What becomes of a request.
+/// The decision on a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     /// Approved where the requestor has the right: a subresource, and what the approval says.

@@ -1,4 +1,4 @@
-//! Whose names a kubelet's serving certificate may carry without an administrator's word.
+//! Decides which names a kubelet's serving certificate may carry without an administrator's word.
 //!
 //! In: the names of a request; the address that the request came from, by the API server's word; what
 //! belongs to others. Out: why not, if not.
@@ -17,7 +17,7 @@ use pki::San;
 
 use crate::context::Reserved;
 
-/// What is known when a request is judged.
+/// The facts that a verdict depends on.
 pub(super) struct Facts<'a> {
     pub reserved: &'a Reserved,
     pub node: &'a Node,

@@ -1,4 +1,8 @@
-//! Signs what was approved, if it is what its signer signs.
+//! Signs approved requests that are what their signer signs.
+//!
+//! In: approved CertificateSigningRequests, Nodes. Out: certificates, or the condition `Failed`.
+//! Invariant: a subject of a node's client certificate is the name, the groups and the Node's UID; what
+//! else the request has there is left out.
 
 use std::time::Duration;
 
@@ -200,8 +204,13 @@ mod tests {
         check(KUBELET_CLIENT, &SERVER_USES, &node, false);
         check(KUBELET_CLIENT, &CLIENT_USES, &named, false);
         check(KUBELET_CLIENT, &CLIENT_USES, &Profile::client("n1", &["system:nodes"]), false);
-        let more = Profile::client("system:node:n1", &["system:nodes", "system:masters"]);
-        check(KUBELET_CLIENT, &CLIENT_USES, &more, false);
+        let of_masters = Profile::client("system:node:n1", &["system:masters"]);
+        check(KUBELET_CLIENT, &CLIENT_USES, &of_masters, false);
+        let fit = spec("jane", KUBELET_CLIENT, &CLIENT_USES, &node);
+        let mut csr = Csr::parse(&fit.request.0).expect("parses");
+        assert!(is_kubelet_client(&fit, &csr));
+        csr.organizations.push("system:masters".into());
+        assert!(!is_kubelet_client(&fit, &csr), "one group only");
         check(KUBELET_SERVING, &SERVER_USES, &named, true);
         check(KUBELET_SERVING, &SERVER_USES, &node, false);
         check(KUBELET_SERVING, &CLIENT_USES, &named, false);

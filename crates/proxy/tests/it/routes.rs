@@ -52,7 +52,7 @@ async fn routes_follow_the_nodes() {
     let story = async {
         api.put("nodes", &node("there", "10.42.1.0/24", "192.168.50.2"));
         soon(&lab, Some(&["10.42.1.0/24"])).await;
-        // Nodes that claim what is not theirs get nothing, and hold up nobody.
+        // Nodes that claim others' addresses get no routes, and do not delay the routes to others.
         api.put("nodes", &node("a-all", "0.0.0.0/0", "192.168.50.8"));
         api.put("nodes", &node("a-net", "1.0.0.0/8", "192.168.50.9"));
         api.put("nodes", &node("yonder", "10.42.2.0/24", "192.168.50.3"));

@@ -217,12 +217,17 @@ fn registers(story: &Story, machine: &Machine, first: &Issued, rival: &Issued) -
     for patch in [
         json!({"spec": {"podCIDR": "1.0.0.0/8", "podCIDRs": ["1.0.0.0/8"]}}),
         json!({"metadata": {"annotations": {(api::nodes::SERVING_ADDRESSES): server}}}),
-        json!({"metadata": {"annotations": {(api::nodes::REGISTERED_BY): null}}}),
+        json!({"metadata": {"annotations": {(api::nodes::REGISTERED_BY): "x"}}}),
     ] {
         machine.refused(&who, "PATCH", &own, &patch)?;
     }
+    // Taking it away changes nothing.
+    let removal = json!({"metadata": {"annotations": {(api::nodes::REGISTERED_BY): null}}});
+    machine.allowed(&who, "PATCH", &own, &removal)?;
+    let noted = story.json("get node evil")?["metadata"]["annotations"].clone();
+    ensure!(noted[api::nodes::REGISTERED_BY].is_string(), "{noted}");
     machine.allowed(&who, "GET", &own, &Value::Null)?;
-    // Who was given the same name, and did not register it, is nobody.
+    // The other certificate of that name did not register the Node.
     wait::until(LONG, "the rival's certificate ends", || {
         machine.refused(&Who::Certificate(rival), "GET", &own, &Value::Null)
     })
