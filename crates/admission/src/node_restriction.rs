@@ -5,8 +5,9 @@
 
 mod audience;
 mod certificates;
+mod own_node;
+mod references;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use apiserver::StatusError;
@@ -15,29 +16,15 @@ use apiserver::authz::Authorizer;
 use async_trait::async_trait;
 use base::features::{self, Feature};
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Container, Node, PersistentVolumeClaim, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use machinery::Object;
+
+use references::Reference;
 
 const USER_PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const LEASES: &str = "kube-node-lease";
-const RESTRICTED: &str = "node-restriction.kubernetes.io";
-/// What a kubelet may say about its node in upstream's label namespaces.
-const KUBELET_LABELS: [&str; 11] = [
-    "kubernetes.io/hostname",
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-    "beta.kubernetes.io/instance-type",
-    "node.kubernetes.io/instance-type",
-    "kubernetes.io/os",
-    "kubernetes.io/arch",
-    "beta.kubernetes.io/os",
-    "beta.kubernetes.io/arch",
-];
-const KUBELET_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 /// See the module.
 pub(crate) struct NodeRestriction {
@@ -72,7 +59,7 @@ impl Plugin for NodeRestriction {
             ("certificates.k8s.io", "podcertificaterequests") => {
                 return certificates::of_pod(attributes, node).await;
             }
-            ("", "nodes") => own_node(attributes, node),
+            ("", "nodes") => own_node::admit(attributes, node),
             ("", "persistentvolumeclaims") => claim_status(attributes, node),
             ("coordination.k8s.io", "leases") => lease(attributes, node),
             ("storage.k8s.io", "csinodes") => named_like(attributes, node),
@@ -178,11 +165,14 @@ async fn mirror_pod(attributes: &Attributes<'_>, node: &str) -> Result<(), Statu
         let why = format!("node {node} UID mismatch: expected {claimed} got {}", own.uid());
         return Err(attributes.forbidden(why));
     }
-    let spec = pod.spec.clone().unwrap_or_default();
-    match reference(&spec) {
-        None => Ok(()),
-        Some(kind) => {
+    match pod.spec.as_ref().map_or(Ok(()), references::none) {
+        Ok(()) => Ok(()),
+        Err(Reference::Kind(kind)) => {
             let why = format!("node {node:?} can not create pods that reference {kind}");
+            Err(attributes.forbidden(why))
+        }
+        Err(Reference::Unknown(what)) => {
+            let why = format!("error checking mirror pod for API references: {what}");
             Err(attributes.forbidden(why))
         }
     }
@@ -211,108 +201,6 @@ fn check_mirror(pod: &Pod, node: &str) -> Result<(), String> {
         _ => "can only create pods with an owner reference set to itself",
     };
     Err(format!("node {node:?} {why}"))
-}
-
-/// The kind of API object that a pod refers to, if any.
-fn reference(spec: &PodSpec) -> Option<&'static str> {
-    if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
-        return Some("serviceaccounts");
-    }
-    if spec.image_pull_secrets.as_ref().is_some_and(|all| !all.is_empty()) {
-        return Some("secrets");
-    }
-    if spec.resource_claims.as_ref().is_some_and(|all| !all.is_empty()) {
-        return Some("resourceclaims");
-    }
-    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    if let Some(kind) = containers.filter_map(env_reference).next() {
-        return Some(kind);
-    }
-    spec.volumes.iter().flatten().find_map(|volume| {
-        let projected = volume.projected.iter().flat_map(|one| one.sources.iter().flatten());
-        let projected = projected.clone().find_map(|source| {
-            source
-                .secret
-                .as_ref()
-                .map(|_| "secrets")
-                .or(source.config_map.as_ref().map(|_| "configmaps"))
-                .or(source.service_account_token.as_ref().map(|_| "serviceaccounts"))
-                .or(source.cluster_trust_bundle.as_ref().map(|_| "clustertrustbundles"))
-        });
-        volume
-            .secret
-            .as_ref()
-            .map(|_| "secrets")
-            .or(volume.config_map.as_ref().map(|_| "configmaps"))
-            .or(volume.persistent_volume_claim.as_ref().map(|_| "persistentvolumeclaims"))
-            .or(volume.ephemeral.as_ref().map(|_| "persistentvolumeclaims"))
-            .or(projected)
-    })
-}
-
-fn env_reference(container: &Container) -> Option<&'static str> {
-    let from = container.env_from.iter().flatten().find_map(|from| {
-        let secret = from.secret_ref.as_ref().map(|_| "secrets");
-        secret.or(from.config_map_ref.as_ref().map(|_| "configmaps"))
-    });
-    let single = container.env.iter().flatten().find_map(|env| {
-        let source = env.value_from.as_ref()?;
-        let secret = source.secret_key_ref.as_ref().map(|_| "secrets");
-        secret.or(source.config_map_key_ref.as_ref().map(|_| "configmaps"))
-    });
-    from.or(single)
-}
-
-fn own_node(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
-    let asked = attributes.key.name.as_str();
-    if asked != node {
-        return Err(format!("node {node:?} is not allowed to modify node {asked:?}"));
-    }
-    let Some(new) = attributes.object_as::<Node>() else { return Ok(()) };
-    let Some(old) = attributes.old_as::<Node>() else {
-        let forbidden = forbidden_labels(new, None);
-        if forbidden.is_empty() {
-            return Ok(());
-        }
-        return Err(format!(
-            "node {node:?} is not allowed to set the following labels: {}",
-            forbidden.join(", ")
-        ));
-    };
-    let taints = |node: &Node| node.spec.clone().and_then(|spec| spec.taints).unwrap_or_default();
-    if taints(new) != taints(old) {
-        return Err(format!("node {node:?} is not allowed to modify taints"));
-    }
-    let owners = |node: &Node| node.metadata.owner_references.clone().unwrap_or_default();
-    if owners(new) != owners(old) {
-        return Err(format!("node {node:?} is not allowed to modify ownerReferences"));
-    }
-    let forbidden = forbidden_labels(new, Some(old));
-    if forbidden.is_empty() {
-        return Ok(());
-    }
-    Err(format!("is not allowed to modify labels: {}", forbidden.join(", ")))
-}
-
-/// Changed labels that are not a kubelet's business.
-fn forbidden_labels(new: &Node, old: Option<&Node>) -> Vec<String> {
-    let none = Default::default();
-    let new = new.metadata.labels.as_ref().unwrap_or(&none);
-    let old = old.and_then(|old| old.metadata.labels.as_ref()).unwrap_or(&none);
-    let keys: BTreeSet<&String> = new.keys().chain(old.keys()).collect();
-    let changed = keys.into_iter().filter(|key| new.get(*key) != old.get(*key));
-    changed.filter(|key| is_forbidden(key)).cloned().collect()
-}
-
-fn is_forbidden(label: &str) -> bool {
-    let namespace = label.split_once('/').map_or("", |(namespace, _)| namespace);
-    let within = |parent: &str| {
-        namespace == parent
-            || namespace.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
-    };
-    let ours = within("kubernetes.io") || within("k8s.io");
-    let kubelets = KUBELET_LABELS.contains(&label) || KUBELET_NAMESPACES.into_iter().any(within);
-    within(RESTRICTED) || (ours && !kubelets)
 }
 
 fn claim_status(attributes: &Attributes<'_>, node: &str) -> Result<(), String> {
@@ -413,22 +301,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-
-    #[test]
-    fn kubelets_set_some_labels_only() {
-        let check =
-            |label: &str, expected: bool| assert_eq!(is_forbidden(label), expected, "{label}");
-        check("kubernetes.io/hostname", false);
-        check("example.com/anything", false);
-        check("plain", false);
-        check("node.kubernetes.io/x", false);
-        check("a.kubelet.kubernetes.io/x", false);
-        check("node-role.kubernetes.io/master", true);
-        check("node-restriction.kubernetes.io/a", true);
-        check("foo.node-restriction.kubernetes.io/a", true);
-        check("foo.k8s.io/a", true);
-        check("notkubernetes.io/a", false);
-    }
 
     #[test]
     fn nodes_create_mirror_pods_of_their_own_only() {

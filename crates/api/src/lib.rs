@@ -7,6 +7,7 @@
 pub mod declared;
 pub mod facts;
 pub mod kinds;
+pub mod nodes;
 pub mod protobuf;
 pub mod quota;
 pub mod restarts;

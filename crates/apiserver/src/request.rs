@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use futures::future::BoxFuture;
@@ -104,6 +105,8 @@ pub struct RequestContext {
     pub field_manager: String,
     pub dry_run: bool,
     pub field_validation: FieldValidation,
+    /// The other end of the connection; none within this process. No header says otherwise.
+    pub remote: Option<IpAddr>,
     /// Of a PUT or a patch: may its user create, too? Asked before either makes an object that was
     /// not there; nothing where the server writes for itself.
     pub may_create: Option<MayCreate>,
@@ -136,6 +139,7 @@ impl RequestContext {
             field_manager: "unknown".into(),
             dry_run: false,
             field_validation: FieldValidation::default(),
+            remote: None,
             may_create: None,
             relied: Arc::default(),
             warnings: Arc::default(),

@@ -23,6 +23,7 @@ mod chain;
 mod mirror;
 pub mod modes;
 pub mod node;
+pub mod node_certificates;
 pub mod oidc;
 pub mod rbac;
 pub mod reload;

@@ -13,6 +13,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, RwLock};
 
+use api::nodes::RETIRED_NODES;
 use apiserver::Registry;
 use apiserver::authz::{Attributes, Authorizer, Decision, PolicyRule};
 use apiserver::cacher::Entry;
@@ -505,6 +506,20 @@ impl NodeAuthorizer {
         }
     }
 
+    /// The certificate of a deleted Node allows to read the pods that are left on it, and nothing else.
+    fn authorize_retired(&self, attributes: &Attributes) -> Decision {
+        let Attributes { user, request } = attributes;
+        let node = user.name.strip_prefix(USER_PREFIX).unwrap_or_default();
+        let reads_pods = matches!(request.verb.as_str(), "get" | "list" | "watch")
+            && (request.group.as_str(), request.resource.as_str()) == ("", "pods")
+            && request.subresource.is_empty();
+        if reads_pods && !node.is_empty() && self.decide_pods(node, request).is_ok() {
+            return Decision::Allow { reason: String::new() };
+        }
+        let reason = "the Node that this certificate was issued for is not there any more, the machine has to join again with a token";
+        Decision::NoOpinion { reason: reason.into() }
+    }
+
     /// Whether the object says that it is of the node.
     fn placed(&self, node: &str, request: &RequestInfo, kind: Placed) -> Result<(), String> {
         let graph = self.graph.read().expect("no panic under the lock");
@@ -589,6 +604,9 @@ pub fn node_name(user: &UserInfo) -> Option<&str> {
 #[async_trait]
 impl Authorizer for NodeAuthorizer {
     async fn authorize(&self, attributes: &Attributes) -> Decision {
+        if attributes.user.in_group(RETIRED_NODES) {
+            return self.authorize_retired(attributes);
+        }
         let Some(node) = node_name(&attributes.user) else {
             return Decision::NoOpinion { reason: String::new() };
         };
@@ -741,6 +759,35 @@ mod tests {
         check("update", "storage.k8s.io/volumeattachments///mine", false).await;
         check("list", "/services///", true).await;
         check("delete", "apps/deployments//web/a", false).await;
+    }
+
+    #[tokio::test]
+    async fn a_retired_node_sees_the_pods_that_are_left() {
+        let authorizer = authorizer();
+        let check = async |verb: &str, resource: &str, name: &str, selector: &str, expected| {
+            let request = RequestInfo {
+                is_resource: true,
+                verb: verb.into(),
+                resource: resource.into(),
+                namespace: "web".into(),
+                name: name.into(),
+                field_selector: selector.into(),
+                ..RequestInfo::default()
+            };
+            let user = UserInfo::new("system:node:n1", &[RETIRED_NODES]);
+            let decision = authorizer.authorize(&Attributes { user, request }).await;
+            let is_allowed = matches!(decision, Decision::Allow { .. });
+            assert_eq!(is_allowed, expected, "{verb} {resource} {name} {selector}");
+        };
+        check("watch", "pods", "", "spec.nodeName=n1", true).await;
+        check("list", "pods", "", "spec.nodeName=n2", false).await;
+        check("list", "pods", "", "", false).await;
+        check("get", "pods", "pn1", "", true).await;
+        check("delete", "pods", "pn1", "", false).await;
+        check("get", "secrets", "password", "", false).await;
+        check("get", "nodes", "n1", "", false).await;
+        check("create", "nodes", "", "", false).await;
+        check("create", "certificatesigningrequests", "", "", false).await;
     }
 
     #[tokio::test]

@@ -10,10 +10,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::nodes::CREDENTIAL_ID;
 use apiserver::StatusError;
 use apiserver::authn::{Authenticator, PeerCertificates};
 use apiserver::request::UserInfo;
 use async_trait::async_trait;
+use base::features::{self, Feature};
 use base::memory::Memory;
 use http::request::Parts;
 use jiff::Timestamp;
@@ -22,6 +24,7 @@ use sha2::{Digest, Sha256};
 use transport::ConnectionInfo;
 use transport::tls::{ChainVerifier, TlsError};
 
+use crate::node_certificates::{NodeCertificates, Shown};
 use crate::sightings::Sightings;
 
 /// How long what was found out about a chain holds.
@@ -34,12 +37,16 @@ pub struct X509 {
     sightings: Sightings,
     /// By the chain's digest. Who is not believed leaves nothing here.
     believed: Memory<Believed>,
+    /// Asked for each request: a Node may be deleted at any moment.
+    nodes: NodeCertificates,
 }
 
 /// Who a chain stands for (`None`: its subject has no name), and when that is true.
 #[derive(Clone)]
 struct Believed {
     user: Option<UserInfo>,
+    /// Of a node's certificate.
+    shown: Option<Shown>,
     from: Timestamp,
     until: Timestamp,
 }
@@ -49,7 +56,13 @@ impl X509 {
     pub fn new(ca_pem: &str) -> Result<Self, TlsError> {
         let verifier = Arc::new(ChainVerifier::new(ca_pem)?);
         let sightings = Sightings::of(ca_pem);
-        Ok(Self { verifier, sightings, believed: Memory::new(REMEMBERED) })
+        let nodes = NodeCertificates::default();
+        Ok(Self { verifier, sightings, believed: Memory::new(REMEMBERED), nodes })
+    }
+
+    /// Certificates of nodes count as long as these say so.
+    pub fn with_nodes(self, nodes: NodeCertificates) -> Self {
+        Self { nodes, ..self }
     }
 
     /// Who came with a certificate of any authority but the first.
@@ -64,18 +77,30 @@ impl X509 {
         let ends = rest.map(|one| one.not_after).chain([leaf.not_after, from + HOLDS]);
         let until = ends.min().unwrap_or(from);
         if leaf.common_name.is_empty() {
-            return Ok(Believed { user: None, from, until });
+            return Ok(Believed { user: None, shown: None, from, until });
         }
         self.sightings.note(&leaf.common_name, &leaf, chain);
         let digest: String = leaf.fingerprint().iter().map(|byte| format!("{byte:02x}")).collect();
         let id = format!("X509SHA256={digest}");
+        let shown = Shown::of(&leaf, &id);
+        let reads_uids = features::enabled(Feature::AllowParsingUserUIDFromCertAuth);
         let user = UserInfo {
             name: leaf.common_name,
+            uid: leaf.uid.filter(|_| reads_uids).unwrap_or_default(),
             groups: leaf.organizations,
-            extra: [("authentication.kubernetes.io/credential-id".to_owned(), vec![id])].into(),
-            ..UserInfo::default()
+            extra: [(CREDENTIAL_ID.to_owned(), vec![id])].into(),
         };
-        Ok(Believed { user: Some(user), from, until })
+        Ok(Believed { user: Some(user), shown, from, until })
+    }
+
+    /// The user as of this moment.
+    fn user(&self, believed: Believed) -> Option<UserInfo> {
+        let is_retired = believed.shown.is_some_and(|shown| !self.nodes.count(&shown));
+        let mut user = believed.user?;
+        if is_retired {
+            NodeCertificates::retire(&mut user);
+        }
+        Some(user)
     }
 }
 
@@ -119,12 +144,11 @@ impl Authenticator for X509 {
         // By the clock, too: it is what certificates end by, and it can be set back.
         let known = self.believed.get(&key);
         if let Some(known) = known.filter(|known| (known.from..=known.until).contains(&now)) {
-            return Ok(known.user);
+            return Ok(self.user(known));
         }
         let believed = self.check(&chain)?;
-        let user = believed.user.clone();
-        self.believed.put(key, believed, HOLDS);
-        Ok(user)
+        self.believed.put(key, believed.clone(), HOLDS);
+        Ok(self.user(believed))
     }
 }
 

@@ -35,6 +35,8 @@ pub struct ControlPlane {
     pub rotation: Rotation,
     pub port: u16,
     pub address: IpAddr,
+    /// The names of its certificate.
+    pub names: Arc<[San]>,
     /// What ends after everything else, as it writes down what the others did last.
     pub last: Tasks,
 }
@@ -122,7 +124,7 @@ pub async fn start_with(
 
     let (authorizers, rbac) = access::authorizers(&flags.access, &registry, tasks).await?;
     set_admission(flags, &registry, rbac, &authorizers)?;
-    let who = Authentication::start(&flags.access, &registry, pki, credentials, tasks)?;
+    let who = Authentication::start(&flags.access, &registry, pki, credentials, tasks).await?;
     add_reviews(&registry, &authorizers, &who.bearer);
     let extensions = Extensions::new(conversion_webhooks(&registry));
     extensions.start(&registry, tasks).await;
@@ -150,7 +152,7 @@ pub async fn start_with(
     server.metrics().register(Box::new(move |out| who.sightings.encode(out)));
     let hooks = hooks(&flags.serving, server.health());
 
-    let tls = server_tls(flags, pki, credentials, address, &rotation)?;
+    let (tls, names) = server_tls(flags, pki, credentials, address, &rotation)?;
     let (service, stop) = (server.service(), tasks.stop_signal());
     tasks.spawn_graceful("https", async move {
         transport::serve(listener, Some(tls), service, limits(), stop).await;
@@ -169,7 +171,7 @@ pub async fn start_with(
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
-    Ok(ControlPlane { server, rotation, port, address, last })
+    Ok(ControlPlane { server, rotation, port, address, names, last })
 }
 
 /// As many connections as the process may have files for, half of which stay for everything else. The
@@ -433,18 +435,18 @@ fn pages(keys: &TokenKeys, address: IpAddr, port: u16) -> Vec<Page> {
     ]
 }
 
-/// The server's certificate: every name that clients in and around the cluster use.
+/// The server's certificate: every name that clients in and around the cluster use. With the names.
 fn server_tls(
     flags: &flags::Server,
     pki: &Pki,
     credentials: &Credentials,
     address: IpAddr,
     rotation: &Rotation,
-) -> anyhow::Result<ServerTls> {
+) -> anyhow::Result<(ServerTls, Arc<[San]>)> {
     if let Some(Brought { issued, cert, key }) = &credentials.serving {
         let tls = listening(issued)?;
         rotation.files(cert, key, issued, renews(&tls));
-        return Ok(tls);
+        return Ok((tls, names_of(issued)?));
     }
     let domain = &flags.cluster_domain;
     let mut names = vec![
@@ -468,7 +470,12 @@ fn server_tls(
     let issued = pki.ensure("apiserver", &profile)?;
     let tls = listening(&issued)?;
     rotation.own("apiserver", profile, &issued, renews(&tls));
-    Ok(tls)
+    Ok((tls, names_of(&issued)?))
+}
+
+fn names_of(issued: &Issued) -> anyhow::Result<Arc<[San]>> {
+    let leaf = pki::certificates(issued.cert_pem.as_bytes())?.into_iter().next();
+    Ok(leaf.map(|leaf| leaf.sans).unwrap_or_default().into())
 }
 
 /// The settings of a listener that asks for clients' certificates.

@@ -289,7 +289,12 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
 
 fn start_routes(node: &Node, tasks: &Tasks) {
     let Some(client) = node.routes.clone() else { return };
-    let config = proxy::routes::RoutesConfig { node_name: node.name.clone(), ..Default::default() };
+    let config = proxy::routes::RoutesConfig {
+        node_name: node.name.clone(),
+        cluster_cidrs: node.cluster_cidrs.clone(),
+        service_cidrs: node.service_cidrs.clone(),
+        netns: None,
+    };
     let stop = tasks.stop_signal();
     tasks.spawn_graceful("routes", async move {
         if let Err(error) = proxy::routes::follow_nodes(client, config, stop).await {

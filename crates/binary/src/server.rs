@@ -138,6 +138,11 @@ fn start_controllers(
         signing_key: Some(pki.cluster_ca.key_pem().to_owned()),
         local_path_directory: Some(data_dir.join("storage")),
         local_node: node,
+        reserved: Some(controllers::Reserved {
+            names: control.names.to_vec(),
+            ranges: flags.service_cidr.iter().chain(&flags.cluster_cidr).copied().collect(),
+            domain: flags.cluster_domain.clone(),
+        }),
         ..controllers::Options::default()
     };
     let own = control.client(Component::ControllerManager);

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use base::task::Tasks;
 use client::{Client, EventRecorder, Informers};
+use ipnet::IpNet;
+use pki::San;
 
 /// Flags of kube-controller-manager that controllers read.
 #[derive(Clone, Debug)]
@@ -35,6 +37,19 @@ pub struct Options {
     pub local_path_directory: Option<PathBuf>,
     /// The node that this process runs on, if it is one: its directories can be removed.
     pub local_node: Option<String>,
+    /// What no kubelet's serving certificate may be about. Without it none is approved automatically.
+    pub reserved: Option<Reserved>,
+}
+
+/// Names and addresses that belong to others than nodes.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    /// Of the API server's own certificate.
+    pub names: Vec<San>,
+    /// Of Services and pods.
+    pub ranges: Vec<IpNet>,
+    /// Above the names of Services.
+    pub domain: String,
 }
 
 impl Default for Options {
@@ -53,6 +68,7 @@ impl Default for Options {
             terminated_pod_gc_threshold: 12500,
             local_path_directory: None,
             local_node: None,
+            reserved: None,
         }
     }
 }

@@ -49,5 +49,5 @@ mod testing;
 mod ttl_after_finished;
 mod volume;
 
-pub use context::{Context, Descriptor, Options};
+pub use context::{Context, Descriptor, Options, Reserved};
 pub use table::{CONTROLLERS, run, selected};

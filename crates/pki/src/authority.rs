@@ -14,9 +14,14 @@ use crate::{Csr, Error, malformed};
 
 /// Upstream: kubeadm's certificates live a year, its authorities ten.
 pub const LEAF_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// What a join token gives: long enough to register the Node, whose UID the next certificate carries.
+pub const JOIN_LIFETIME: Duration = Duration::from_secs(3600);
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
 /// Clocks differ: what is issued now was valid a little before. Upstream: five minutes.
-const BACKDATE: Duration = Duration::from_secs(300);
+pub const BACKDATE: Duration = Duration::from_secs(300);
+
+/// The attribute of a subject that is the user's UID: upstream's `UserUIDOID`.
+const USER_UID: [u64; 8] = [1, 3, 6, 1, 4, 1, 57683, 2];
 
 /// What a leaf certificate may be used for (extended key usage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +129,7 @@ impl Authority {
     /// A new self-signed P-256 authority, valid for ten years.
     pub fn generate(common_name: &str) -> Result<Self, Error> {
         let key = KeyPair::generate()?;
-        let subject = encode_name(common_name, &[]);
+        let subject = encode_name(common_name, &[], None);
         let now = base::clock::now();
         let mut extensions = authority_extensions(&key_id(&key));
         let name = sequence(&[San::Dns(common_name.into()).encode()]);
@@ -210,7 +215,7 @@ impl Authority {
 
     /// A leaf certificate for a public key (a DER SubjectPublicKeyInfo) that somebody else holds.
     pub fn issue_for(&self, profile: &Profile, spki: &[u8]) -> Result<String, Error> {
-        let subject = encode_name(&profile.common_name, &profile.organizations);
+        let subject = encode_name(&profile.common_name, &profile.organizations, None);
         // Digital signature and key encipherment, as upstream's leaves.
         self.sign_leaf(&subject, spki, &profile.sans, &profile.usages, 1 | 1 << 2, profile.lifetime)
     }
@@ -336,17 +341,20 @@ fn encode_usages(usages: &[Usage]) -> Vec<u8> {
     sequence(&usages.iter().map(oid).collect::<Vec<_>>())
 }
 
-/// O=…, O=…, CN=…, one attribute per set, in the order Go's encoder uses.
-pub(crate) fn encode_name(common_name: &str, organizations: &[String]) -> Vec<u8> {
-    let attribute = |number: u64, value: &str| {
-        let pair = sequence(&[
-            der::oid(&[2, 5, 4, number]),
-            der::element(der::UTF8_STRING, value.as_bytes()),
-        ]);
-        der::element(der::SET, &pair)
+/// O=…, O=…, CN=…, UID=…, one attribute per set, in the order Go's encoder uses.
+pub(crate) fn encode_name(
+    common_name: &str,
+    organizations: &[String],
+    uid: Option<&str>,
+) -> Vec<u8> {
+    let attribute = |oid: &[u64], value: &str| {
+        let value = der::element(der::UTF8_STRING, value.as_bytes());
+        der::element(der::SET, &sequence(&[der::oid(oid), value]))
     };
-    let mut parts: Vec<_> = organizations.iter().map(|name| attribute(10, name)).collect();
-    parts.push(attribute(3, common_name));
+    let mut parts: Vec<_> =
+        organizations.iter().map(|name| attribute(&[2, 5, 4, 10], name)).collect();
+    parts.push(attribute(&[2, 5, 4, 3], common_name));
+    parts.extend(uid.map(|uid| attribute(&USER_UID, uid)));
     sequence(&parts)
 }
 

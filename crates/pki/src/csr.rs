@@ -13,6 +13,7 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::prelude::FromDer;
 use x509_parser::public_key::PublicKey;
 
+use crate::authority::encode_name;
 use crate::parsed::{alternative_names, names};
 use crate::{Error, Profile, San};
 
@@ -51,6 +52,13 @@ impl Csr {
             organizations,
             sans,
         })
+    }
+
+    /// The same request with a subject of nothing but its name, its groups and a user's UID: what else
+    /// the requestor wrote there is left out, a UID of its own above all.
+    pub fn with_uid(mut self, uid: Option<&str>) -> Self {
+        self.subject = encode_name(&self.common_name, &self.organizations, uid);
+        self
     }
 
     pub(crate) fn subject_der(&self) -> &[u8] {
@@ -182,6 +190,28 @@ mod tests {
         let cert = certificates(pem.as_bytes()).expect("parses").remove(0);
         assert_eq!((cert.common_name, cert.organizations), (csr.common_name, csr.organizations));
         assert_eq!(cert.sans, [San::Dns("n1".into()), San::parse("10.0.0.7")]);
+    }
+
+    #[test]
+    fn the_uid_is_the_signers_to_say() {
+        let authority = Authority::generate("ca").expect("keys can be made");
+        let lifetime = Duration::from_secs(3600);
+        let sign = |uid: Option<&str>, csr: &Csr| {
+            let csr = csr.clone().with_uid(uid);
+            let pem = authority.sign_request(&csr, &[Usage::Client], 1, lifetime).expect("signs");
+            certificates(pem.as_bytes()).expect("parses").remove(0)
+        };
+        let (request, _) = new_request(&node_profile()).expect("makes a request");
+        let csr = Csr::parse(request.as_bytes()).expect("parses");
+        let cert = sign(Some("1-2-3"), &csr);
+        assert_eq!(cert.uid.as_deref(), Some("1-2-3"));
+        assert_eq!(
+            (&cert.common_name, &cert.organizations),
+            (&csr.common_name, &csr.organizations)
+        );
+        // A request that brings a UID of its own loses it.
+        let brings = csr.clone().with_uid(Some("stolen"));
+        assert_eq!(sign(None, &brings).uid, None);
     }
 
     /// Somebody reads the first block that looks like one, somebody else the first that is one: all

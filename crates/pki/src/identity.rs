@@ -41,6 +41,12 @@ const IDENTITIES: &[(Component, &str, &str, &[&str])] = &[
     (Component::FrontProxyClient, "front-proxy-client", "front-proxy-client", &[]),
 ];
 
+/// Components that run on every node, and the group of theirs.
+const NODE_COMPONENTS: &[(Component, &str)] =
+    &[(Component::Proxy, "decapod:kube-proxies"), (Component::Dns, "decapod:kube-dns")];
+const NODE_PREFIX: &str = "system:node:";
+const NODES: &str = "system:nodes";
+
 impl Component {
     fn row(self) -> &'static (Self, &'static str, &'static str, &'static [&'static str]) {
         IDENTITIES.iter().find(|row| row.0 == self).expect("every component has a row")
@@ -62,12 +68,32 @@ impl Component {
     pub fn profile(self) -> Profile {
         self.identity().profile()
     }
+
+    /// The identity of the component beside a node's kubelet, for those that nodes have: a name for
+    /// each node, so that it ends with the node, and a group that has the rights.
+    pub fn on_node(self, node: &str) -> Option<Identity> {
+        let (_, group) = NODE_COMPONENTS.iter().find(|(component, _)| *component == self)?;
+        let user = format!("{}:{node}", self.identity().user);
+        Some(Identity { user, groups: vec![(*group).to_owned()] })
+    }
 }
 
 impl Identity {
     /// The kubelet of a node.
     pub fn node(name: &str) -> Self {
-        Self { user: format!("system:node:{name}"), groups: vec!["system:nodes".to_owned()] }
+        Self { user: format!("{NODE_PREFIX}{name}"), groups: vec![NODES.to_owned()] }
+    }
+
+    /// The node that a user is or runs on, by its name and groups: a kubelet or one of the components
+    /// beside it.
+    pub fn node_of<'a>(user: &'a str, groups: &[String]) -> Option<&'a str> {
+        let is_in = |group: &str| groups.iter().any(|one| one == group);
+        if let Some(node) = user.strip_prefix(NODE_PREFIX).filter(|_| is_in(NODES)) {
+            return Some(node);
+        }
+        NODE_COMPONENTS.iter().filter(|(_, group)| is_in(group)).find_map(|(component, _)| {
+            user.strip_prefix(component.identity().user.as_str())?.strip_prefix(':')
+        })
     }
 
     /// A client certificate for this identity.
@@ -91,5 +117,23 @@ mod tests {
         check(Component::Admin, "kubernetes-admin", &["system:masters"]);
         check(Component::KubeletClient, "kube-apiserver-kubelet-client", &[]);
         assert_eq!(Identity::node("a").profile().common_name, "system:node:a");
+    }
+
+    #[test]
+    fn a_nodes_identities_name_the_node() {
+        assert_eq!(Component::Scheduler.on_node("a"), None);
+        let of = |identity: &Identity| {
+            Identity::node_of(&identity.user, &identity.groups).map(str::to_owned)
+        };
+        for component in [Component::Proxy, Component::Dns] {
+            let identity = component.on_node("a.b").expect("nodes have it");
+            assert_eq!(of(&identity).as_deref(), Some("a.b"));
+            let bare = Identity { groups: vec![], ..identity };
+            assert_eq!(of(&bare), None, "the group makes it");
+            assert_eq!(of(&component.identity()), None);
+        }
+        assert_eq!(of(&Identity::node("n")).as_deref(), Some("n"));
+        let mixed = Identity { user: "system:kube-dns:a".into(), groups: vec![NODES.into()] };
+        assert_eq!(of(&mixed), None);
     }
 }

@@ -22,7 +22,9 @@ mod parsed;
 mod store;
 mod token;
 
-pub use authority::{Authority, Issued, Profile, San, Usage, public_key_info};
+pub use authority::{
+    Authority, BACKDATE, Issued, JOIN_LIFETIME, LEAF_LIFETIME, Profile, San, Usage, public_key_info,
+};
 pub use csr::{Csr, new_request, verify};
 pub use file::write_private;
 pub use identity::{Component, Identity};

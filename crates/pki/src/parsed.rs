@@ -9,6 +9,9 @@ use x509_parser::x509::X509Name;
 
 use crate::{Error, San, Usage, malformed};
 
+/// [`crate::authority::USER_UID`] as text.
+const USER_UID_TEXT: &str = "1.3.6.1.4.1.57683.2";
+
 /// A parsed certificate. Parsing proves nothing about who signed it.
 #[derive(Clone, Debug)]
 pub struct Certificate {
@@ -20,6 +23,8 @@ pub struct Certificate {
     pub common_name: String,
     /// The groups, in Kubernetes' terms.
     pub organizations: Vec<String>,
+    /// The user's UID, in Kubernetes' terms. A node's certificate carries the UID of its Node.
+    pub uid: Option<String>,
     pub sans: Vec<San>,
     pub usages: Vec<Usage>,
     pub is_authority: bool,
@@ -40,6 +45,7 @@ impl Certificate {
             subject_key_id: None,
             common_name,
             organizations,
+            uid: user_uid(cert.subject()),
             sans: vec![],
             usages: vec![],
             is_authority: cert.is_ca(),
@@ -139,6 +145,17 @@ pub(crate) fn names(name: &X509Name<'_>) -> (String, Vec<String>) {
     };
     let common_name = name.iter_common_name().last().map(text).unwrap_or_default();
     (common_name, name.iter_organization().map(text).collect())
+}
+
+/// The one attribute of a subject that is a user's UID. A subject with several has none.
+/// Upstream: `parseUIDFromCert` of `k8s.io/apiserver/pkg/authentication/request/x509`.
+fn user_uid(name: &X509Name<'_>) -> Option<String> {
+    let is_uid = |one: &&x509_parser::x509::AttributeTypeAndValue<'_>| {
+        one.attr_type().to_id_string() == USER_UID_TEXT
+    };
+    let mut found = name.iter_attributes().filter(is_uid);
+    let uid = found.next()?.as_str().ok()?.to_owned();
+    (found.next().is_none() && !uid.is_empty()).then_some(uid)
 }
 
 pub(crate) fn alternative_names(names: &[GeneralName<'_>]) -> Vec<San> {

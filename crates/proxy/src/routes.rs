@@ -9,13 +9,15 @@
 //!     └► 10.42.1.0/24 via 10.42.1.0 dev decapod.1 onlink ─► UDP 8472 to 192.168.0.2
 //! ```
 //!
-//! Invariants: nothing is removed at exit, so traffic goes on while the process is down; routes are
-//! touched only after the informer has the whole picture; a route that no node stands for is removed,
-//! also one of an earlier process; what somebody else takes away is made again.
+//! Invariants: a Node may be written by a hostile machine, so it gets packets for a share of the
+//! cluster's own pod network and for nothing else (see [`plan`]); a peer that the kernel refuses does
+//! not delay the routes to others. Nothing is removed at exit, so traffic goes on while the process is
+//! down; routes are touched only after the informer has the whole picture; a route that no node stands
+//! for is removed, also one of an earlier process; what somebody else takes away is made again.
 //! Why here: it runs on every node beside the Services' rules, with the same identity, which is the
 //! one that may read all nodes (a kubelet's may not).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +40,10 @@ use crate::{Error, RETRY, RETRY_CEILING, node_facts};
 #[derive(Clone, Debug, Default)]
 pub struct RoutesConfig {
     pub node_name: String,
+    /// All pods' addresses: nothing else is routed to nodes.
+    pub cluster_cidrs: Vec<IpNet>,
+    /// Addresses of Services, which are no node's.
+    pub service_cidrs: Vec<IpNet>,
     /// The node's network namespace; none: the process's own.
     pub netns: Option<PathBuf>,
 }
@@ -66,10 +72,16 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
         loop {
             let all = nodes.lister().list(None, &Selector::everything());
-            match roads.build(plan(&config.node_name, &all)).await {
-                Ok(()) => {
-                    retry.reset();
+            match roads.build(plan(&config, &all)).await {
+                Ok(all_done) => {
+                    let rest = async {
+                        match all_done {
+                            true => std::future::pending().await,
+                            false => tokio::time::sleep(retry.step()).await,
+                        }
+                    };
                     tokio::select! {
+                        () = rest => continue,
                         () = changed.notified() => {}
                         told = watch.changed(|change| roads.is_own(change)) => {
                             told?;
@@ -78,6 +90,7 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
                             roads.forget();
                         }
                     }
+                    retry.reset();
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot set the routes to other nodes, will try again");
@@ -98,27 +111,112 @@ struct Plan {
     own: Option<(IpAddr, IpNet)>,
     /// By pod network.
     peers: BTreeMap<IpNet, IpAddr>,
+    /// Nodes whose claims are refused, and why.
+    refused: BTreeMap<String, Refusal>,
 }
 
-fn plan(own_name: &str, nodes: &[Arc<Node>]) -> Plan {
-    let mut plan = Plan::default();
-    for node in nodes.iter().filter(|node| node.metadata.deletion_timestamp.is_none()) {
-        let facts = node_facts(node);
-        let pairs = facts.pod_cidrs.iter().filter_map(|cidr| {
-            let is_fit = |address: &&IpAddr| address.is_ipv4() == cidr.addr().is_ipv4();
-            Some((cidr.trunc(), *facts.addresses.iter().find(is_fit)?))
-        });
-        if node.metadata.name.as_deref() == Some(own_name) {
-            plan.own = pairs.map(|(cidr, address)| (address, cidr)).next();
-        } else {
-            plan.peers.extend(pairs);
+/// Why a Node's pod network is not routed to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Refusal {
+    #[error("its podCIDR {0} is outside of the cluster CIDR")]
+    Outside(IpNet),
+    #[error("its podCIDR {0} has another size than this node's")]
+    Size(IpNet),
+    #[error("its podCIDR {0} overlaps with that of this node or of an older one")]
+    Taken(IpNet),
+    #[error("its InternalIP {0} is no address of another machine")]
+    Address(IpAddr),
+}
+
+/// Pure. Older Nodes are served first, so that a new one takes nothing from those that are there.
+fn plan(config: &RoutesConfig, nodes: &[Arc<Node>]) -> Plan {
+    let mut alive: Vec<_> =
+        nodes.iter().filter(|node| node.metadata.deletion_timestamp.is_none()).collect();
+    let age = |node: &Node| node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    alive.sort_by_cached_key(|node| (age(node), node.metadata.name.clone()));
+    let is_own = |node: &Node| node.metadata.name.as_deref() == Some(config.node_name.as_str());
+    let own = alive.iter().find(|node| is_own(node)).and_then(|node| pairs(node).next());
+    let mut plan = Plan { own, ..Plan::default() };
+    let mut taken = Shares::default();
+    taken.extend(own.map(|(_, cidr)| cidr));
+    for node in alive.iter().filter(|node| !is_own(node)) {
+        for (address, cidr) in pairs(node) {
+            // An overlay has one family.
+            if own.is_some_and(|(_, own)| own.addr().is_ipv4() != cidr.addr().is_ipv4()) {
+                continue;
+            }
+            match refusal(config, own, address, cidr, &taken) {
+                None => {
+                    taken.extend([cidr]);
+                    plan.peers.insert(cidr, address);
+                }
+                Some(why) => {
+                    let name = node.metadata.name.clone().unwrap_or_default();
+                    plan.refused.entry(name).or_insert(why);
+                }
+            }
         }
     }
-    if let Some((_, cidr)) = plan.own {
-        // An overlay has one family, and one's own pods are on the bridge.
-        plan.peers.retain(|of, _| of.addr().is_ipv4() == cidr.addr().is_ipv4() && *of != cidr);
-    }
     plan
+}
+
+/// A Node's pod networks, with its address of the same family.
+fn pairs(node: &Node) -> impl Iterator<Item = (IpAddr, IpNet)> {
+    let facts = node_facts(node);
+    facts.pod_cidrs.into_iter().filter_map(move |cidr| {
+        let is_fit = |address: &&IpAddr| address.is_ipv4() == cidr.addr().is_ipv4();
+        Some((*facts.addresses.iter().find(is_fit)?, cidr.trunc()))
+    })
+}
+
+fn refusal(
+    config: &RoutesConfig,
+    own: Option<(IpAddr, IpNet)>,
+    address: IpAddr,
+    cidr: IpNet,
+    taken: &Shares,
+) -> Option<Refusal> {
+    let is_in = |ranges: &[IpNet]| ranges.iter().any(|range| range.contains(&address));
+    if !config.cluster_cidrs.iter().any(|range| range.contains(&cidr)) {
+        return Some(Refusal::Outside(cidr));
+    }
+    if own.is_some_and(|(_, own)| own.prefix_len() != cidr.prefix_len()) {
+        return Some(Refusal::Size(cidr));
+    }
+    if taken.overlap(cidr) {
+        return Some(Refusal::Taken(cidr));
+    }
+    let is_ours = own.is_some_and(|(own, _)| own == address);
+    let is_elsewhere = is_host(address) && !is_ours;
+    if !is_elsewhere || is_in(&config.cluster_cidrs) || is_in(&config.service_cidrs) {
+        return Some(Refusal::Address(address));
+    }
+    None
+}
+
+/// Can it be the address of one machine?
+fn is_host(address: IpAddr) -> bool {
+    let is_special = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast() || v4.octets()[0] == 0,
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
+    };
+    !(is_special || address.is_loopback() || address.is_unspecified() || address.is_multicast())
+}
+
+/// Networks that do not overlap, by their first address.
+#[derive(Default)]
+struct Shares(BTreeMap<IpAddr, IpNet>);
+
+impl Shares {
+    fn extend(&mut self, cidrs: impl IntoIterator<Item = IpNet>) {
+        self.0.extend(cidrs.into_iter().map(|cidr| (cidr.network(), cidr)));
+    }
+
+    /// The last one that begins before the network's end is the only one that can reach into it.
+    fn overlap(&self, cidr: IpNet) -> bool {
+        let before = self.0.range(..=cidr.broadcast()).next_back();
+        before.is_some_and(|(_, one)| one.broadcast() >= cidr.network())
+    }
 }
 
 /// What the kernel has, as far as this process made it.
@@ -128,6 +226,10 @@ struct Roads {
     /// The device's number in the kernel.
     index: Option<u32>,
     peers: BTreeMap<IpNet, IpAddr>,
+    /// Nodes that the log has named, and why they get no routes.
+    refused: BTreeMap<String, Refusal>,
+    /// Peers that the kernel did not take, which the log has named.
+    failed: BTreeSet<IpNet>,
     /// Until what an earlier process left was looked at.
     is_fresh: bool,
     /// The log has said already who is reachable.
@@ -136,8 +238,16 @@ struct Roads {
 
 impl Roads {
     fn new(links: Links) -> Self {
-        let peers = BTreeMap::new();
-        Self { links, device: None, index: None, peers, is_fresh: true, is_repair: false }
+        Self {
+            links,
+            device: None,
+            index: None,
+            peers: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            is_fresh: true,
+            is_repair: false,
+        }
     }
 
     fn is_own(&self, change: Change<'_>) -> bool {
@@ -150,7 +260,9 @@ impl Roads {
         (self.is_fresh, self.is_repair) = (true, true);
     }
 
-    async fn build(&mut self, plan: Plan) -> Result<(), Error> {
+    /// Whether all is done: a peer that fails is tried again, and holds up no other.
+    async fn build(&mut self, plan: Plan) -> Result<bool, Error> {
+        self.name_refused(plan.refused);
         let Some((local, pod_cidr)) = plan.own.filter(|_| !plan.peers.is_empty()) else {
             // Alone, or not known to the API: what is there leads nowhere.
             let is_alone = plan.peers.is_empty();
@@ -158,30 +270,79 @@ impl Roads {
                 self.links.remove(DEVICE).await?;
                 (self.device, self.peers, self.is_fresh) = (None, BTreeMap::new(), false);
             }
-            return Ok(());
+            return Ok(true);
         };
         let device = self.ensure_device(local, pod_cidr).await?;
-        let gone: Vec<_> =
-            self.peers.iter().filter(|(cidr, _)| !plan.peers.contains_key(cidr)).collect();
-        for (&pod_cidr, &node) in gone {
-            device.remove_peer(&self.links, &Peer { node, pod_cidr }).await?;
-            tracing::info!(%node, %pod_cidr, "the route to a node's pods is removed");
-        }
-        self.peers.retain(|cidr, _| plan.peers.contains_key(cidr));
-        for (pod_cidr, node) in plan.peers {
-            if self.peers.get(&pod_cidr) != Some(&node) {
-                device.ensure_peer(&self.links, &Peer { node, pod_cidr }).await?;
-                if !self.is_repair {
-                    tracing::info!(%node, %pod_cidr, "the pods of a node are reachable");
-                }
-                self.peers.insert(pod_cidr, node);
+        let mut failed = BTreeSet::new();
+        let gone = self.peers.keys().filter(|cidr| !plan.peers.contains_key(cidr)).copied();
+        for pod_cidr in gone.collect::<Vec<_>>() {
+            if !self.remove_peer(&device, pod_cidr).await {
+                failed.insert(pod_cidr);
             }
         }
+        for (pod_cidr, node) in plan.peers {
+            if self.peers.get(&pod_cidr) != Some(&node)
+                && !self.add_peer(&device, Peer { node, pod_cidr }).await
+            {
+                failed.insert(pod_cidr);
+            }
+        }
+        self.failed = failed;
         if self.is_fresh {
             self.remove_strangers().await?;
             (self.is_fresh, self.is_repair) = (false, false);
         }
-        Ok(())
+        Ok(self.failed.is_empty())
+    }
+
+    /// The log names a Node once for a reason.
+    fn name_refused(&mut self, refused: BTreeMap<String, Refusal>) {
+        for (node, why) in &refused {
+            if self.refused.get(node) != Some(why) {
+                tracing::warn!(node, %why, "no routes to the pods of a node");
+            }
+        }
+        self.refused = refused;
+    }
+
+    /// Whether it is gone.
+    async fn remove_peer(&mut self, device: &Vxlan, pod_cidr: IpNet) -> bool {
+        let Some(&node) = self.peers.get(&pod_cidr) else { return true };
+        match device.remove_peer(&self.links, &Peer { node, pod_cidr }).await {
+            Ok(()) => {
+                self.peers.remove(&pod_cidr);
+                tracing::info!(%node, %pod_cidr, "the route to a node's pods is removed");
+                true
+            }
+            Err(error) => {
+                if !self.failed.contains(&pod_cidr) {
+                    let text = "cannot remove the route to a node's pods, will try again";
+                    tracing::warn!(%error, %node, %pod_cidr, "{text}");
+                }
+                false
+            }
+        }
+    }
+
+    /// Whether it is reachable.
+    async fn add_peer(&mut self, device: &Vxlan, peer: Peer) -> bool {
+        let Peer { node, pod_cidr } = peer;
+        match device.ensure_peer(&self.links, &peer).await {
+            Ok(()) => {
+                if !self.is_repair {
+                    tracing::info!(%node, %pod_cidr, "the pods of a node are reachable");
+                }
+                self.peers.insert(pod_cidr, node);
+                true
+            }
+            Err(error) => {
+                if !self.failed.contains(&pod_cidr) {
+                    let text = "cannot set the route to a node's pods, will try again";
+                    tracing::warn!(%error, %node, %pod_cidr, "{text}");
+                }
+                false
+            }
+        }
     }
 
     async fn ensure_device(&mut self, local: IpAddr, pod_cidr: IpNet) -> Result<Vxlan, Error> {
@@ -223,35 +384,109 @@ mod tests {
     use super::*;
 
     fn node(name: &str, cidr: &str, address: &str) -> Arc<Node> {
+        aged(name, cidr, address, "2026-01-01T00:00:00Z")
+    }
+
+    fn aged(name: &str, cidr: &str, address: &str, created: &str) -> Arc<Node> {
         let addresses = match address {
             "" => serde_json::json!([]),
             address => serde_json::json!([{"type": "Hostname", "address": name},
                 {"type": "InternalIP", "address": address}]),
         };
-        let node = serde_json::json!({"metadata": {"name": name},
+        let metadata = serde_json::json!({"name": name, "creationTimestamp": created});
+        let node = serde_json::json!({"metadata": metadata,
             "spec": {"podCIDR": cidr, "podCIDRs": [cidr]}, "status": {"addresses": addresses}});
         Arc::new(serde_json::from_value(node).expect("a node"))
     }
 
+    fn config() -> RoutesConfig {
+        let nets = |all: &[&str]| all.iter().map(|net| net.parse().expect("a net")).collect();
+        RoutesConfig {
+            node_name: "a".into(),
+            cluster_cidrs: nets(&["10.42.0.0/16", "fd42::/48"]),
+            service_cidrs: nets(&["10.43.0.0/16"]),
+            netns: None,
+        }
+    }
+
+    fn check(nodes: &[Arc<Node>], own: Option<&str>, peers: &[(&str, &str)], refused: &[&str]) {
+        let plan = plan(&config(), nodes);
+        let expected = peers
+            .iter()
+            .map(|(cidr, node)| (cidr.parse().expect("a net"), node.parse().expect("an IP")))
+            .collect::<BTreeMap<IpNet, IpAddr>>();
+        assert_eq!(plan.own.map(|(_, cidr)| cidr.to_string()).as_deref(), own);
+        assert_eq!(plan.peers, expected);
+        let told: Vec<String> =
+            plan.refused.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        assert_eq!(told, refused);
+    }
+
     #[test]
     fn every_other_node_is_a_peer() {
-        let check = |nodes: &[Arc<Node>], own: Option<&str>, peers: &[(&str, &str)]| {
-            let plan = plan("a", nodes);
-            let expected = peers
-                .iter()
-                .map(|(cidr, node)| (cidr.parse().expect("a net"), node.parse().expect("an IP")))
-                .collect::<BTreeMap<IpNet, IpAddr>>();
-            assert_eq!(plan.own.map(|(_, cidr)| cidr.to_string()).as_deref(), own);
-            assert_eq!(plan.peers, expected);
-        };
         let (a, b) = (node("a", "10.42.0.0/24", "10.0.0.1"), node("b", "10.42.1.0/24", "10.0.0.2"));
-        check(&[], None, &[]);
-        check(std::slice::from_ref(&a), Some("10.42.0.0/24"), &[]);
-        check(&[a.clone(), b.clone()], Some("10.42.0.0/24"), &[("10.42.1.0/24", "10.0.0.2")]);
-        check(std::slice::from_ref(&b), None, &[("10.42.1.0/24", "10.0.0.2")]);
+        check(&[], None, &[], &[]);
+        check(std::slice::from_ref(&a), Some("10.42.0.0/24"), &[], &[]);
+        let both = [a.clone(), b.clone()];
+        check(&both, Some("10.42.0.0/24"), &[("10.42.1.0/24", "10.0.0.2")], &[]);
+        check(std::slice::from_ref(&b), None, &[("10.42.1.0/24", "10.0.0.2")], &[]);
         let (silent, v6) = (node("c", "10.42.2.0/24", ""), node("d", "fd00::/64", "fd01::1"));
-        check(&[a.clone(), silent, v6], Some("10.42.0.0/24"), &[]);
-        // One's own network is never a peer's.
-        check(&[a, node("e", "10.42.0.0/24", "10.0.0.9")], Some("10.42.0.0/24"), &[]);
+        check(&[a, silent, v6], Some("10.42.0.0/24"), &[], &[]);
+    }
+
+    /// Routes to a node that claims others' addresses are refused; the routes to others are made.
+    #[test]
+    fn a_hostile_node_takes_no_routes() {
+        let (a, b) = (node("a", "10.42.0.0/24", "10.0.0.1"), node("b", "10.42.1.0/24", "10.0.0.2"));
+        let check = |cidr: &str, address: &str, why: &str| {
+            let evil = aged("evil", cidr, address, "2026-01-02T00:00:00Z");
+            let why = format!("evil: {why}");
+            let peers = [("10.42.1.0/24", "10.0.0.2")];
+            let all = [evil, a.clone(), b.clone()];
+            super::tests::check(&all, Some("10.42.0.0/24"), &peers, &[&why]);
+        };
+        let outside = |cidr: &str| format!("its podCIDR {cidr} is outside of the cluster CIDR");
+        for cidr in ["1.0.0.0/8", "0.0.0.0/0", "10.0.0.0/24", "10.43.0.0/24", "10.0.0.0/8"] {
+            check(cidr, "10.0.0.9", &outside(cidr));
+        }
+        for cidr in ["10.42.0.0/16", "10.42.128.0/17", "10.42.3.7/32"] {
+            let why = format!("its podCIDR {cidr} has another size than this node's");
+            check(cidr, "10.0.0.9", &why);
+        }
+        for cidr in ["10.42.0.0/24", "10.42.1.0/24"] {
+            let why = "overlaps with that of this node or of an older one";
+            check(cidr, "10.0.0.9", &format!("its podCIDR {cidr} {why}"));
+        }
+        for address in [
+            "127.0.0.1",
+            "0.0.0.0",
+            "169.254.1.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "10.0.0.1",
+            "10.42.1.5",
+            "10.43.0.1",
+        ] {
+            let why = format!("its InternalIP {address} is no address of another machine");
+            check("10.42.9.0/24", address, &why);
+        }
+    }
+
+    #[test]
+    fn shares_overlap_whatever_their_sizes() {
+        let net = |text: &str| text.parse::<IpNet>().expect("a net");
+        let mut shares = Shares::default();
+        shares.extend([net("10.42.1.0/24"), net("10.42.8.0/22")]);
+        for (cidr, expected) in [
+            ("10.42.0.0/24", false),
+            ("10.42.1.0/24", true),
+            ("10.42.1.128/25", true),
+            ("10.42.0.0/16", true),
+            ("10.42.11.0/24", true),
+            ("10.42.12.0/24", false),
+            ("fd00::/64", false),
+        ] {
+            assert_eq!(shares.overlap(net(cidr)), expected, "{cidr}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::nodes;
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Strategy};
 use k8s_openapi::api::certificates::v1::{
@@ -11,6 +12,8 @@ use machinery::Object;
 use serde_json::Value;
 
 use crate::print::{age, human_duration, or_none};
+
+const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 pub(crate) struct CsrStrategy;
 
@@ -24,7 +27,14 @@ impl Strategy for CsrStrategy {
 
     fn prepare_create(&self, ctx: &RequestContext, object: &mut dyn Object) {
         let csr = object.expect_mut::<CertificateSigningRequest>();
-        let extra: BTreeMap<String, Vec<String>> = ctx.user.extra.clone();
+        let mut extra: BTreeMap<String, Vec<String>> = ctx.user.extra.clone();
+        // Users' extra fields can be impersonated, the connection cannot.
+        extra.remove(nodes::SOURCE_ADDRESS);
+        if csr.spec.signer_name == KUBELET_SERVING
+            && let Some(remote) = ctx.remote
+        {
+            extra.insert(nodes::SOURCE_ADDRESS.to_owned(), vec![remote.to_string()]);
+        }
         csr.spec.username = Some(ctx.user.name.clone());
         csr.spec.uid = Some(ctx.user.uid.clone()).filter(|uid| !uid.is_empty());
         csr.spec.groups = Some(ctx.user.groups.clone());
@@ -106,4 +116,41 @@ fn verdict(csr: &CertificateSigningRequest) -> String {
         text.push_str(",Issued");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use apiserver::request::UserInfo;
+    use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
+
+    use super::*;
+
+    #[test]
+    fn only_the_connection_says_where_a_request_comes_from() {
+        let check = |signer: &str, remote: Option<&str>, expected: Option<&str>| {
+            let mut user = UserInfo::new("system:node:n1", &["system:nodes"]);
+            // As an impersonator could have it.
+            user.extra.insert(nodes::SOURCE_ADDRESS.into(), vec!["10.0.0.66".into()]);
+            let row = crate::row::Row::new::<CertificateSigningRequest>(CsrStrategy).build(None);
+            let mut ctx = RequestContext::new(user, Arc::new(row), "");
+            ctx.remote = remote.map(|ip| ip.parse::<IpAddr>().expect("an address"));
+            let claimed = [(nodes::SOURCE_ADDRESS.to_owned(), vec!["10.0.0.66".to_owned()])];
+            let spec = CertificateSigningRequestSpec {
+                signer_name: signer.into(),
+                extra: Some(claimed.into()),
+                ..CertificateSigningRequestSpec::default()
+            };
+            let mut csr = CertificateSigningRequest { spec, ..Default::default() };
+            CsrStrategy.prepare_create(&ctx, &mut csr);
+            let extra = csr.spec.extra.unwrap_or_default();
+            let told = extra.get(nodes::SOURCE_ADDRESS).map(|all| all.join(","));
+            assert_eq!(told.as_deref(), expected, "{signer} {remote:?}");
+        };
+        check(KUBELET_SERVING, Some("10.0.0.7"), Some("10.0.0.7"));
+        check(KUBELET_SERVING, None, None);
+        check("kubernetes.io/kube-apiserver-client", Some("10.0.0.7"), None);
+    }
 }

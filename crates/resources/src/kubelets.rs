@@ -3,6 +3,7 @@
 //! The server looks at the request, finds the node, and passes bytes on; it does not understand
 //! what runs over an upgraded connection.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use apiserver::Registry;
@@ -17,13 +18,13 @@ use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::field::{FieldErrors, Path};
 use machinery::status::Reason;
-use machinery::{Object, StatusError};
+use machinery::{Object, StatusError, names};
 use transport::HttpClient;
 
 use crate::log_stream::{self, Handshake};
 
 /// The kubelet's port, where a Node does not say.
-const DEFAULT_PORT: i32 = 10250;
+const DEFAULT_PORT: u16 = 10250;
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// The server's identity towards kubelets.
@@ -53,19 +54,18 @@ impl Kubelets {
         let status = node_object.status.unwrap_or_default();
         let addresses = status.addresses.unwrap_or_default();
         let of_kind = |kind: &String| addresses.iter().find(|address| address.type_ == *kind);
-        let host = self.preferred.iter().find_map(of_kind).ok_or_else(|| {
+        let found = self.preferred.iter().find_map(of_kind).ok_or_else(|| {
             StatusError::internal(format!(
                 "no preferred addresses found; known addresses: {addresses:?}"
             ))
         })?;
+        let host = uri_host(&found.address).ok_or_else(|| {
+            let kind = &found.type_;
+            StatusError::internal(format!("the {kind} of node {node} is no address or DNS name"))
+        })?;
         let endpoint = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
-        let port =
-            endpoint.map(|endpoint| endpoint.port).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
-        let host = if host.address.contains(':') {
-            format!("[{}]", host.address)
-        } else {
-            host.address.clone()
-        };
+        let port = endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
+        let port = port.filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
         Ok(format!("{host}:{port}"))
     }
 
@@ -115,6 +115,27 @@ impl Kubelets {
         };
         let onward = Onward { http: &self.http, uri, headers: HeaderMap::new(), failed };
         relay(registry.tasks(), onward, request).await
+    }
+}
+
+/// An address of a Node as the host of a URI. Nodes write their addresses themselves: a text that is
+/// neither an address nor a DNS name could bring a port, a user or a path along.
+fn uri_host(address: &str) -> Option<String> {
+    match address.parse::<IpAddr>() {
+        Ok(IpAddr::V6(v6)) => Some(format!("[{v6}]")),
+        Ok(IpAddr::V4(v4)) => Some(v4.to_string()),
+        Err(_) => {
+            let lower = address.to_ascii_lowercase();
+            let name = lower.strip_suffix('.').unwrap_or(&lower);
+            // What looks like an address in another notation is one to some resolvers.
+            let is_name = name.rsplit('.').next().is_some_and(|last| {
+                let is_hex = last
+                    .strip_prefix("0x")
+                    .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+                !is_hex && last.bytes().any(|byte| !byte.is_ascii_digit())
+            });
+            (is_name && names::dns1123_subdomain(name).is_empty()).then(|| name.to_owned())
+        }
     }
 }
 
@@ -336,6 +357,38 @@ pub(crate) fn parse_query(query: &str) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_addresses_and_names_become_hosts() {
+        let check = |address: &str, expected: Option<&str>| {
+            assert_eq!(uri_host(address).as_deref(), expected, "{address:?}");
+        };
+        check("10.0.0.7", Some("10.0.0.7"));
+        check("fd01::7", Some("[fd01::7]"));
+        check("node-1.example", Some("node-1.example"));
+        check("Node1", Some("node1"));
+        for bad in [
+            "",
+            "10.0.0.5/exec/kube-system/p/c?x=",
+            "10.0.0.5:443",
+            "[fd01::7]",
+            "user@10.0.0.5",
+            "10.0.0.5#",
+            "10.0.0.5?",
+            "10.0.0.5%2f",
+            "fe80::1%eth0",
+            "a b",
+            "a\r\nHost: b",
+            "a/b",
+            "*",
+            "2130706433",
+            "127.1",
+            "0x7f000001",
+            "127.0.0.0x1",
+        ] {
+            check(bad, None);
+        }
+    }
 
     #[test]
     fn queries_survive_the_way_to_the_kubelet() {

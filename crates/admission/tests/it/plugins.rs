@@ -215,5 +215,25 @@ async fn a_node_changes_nothing_but_itself() {
         "nodes \"n\" is forbidden: is not allowed to modify labels: node-role.kubernetes.io/control-plane",
     )
     .await;
+    // What the server noted stays when the node replaces its Node, and cannot be changed.
+    check(node("n", json!({"mine": "y"})), "").await;
+    let kept = world.registry.find::<Node>("", "n").await.expect("reads").expect("is there");
+    let noted = kept.metadata.annotations.unwrap_or_default();
+    assert_eq!(noted.get("decapod.io/registered-by").map(String::as_str), Some(""));
+    let with = |key: &str, part: Value| {
+        let mut changed = node("n", json!({"mine": "y"}));
+        match key {
+            "podCIDR" => changed["spec"] = json!({ key: part }),
+            key => changed["metadata"]["annotations"] = json!({ key: part }),
+        }
+        changed
+    };
+    for key in ["decapod.io/registered-by", "decapod.io/serving-addresses"] {
+        let why = "is not allowed to set the annotation";
+        let expected = format!("nodes \"n\" is forbidden: node \"n\" {why} {key}");
+        check(with(key, json!("10.0.0.1")), &expected).await;
+    }
+    let why = "nodes \"n\" is forbidden: node \"n\" is not allowed to set podCIDR or podCIDRs";
+    check(with("podCIDR", json!("1.0.0.0/8")), why).await;
     world.shutdown().await;
 }

@@ -8,6 +8,7 @@ use machinery::object::Codec;
 use machinery::protobuf::Descriptors;
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
+use transport::ConnectionInfo;
 
 use crate::audit::Trail;
 use crate::authz::{Attributes, Decision, decide, forbidden};
@@ -71,6 +72,9 @@ impl Call {
         };
         let mut ctx = RequestContext::new(user, row.clone(), &info.subresource);
         ctx.field_manager = agent_name(&parts);
+        let connection = parts.extensions.get::<ConnectionInfo>();
+        let remote = connection.and_then(|info| info.remote);
+        ctx.remote = remote.map(|remote| remote.ip().to_canonical());
         let (shared, info) = (shared.clone(), info.clone());
         if matches!(info.verb.as_str(), "update" | "patch") {
             ctx.may_create = Some(may_create(&shared, &info, &ctx.user));

@@ -207,6 +207,39 @@ pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
     while let Some(result) = writes.next().await {
         result?;
     }
+    drop(writes);
+    withdraw_pods_from_dns(registry).await
+}
+
+/// Earlier versions gave the DNS server the role of the usual add-on, which reads whole pods. The role
+/// and others' bindings to it stay where an add-on uses them.
+async fn withdraw_pods_from_dns(registry: &Registry) -> Result<(), StatusError> {
+    const FORMER: &str = "system:coredns";
+    const USER: &str = "system:kube-dns";
+    let is_dns = |subject: &Subject| subject.kind == "User" && subject.name == USER;
+    let found = registry.find::<ClusterRoleBinding>("", FORMER).await?;
+    let subjects = found.as_ref().and_then(|binding| binding.subjects.as_deref());
+    let subjects = subjects.unwrap_or_default();
+    if !subjects.iter().any(is_dns) || found.as_ref().is_some_and(|one| is_frozen(&one.metadata)) {
+        return Ok(());
+    }
+    let (key, binding) = (Key::new("", FORMER), registry.own_context::<ClusterRoleBinding>());
+    let is_shared = !subjects.iter().all(is_dns);
+    if is_shared {
+        let modify = move |present: &mut dyn Object| {
+            let subjects = &mut present.expect_mut::<ClusterRoleBinding>().subjects;
+            subjects.get_or_insert_default().retain(|subject| !is_dns(subject));
+            Ok(())
+        };
+        registry.write(&binding, &key, Intent::Modify(Box::new(modify))).await?;
+        return Ok(());
+    }
+    for ctx in [binding, registry.own_context::<ClusterRole>()] {
+        match registry.write(&ctx, &key, Intent::Delete { options: Default::default() }).await {
+            Err(error) if error.is(Reason::NotFound) => {}
+            other => drop(other?),
+        }
+    }
     Ok(())
 }
 
@@ -334,7 +367,8 @@ mod tests {
 
     /// Objects of ours beside upstream's.
     const OURS: &[&str] = &[
-        "system:coredns",
+        "decapod:kube-dns",
+        "decapod:kube-proxy",
         "decapod:apiserver-kubelet-client",
         "decapod:kubelet-bootstrap",
         "decapod:node-autoapprove-bootstrap",

@@ -192,6 +192,20 @@ async fn the_bootstrap_policy_lets_components_work() {
     check(&scheduler, "list", "secrets", false).await;
     check(&dns, "watch", "discovery.k8s.io:endpointslices", true).await;
     check(&dns, "delete", "services", false).await;
+    // Beside a node's kubelet: by group, and no pods, which have everything in their specs.
+    let on_node = |component: pki::Component| {
+        let identity = component.on_node("n1").expect("nodes have it");
+        let groups: Vec<&str> = identity.groups.iter().map(String::as_str).collect();
+        UserInfo::new(identity.user.as_str(), &groups)
+    };
+    let (dns_there, proxy) = (on_node(pki::Component::Dns), on_node(pki::Component::Proxy));
+    for user in [&dns, &dns_there, &proxy] {
+        check(user, "list", "services", true).await;
+        check(user, "watch", "discovery.k8s.io:endpointslices", true).await;
+        check(user, "list", "pods", false).await;
+        check(user, "list", "secrets", false).await;
+        check(user, "list", "nodes", user.name == proxy.name).await;
+    }
     let to_kubelets = UserInfo::new("kube-apiserver-kubelet-client", &["system:authenticated"]);
     check(&to_kubelets, "create", "nodes/proxy", true).await;
     check(&to_kubelets, "get", "nodes/log", true).await;
@@ -225,6 +239,68 @@ async fn reconciling_repairs_what_was_damaged_and_keeps_what_was_added() {
     let binding = world.registry.find::<ClusterRoleBinding>("", "system:node-proxier").await;
     let binding = binding.expect("reads").expect("exists");
     assert_eq!(binding.role_ref.name, "system:node-proxier");
+    world.shutdown().await;
+}
+
+/// What earlier versions gave the DNS server goes, and an add-on of the same name keeps its own.
+#[tokio::test]
+async fn the_dns_servers_former_role_is_withdrawn() {
+    const FORMER: &str = "system:coredns";
+    let subject = |kind: &str, name: &str| json!({"kind": kind, "name": name});
+    let dns = subject("User", "system:kube-dns");
+    let account = subject("ServiceAccount", "coredns");
+    for (subjects, left) in [(json!([dns]), None), (json!([dns, account]), Some(1))] {
+        let world = World::start();
+        let rules = json!([{"verbs": ["list"], "apiGroups": [""], "resources": ["pods"]}]);
+        world.create::<ClusterRole>("", FORMER, json!({ "rules": rules })).await;
+        let role = json!({"apiGroup": "", "kind": "ClusterRole", "name": FORMER});
+        let binding = json!({"roleRef": role, "subjects": subjects});
+        world.create::<ClusterRoleBinding>("", FORMER, binding).await;
+        for _ in 0..2 {
+            auth::rbac::bootstrap::reconcile(&world.registry).await.expect("reconciles");
+        }
+        let binding = world.registry.find::<ClusterRoleBinding>("", FORMER).await.expect("reads");
+        let subjects = binding.map(|binding| binding.subjects.unwrap_or_default().len());
+        assert_eq!(subjects, left);
+        let role = world.registry.find::<ClusterRole>("", FORMER).await.expect("reads");
+        assert_eq!(role.is_some(), left.is_some());
+        world.shutdown().await;
+    }
+}
+
+/// A certificate with a Node's UID counts as long as that Node is there.
+#[tokio::test]
+async fn a_nodes_certificate_ends_with_its_node() {
+    use apiserver::authn::{Authenticator, PeerCertificates};
+    let world = World::start();
+    let node = world.create::<Node>("", "n1", json!({})).await;
+    let authority = pki::Authority::generate("ca").expect("keys can be made");
+    let (request, _) = pki::new_request(&pki::Identity::node("n1").profile()).expect("a request");
+    let uid = node.metadata.uid.as_deref();
+    let csr = pki::Csr::parse(request.as_bytes()).expect("parses").with_uid(uid);
+    let pem = authority.sign_request(&csr, &[pki::Usage::Client], 1, pki::LEAF_LIFETIME);
+    let chain = pki::certificates(pem.expect("signs").as_bytes()).expect("parses");
+    let chain = chain.iter().map(|cert| cert.der().to_vec()).collect();
+    let (mut parts, ()) = http::Request::new(()).into_parts();
+    parts.extensions.insert(PeerCertificates(chain));
+
+    let nodes = auth::node_certificates::NodeCertificates::start(&world.registry, &world.tasks);
+    let x509 = auth::x509::X509::new(authority.cert_pem()).expect("an authority");
+    let x509 = x509.with_nodes(nodes.await);
+    let groups = async || {
+        let user = x509.authenticate(&parts).await.expect("valid").expect("a user");
+        assert_eq!((user.name.as_str(), Some(user.uid.as_str())), ("system:node:n1", uid));
+        user.groups.join(",")
+    };
+    assert_eq!(groups().await, "system:nodes");
+    let ctx = world.registry.own_context::<Node>();
+    let delete = Intent::Delete { options: Default::default() };
+    world.registry.write(&ctx, &Key::new("", "n1"), delete).await.expect("deletes");
+    let retired = async || (groups().await == "decapod:retired-nodes").then_some(());
+    testkit::wait::found("the certificate ends", retired).await;
+    // Another Node of that name does not bring it back.
+    world.create::<Node>("", "n1", json!({})).await;
+    assert_eq!(groups().await, "decapod:retired-nodes");
     world.shutdown().await;
 }
 

@@ -36,7 +36,7 @@ gates! {
     AllowDNSOnlyNodeCSR: Deprecated Off Absent;
     AllowInsecureKubeletCertificateSigningRequests: Deprecated Off Absent;
     AllowOverwriteTerminationGracePeriodSeconds: Deprecated LockedOff Absent;
-    AllowParsingUserUIDFromCertAuth: Beta On Absent;
+    AllowParsingUserUIDFromCertAuth: Beta On Decides;
     AllowServiceExternalIPs: Stable On Decides;
     AllowUnsafeMalformedObjectDeletion: Alpha Off Absent;
     AnonymousAuthConfigurableEndpoints: Stable LockedOn BuiltIn;

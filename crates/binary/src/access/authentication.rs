@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use apiserver::request::UserInfo;
+use auth::node_certificates::NodeCertificates;
 use auth::oidc::config::{ClaimMappings, ClaimRule, Issuer, JwtAuthenticator, PrefixedClaim};
 use auth::oidc::{self, AuthenticationConfiguration, Issuers};
 use auth::reload::Followed;
@@ -37,7 +38,7 @@ pub struct Authentication {
 }
 
 impl Authentication {
-    pub fn start(
+    pub async fn start(
         access: &Access,
         registry: &apiserver::Registry,
         pki: &Pki,
@@ -66,7 +67,8 @@ impl Authentication {
         }
         let bearer = Arc::new(BearerTokens::new(kinds, own.to_vec()));
         let (front_proxy, front_proxy_ca_pem) = front_proxy(access, pki)?;
-        let x509 = x509::X509::new(&credentials.client_ca_pem)?;
+        let nodes = NodeCertificates::start(registry, tasks).await;
+        let x509 = x509::X509::new(&credentials.client_ca_pem)?.with_nodes(nodes);
         let sightings = x509.sightings().clone();
         let authenticators = Authenticators(vec![
             Box::new(front_proxy),

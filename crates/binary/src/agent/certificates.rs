@@ -59,14 +59,27 @@ impl Order {
         }
     }
 
-    pub fn component(component: Component) -> Self {
-        Self {
+    /// Nothing for a component that nodes do not have.
+    pub fn component(component: Component, node: &str) -> Option<Self> {
+        Some(Self {
             file: component.file_name(),
             signer: "kubernetes.io/kube-apiserver-client",
             usage: "client auth",
-            profile: component.profile(),
-        }
+            profile: component.on_node(node)?.profile(),
+        })
     }
+
+    /// The user that the certificate stands for.
+    pub fn user(&self) -> &str {
+        &self.profile.common_name
+    }
+}
+
+/// Does a client's certificate carry the UID of its Node? Without it it is for joining: it is short, and
+/// it ends when another machine registers the Node.
+pub fn is_bound(issued: &Issued) -> bool {
+    let chain = pki::certificates(issued.cert_pem.as_bytes()).unwrap_or_default();
+    chain.first().is_some_and(|cert| cert.uid.is_some())
 }
 
 /// The agent's own directory.
@@ -94,6 +107,20 @@ impl Home {
 
     pub fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
         Ok(pki::write_private(&self.0.join(name), text.as_bytes(), 0o600)?)
+    }
+
+    /// Removes the components' certificates: they are of an earlier Node.
+    pub fn forget_components(&self) -> anyhow::Result<()> {
+        for component in [Component::Proxy, Component::Dns] {
+            let path = self.0.join(format!("{}.pem", component.file_name()));
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The certificate of an earlier start, while it is one: of this order, this authority, and not
@@ -172,7 +199,10 @@ async fn wait_for(client: &Client, name: &str, tasks: &Tasks) -> Result<String, 
         let refusal = status.conditions.iter().flatten().find(|c| c.type_ != "Approved");
         if let Some(refusal) = refusal {
             let why = refusal.message.as_deref().unwrap_or_default();
-            let text = format!("the certificate request {name} is {}: {why}", refusal.type_);
+            let text = match refusal.type_.as_str() {
+                "Denied" if !why.is_empty() => why.to_owned(),
+                kind => format!("the certificate request {name} is {kind}: {why}"),
+            };
             return Err(Trouble::Final(anyhow::anyhow!(text)));
         }
     }
@@ -227,6 +257,27 @@ fn time_left(issued: &Issued) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An agent of before, whose proxy had the same name on all nodes, asks for its own.
+    #[test]
+    fn a_certificate_of_another_name_is_not_used() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let home = Home::open(directory.path()).expect("a directory");
+        let authority = pki::Authority::generate("ca").expect("an authority");
+        let order = Order::component(Component::Proxy, "n1").expect("nodes have it");
+        assert_eq!(order.user(), "system:kube-proxy:n1");
+        assert!(Order::component(Component::Scheduler, "n1").is_none());
+        let before = authority.issue(&Component::Proxy.profile()).expect("signs");
+        home.store(&order, &before).expect("stores");
+        assert!(home.stored(&order, authority.cert_pem()).is_none());
+        let own = authority.issue(&order.profile).expect("signs");
+        home.store(&order, &own).expect("stores");
+        assert!(home.stored(&order, authority.cert_pem()).is_some_and(|own| !is_bound(&own)));
+        for _ in 0..2 {
+            home.forget_components().expect("removes");
+            assert!(home.stored(&order, authority.cert_pem()).is_none());
+        }
+    }
 
     #[test]
     fn a_stored_certificate_is_used_while_it_fits() {

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use base::backoff::Backoff;
-use client::{Client, ErrorExt};
+use client::{Api, Client, ErrorExt, PostParams};
 use ipnet::IpNet;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::ConfigMap;
 use pki::{Certificate, Component, Issued, JoinToken, Kubeconfig};
 use transport::{ClientOptions, HttpClient, Token};
@@ -158,7 +159,8 @@ pub async fn join(flags: &flags::Agent, home: &Home, machine: &Machine) -> anyho
     let kubelet = Member { http: connect(server, &ca_pem, &issued)?, order, issued };
     let of_node = Client::over(kubelet.http.clone(), "decapod-agent");
     let component = async |component: Component| {
-        let order = Order::component(component);
+        let order = Order::component(component, &machine.name);
+        let order = order.context("nodes have proxies and DNS servers")?;
         let issued = match home.stored(&order, &ca_pem) {
             Some(issued) => issued,
             None => {
@@ -308,6 +310,7 @@ async fn bootstrap(
     let issued = patiently(server, asked).await?;
     // From here on the node is a member, of this cluster.
     home.write(CA, ca_pem)?;
+    home.forget_components()?;
     home.store(order, &issued)?;
     say(&format!("joined the cluster at {server}"));
     Ok(issued)
@@ -364,6 +367,14 @@ impl Settings {
     }
 }
 
+/// Whether the server knows the certificate as one of a Node that is gone.
+async fn is_retired(client: &Client) -> bool {
+    let api: Api<SelfSubjectReview> = client.api(None);
+    let answer = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;
+    let groups = answer.ok().and_then(|review| review.status?.user_info?.groups);
+    groups.is_some_and(|groups| groups.iter().any(|group| group == api::nodes::RETIRED_NODES))
+}
+
 /// The settings of today, or with a server that does not answer those of the last start.
 async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings, Trouble> {
     let path = format!(
@@ -371,7 +382,14 @@ async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings
         resources::bootstrap::CLUSTER_CONFIG
     );
     let ask = async || -> Result<BTreeMap<String, String>, Trouble> {
-        Ok(client.get::<ConfigMap>(&path).await?.data.unwrap_or_default())
+        match client.get::<ConfigMap>(&path).await {
+            Ok(settings) => Ok(settings.data.unwrap_or_default()),
+            // The certificate is known, and of a Node that was deleted.
+            Err(error) if error.code() == 403 && is_retired(client).await => {
+                Err(Trouble::Unauthorized)
+            }
+            Err(error) => Err(error.into()),
+        }
     };
     let parse = |data| Settings::parse(&data).context("the cluster's settings");
     let known: Option<BTreeMap<String, String>> =

@@ -24,7 +24,7 @@ use anyhow::{Context, bail};
 use base::task::Tasks;
 use client::{Client, Informers};
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use pki::{Authority, Component, Issued, Profile};
+use pki::{Authority, Issued, Profile};
 use tokio::sync::Notify;
 use transport::HttpClient;
 use transport::tls::{ClientCerts, Identity, ServerTls};
@@ -100,11 +100,18 @@ async fn start(
     let of_proxy = Client::over(proxy.http.clone(), "kube-proxy");
     let renewed = Arc::new(Notify::new());
     let dns_kubeconfig = match &dns {
-        Some(dns) => Some(write_dns_kubeconfig(&flags.server, data_dir, &ca_pem, &dns.issued)?),
+        Some(dns) => Some(write_dns_kubeconfig(
+            &flags.server,
+            data_dir,
+            &ca_pem,
+            dns.order.user(),
+            &dns.issued,
+        )?),
         None => None,
     };
-    let keeper = Keeper { home, client: of_kubelet.clone(), ca_pem, tasks: tasks.clone() };
-    keeper.keep_serving(&machine.name, order, stored, serving.clone());
+    let (client, name) = (of_kubelet.clone(), machine.name.clone());
+    let keeper = Keeper { home, client, name, ca_pem, tasks: tasks.clone() };
+    keeper.keep_serving(order, stored, serving.clone());
     keeper.keep_client(&flags.server, kubelet);
     keeper.keep_client(&flags.server, proxy);
     if let (Some(dns), Some(path)) = (dns, &dns_kubeconfig) {
@@ -144,10 +151,10 @@ fn write_dns_kubeconfig(
     server: &str,
     data_dir: &Path,
     ca_pem: &str,
+    user: &str,
     issued: &Issued,
 ) -> anyhow::Result<PathBuf> {
-    let user = Component::Dns.identity().user;
-    let config = pki::Kubeconfig::with_certificate(server, ca_pem, &user, issued);
+    let config = pki::Kubeconfig::with_certificate(server, ca_pem, user, issued);
     let path = data_dir.join("dns.kubeconfig");
     config.write(&path, 0o600)?;
     Ok(path)
@@ -158,6 +165,8 @@ struct Keeper {
     home: Arc<Home>,
     /// The kubelet's: nodes ask for certificates, not their parts.
     client: Client,
+    /// The node's.
+    name: String,
     ca_pem: String,
     tasks: Tasks,
 }
@@ -169,8 +178,14 @@ impl Keeper {
         first: Option<Issued>,
         apply: impl Fn(&Issued) -> anyhow::Result<()> + Send + Sync + 'static,
     ) {
-        let (home, client) = (self.home.clone(), self.client.clone());
+        let (home, client, name) = (self.home.clone(), self.client.clone(), self.name.clone());
         self.tasks.spawn("certificate", async move {
+            // One without the Node's UID, from the join or from an earlier version, is replaced at once.
+            let mut first = first;
+            if first.as_ref().is_some_and(|issued| !certificates::is_bound(issued)) {
+                registered(&client, &name).await;
+                first = None;
+            }
             certificates::keep(&home, &client, &order, first, apply).await;
         });
     }
@@ -185,23 +200,24 @@ impl Keeper {
     /// The DNS process reads its kubeconfig once: a new one means a new process.
     fn keep_dns(&self, server: &str, dns: Member, path: PathBuf, renewed: Arc<Notify>) {
         let (server, ca_pem) = (server.to_owned(), self.ca_pem.clone());
+        let user = dns.order.user().to_owned();
         self.keep(dns.order, Some(dns.issued), move |issued| {
             let directory = path.parent().context("the kubeconfig lies in the data directory")?;
-            write_dns_kubeconfig(&server, directory, &ca_pem, issued)?;
+            write_dns_kubeconfig(&server, directory, &ca_pem, &user, issued)?;
             renewed.notify_one();
             Ok(())
         });
     }
 
     /// The approver looks at the Node object, so the first request waits for it.
-    fn keep_serving(&self, name: &str, order: Order, first: Option<Issued>, tls: ServerTls) {
+    fn keep_serving(&self, order: Order, first: Option<Issued>, tls: ServerTls) {
         let apply = move |issued: &Issued| -> anyhow::Result<()> {
             let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
             let config = transport::tls::server_config(&identity, &ClientCerts::Request)?;
             tls.store(Arc::new(config));
             Ok(())
         };
-        let (home, client, name) = (self.home.clone(), self.client.clone(), name.to_owned());
+        let (home, client, name) = (self.home.clone(), self.client.clone(), self.name.clone());
         self.tasks.spawn("serving certificate", async move {
             if first.is_none() {
                 registered(&client, &name).await;

@@ -39,7 +39,12 @@ async fn routes_follow_the_nodes() {
     }
     let lab = Lab::new().await;
     let api = Api::default();
-    let config = RoutesConfig { node_name: "here".into(), netns: Some(lab.node.path.clone()) };
+    let config = RoutesConfig {
+        node_name: "here".into(),
+        cluster_cidrs: vec![net("10.42.0.0/16")],
+        service_cidrs: vec![net("10.43.0.0/16")],
+        netns: Some(lab.node.path.clone()),
+    };
     api.put("nodes", &node("here", "10.42.0.0/24", "192.168.50.1"));
 
     let first = Tasks::new("first");
@@ -47,8 +52,13 @@ async fn routes_follow_the_nodes() {
     let story = async {
         api.put("nodes", &node("there", "10.42.1.0/24", "192.168.50.2"));
         soon(&lab, Some(&["10.42.1.0/24"])).await;
+        // Nodes that claim others' addresses get no routes, and do not delay the routes to others.
+        api.put("nodes", &node("a-all", "0.0.0.0/0", "192.168.50.8"));
+        api.put("nodes", &node("a-net", "1.0.0.0/8", "192.168.50.9"));
         api.put("nodes", &node("yonder", "10.42.2.0/24", "192.168.50.3"));
         soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;
+        api.remove("nodes", "a-all");
+        api.remove("nodes", "a-net");
         // Somebody takes the device away, or a single route: both come back by themselves.
         lab.links.remove(DEVICE).await.expect("removed");
         soon(&lab, Some(&["10.42.1.0/24", "10.42.2.0/24"])).await;

@@ -12,6 +12,7 @@ mod devices;
 mod ending;
 mod healing;
 mod helm;
+mod hostile;
 mod keeping;
 mod killing;
 mod leaders;
@@ -96,7 +97,9 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("nodes: a new authority, and everybody goes on", nodes::new_authority),
     chapter("nodes: one goes on without a server", nodes::without_a_server),
     chapter("nodes: one that is cut off loses its pods, and returns", nodes::cut_off),
+    chapter("nodes: one whose Node is deleted joins again", nodes::joins_again),
     chapter("nodes: one leaves without a trace", nodes::leaves),
+    chapter("hostile: a join token leads nowhere", hostile::a_join_token_leads_nowhere),
     chapter("ending: what is deleted takes its dependents along", ending::dependents),
     chapter("ending: Ctrl-C stops the server cleanly, pods go on", ending::interrupt),
     chapter("ending: uninstall leaves no trace", ending::uninstall),

@@ -1,0 +1,233 @@
+//! Which certificates of nodes still count: those of a Node that is there.
+//!
+//! ```text
+//!  join token ─► certificate of an hour, no UID ─► registers the Node ─► certificates with its UID
+//!                     counts until the Node               count as long as
+//!                     is registered by another            the Node with this UID
+//!                     certificate, or is deleted          is there
+//! ```
+//!
+//! In: Nodes, mirrored from the watch cache; what a certificate says. Out: a verdict for each request.
+//! A certificate that does not count any more still gives the user's name, but no group except
+//! [`api::nodes::RETIRED_NODES`]: the kubelet sees that its pods are gone and ends them.
+//!
+//! Invariants: nothing is written, so that all servers of a store and all their lives agree; deleting
+//! a Node ends every certificate with its UID at once. Certificates of a year without a UID are an
+//! administrator's, or of an earlier version, and are left alone, as upstream leaves all.
+
+use std::collections::HashMap;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use api::nodes;
+use apiserver::Registry;
+use apiserver::request::UserInfo;
+use base::task::Tasks;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use machinery::Object;
+use pki::{Certificate, Identity};
+
+use crate::mirror::{Change, mirror};
+
+/// A certificate that lives no longer was given for a join token. With the minutes that its begin
+/// lies before its issue, and some for rounding.
+const SHORT: Duration = Duration::from_secs(pki::JOIN_LIFETIME.as_secs() + 600);
+
+/// Clones are the same index.
+#[derive(Clone, Default)]
+pub struct NodeCertificates {
+    /// Written by the mirror's task, read by every request of a node; never held across an await.
+    index: Arc<RwLock<Index>>,
+}
+
+#[derive(Default)]
+struct Index {
+    registered: HashMap<String, Registered>,
+    /// Nodes that were deleted while a certificate for a join token may live, and when.
+    deleted: HashMap<String, Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Registered {
+    uid: String,
+    /// By which credential, if that is known.
+    by: Option<String>,
+}
+
+/// What counts of a node's certificate.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown {
+    node: String,
+    is_kubelet: bool,
+    uid: Option<String>,
+    issued: Timestamp,
+    is_short: bool,
+    credential: String,
+}
+
+impl Shown {
+    /// Nothing for the certificates of others.
+    pub(crate) fn of(certificate: &Certificate, credential: &str) -> Option<Self> {
+        let Certificate { common_name, organizations, not_before, not_after, .. } = certificate;
+        let node = Identity::node_of(common_name, organizations)?;
+        let lifetime = not_after.duration_since(*not_before).unsigned_abs();
+        Some(Self {
+            is_kubelet: *common_name == Identity::node(node).user,
+            node: node.to_owned(),
+            uid: certificate.uid.clone(),
+            issued: *not_before + pki::BACKDATE,
+            is_short: lifetime <= SHORT,
+            credential: credential.to_owned(),
+        })
+    }
+}
+
+impl NodeCertificates {
+    /// Reads all Nodes, and follows them from then on with a task of `tasks`.
+    pub async fn start(registry: &Registry, tasks: &Tasks) -> Self {
+        let own = Self::default();
+        let index = own.index.clone();
+        mirror::<Node>(registry, tasks, move |change| {
+            let mut index = index.write().expect("no panic under the lock");
+            let now = base::clock::now();
+            match change {
+                Change::Reset(all) => index.replace(all, now),
+                Change::Put(node) => index.put(&node),
+                Change::Remove(key) => index.remove(&key.name, now),
+            }
+        })
+        .await;
+        own
+    }
+
+    /// Does the certificate count?
+    pub(crate) fn count(&self, shown: &Shown) -> bool {
+        self.index.read().expect("no panic under the lock").count(shown)
+    }
+
+    /// The user as somebody whose Node is gone.
+    pub(crate) fn retire(user: &mut UserInfo) {
+        user.groups = vec![nodes::RETIRED_NODES.to_owned()];
+    }
+}
+
+impl Index {
+    fn put(&mut self, node: &Node) {
+        let annotations = node.metadata.annotations.as_ref();
+        let by = annotations.and_then(|all| all.get(nodes::REGISTERED_BY)).cloned();
+        let registered = Registered { uid: node.uid().to_owned(), by };
+        self.registered.insert(node.name().to_owned(), registered);
+    }
+
+    fn remove(&mut self, name: &str, now: Timestamp) {
+        if self.registered.remove(name).is_some() {
+            self.deleted.retain(|_, at| *at + SHORT > now);
+            self.deleted.insert(name.to_owned(), now);
+        }
+    }
+
+    fn replace(&mut self, all: Vec<Node>, now: Timestamp) {
+        let gone = self.registered.keys().filter(|name| !all.iter().any(|one| one.name() == *name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.remove(&name, now);
+        }
+        all.iter().for_each(|node| self.put(node));
+    }
+
+    fn count(&self, shown: &Shown) -> bool {
+        let registered = self.registered.get(&shown.node);
+        if let Some(uid) = &shown.uid {
+            return registered.is_some_and(|node| node.uid == *uid);
+        }
+        if !shown.is_short {
+            return true;
+        }
+        let is_before = |at: &Timestamp| shown.issued.as_second() < at.as_second();
+        if self.deleted.get(&shown.node).is_some_and(is_before) {
+            return false;
+        }
+        // Two may have asked for the same name: the one that registered the Node has it.
+        let by = registered.and_then(|node| node.by.as_ref());
+        !shown.is_kubelet || by.is_none_or(|by| *by == shown.credential)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const HOUR: Duration = pki::JOIN_LIFETIME;
+    const YEAR: Duration = pki::LEAF_LIFETIME;
+
+    fn node(name: &str, uid: &str, by: Option<&str>) -> Node {
+        let annotations = by.map(|by| json!({ nodes::REGISTERED_BY: by })).unwrap_or_default();
+        let meta = json!({"name": name, "uid": uid, "annotations": annotations});
+        serde_json::from_value(json!({ "metadata": meta })).expect("a node")
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + seconds).expect("in range")
+    }
+
+    fn shown(user: &str, uid: Option<&str>, lifetime: Duration, credential: &str) -> Shown {
+        let group = match user.starts_with("system:node:") {
+            true => "system:nodes",
+            false => "decapod:kube-proxies",
+        };
+        let authority = pki::Authority::generate("ca").expect("keys can be made");
+        let profile = pki::Profile { lifetime, ..pki::Profile::client(user, &[group]) };
+        let issued = authority.issue(&profile).expect("signs");
+        let mut cert = pki::certificates(issued.cert_pem.as_bytes()).expect("parses").remove(0);
+        cert.uid = uid.map(str::to_owned);
+        let shown = Shown::of(&cert, credential).expect("a node's");
+        Shown { issued: at(0), ..shown }
+    }
+
+    #[test]
+    fn a_certificate_ends_with_its_node() {
+        let mut index = Index::default();
+        let bound = shown("system:node:a", Some("1"), YEAR, "c1");
+        let proxy = shown("system:kube-proxy:a", Some("1"), YEAR, "c2");
+        let own = shown("system:node:a", None, YEAR, "c3");
+        assert!(!index.count(&bound) && !index.count(&proxy) && index.count(&own));
+        index.put(&node("a", "1", None));
+        assert!(index.count(&bound) && index.count(&proxy) && index.count(&own));
+        index.remove("a", at(5));
+        assert!(!index.count(&bound) && !index.count(&proxy) && index.count(&own));
+        // Somebody joins under the same name: the earlier ones stay out.
+        index.put(&node("a", "2", None));
+        assert!(!index.count(&bound) && !index.count(&proxy));
+        assert!(index.count(&shown("system:node:a", Some("2"), YEAR, "c4")));
+    }
+
+    #[test]
+    fn a_join_certificate_is_of_the_machine_that_registered() {
+        let mut index = Index::default();
+        let first = shown("system:node:a", None, HOUR, "c1");
+        let second = shown("system:node:a", None, HOUR, "c2");
+        let proxy = shown("system:kube-proxy:a", None, HOUR, "c3");
+        assert!(index.count(&first) && index.count(&second));
+        index.put(&node("a", "1", Some("c1")));
+        assert!(index.count(&first) && !index.count(&second) && index.count(&proxy));
+        index.replace(vec![], at(5));
+        assert!(!index.count(&first) && !index.count(&second) && !index.count(&proxy));
+        let later = Shown { issued: at(6), ..second.clone() };
+        assert!(index.count(&later), "it was given after the deletion");
+        // The server's own node registers without a credential: no certificate has its name.
+        index.put(&node("a", "2", Some("")));
+        assert!(!index.count(&later));
+    }
+
+    #[test]
+    fn deletions_are_forgotten_with_the_last_join_certificate() {
+        let mut index = Index::default();
+        for (name, when) in [("a", 0), ("b", 10_000)] {
+            index.put(&node(name, "1", None));
+            index.remove(name, at(when));
+        }
+        assert_eq!(index.deleted.keys().collect::<Vec<_>>(), ["b"]);
+    }
+}
