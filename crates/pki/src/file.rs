@@ -48,7 +48,7 @@ pub(crate) fn read_replaceable(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// Nothing is written that is there already: a full disk must not keep anybody from starting.
+/// What is there already is not written again: a full disk must not keep a server from starting.
 fn is_there(path: &Path, content: &[u8], mode: u32) -> bool {
     let has_mode =
         |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o7777 == mode;

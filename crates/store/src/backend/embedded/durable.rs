@@ -43,9 +43,9 @@
 //! replaces itself), so from the floor on every event has its previous value; the newest revision
 //! always has a record, so it needs no field of its own.
 //!
-//! Damage: a page that is read has the checksum that it was written with (`sums.rs`); where nobody
-//! knows them redb checks all its pages at opening. And a record has its own, from the commit to the
-//! reader. What does not fit is refused, with the way out ([`RESTORE`]); nothing is repaired by
+//! Damage: a page that is read has the checksum that it was written with (`sums.rs`); where those
+//! are not known redb checks all its pages at opening. Each record has its own, from the commit to
+//! the reader. What does not fit is refused, with the way out ([`RESTORE`]); nothing is repaired by
 //! guessing. A store of format 1 is read as it is, becomes one of format 2 with
 //! the first commit, and loses its last record without a checksum when the file is written anew.
 //!

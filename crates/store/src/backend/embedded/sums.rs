@@ -12,9 +12,9 @@
 //!                    of everything before; little endian
 //! ```
 //!
-//! Invariants: there is a file of sums only while nobody has the store open, so that it never speaks
-//! of an older state; one that does not fit the file's header (a store that was copied into its
-//! place) counts for nothing. Without it `redb` checks all its pages at opening, as it does after a
+//! Invariants: the file of sums exists only while the store is closed, so that it never speaks of an
+//! older state; one that does not fit the store's header (a store that was copied into its place)
+//! is ignored. Without it `redb` checks all its pages at opening, as it does after a
 //! crash, and they are noted then. What a write that failed left behind is not known.
 
 use std::fs::File;
