@@ -470,8 +470,9 @@ impl Cacher {
         if self.revision() >= revision {
             return Ok(());
         }
-        self.ask_progress();
+        // First: a watch that begins now asks for those who are there.
         let mut reached = self.reached.subscribe();
+        self.ask_progress();
         let wait = reached.wait_for(|at| *at >= revision);
         if tokio::time::timeout(FRESHNESS_LIMIT, wait).await.is_ok() {
             return Ok(());
