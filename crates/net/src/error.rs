@@ -6,7 +6,7 @@ use std::io;
 pub enum Error {
     #[error("{action}: {source}")]
     System { action: String, source: io::Error },
-    #[error("{action}{}: {source}", needs(source))]
+    #[error("{action}{}: {source}", needs(.source))]
     Netlink { action: String, source: rtnetlink::Error },
     #[error("no network interface {0:?}")]
     NoLink(String),
