@@ -167,14 +167,19 @@ impl Which {
         match store::Embedded::open(&directory, options) {
             Ok(store) => Ok(store),
             // A server that is starting has the files, and no socket yet.
-            Err(error) => match starting(&socket).await {
-                Some(store) => store,
-                None => Err(error).with_context(|| {
+            Err(error) => match is_in_use(&directory) {
+                true => starting(&socket).await.unwrap_or(Err(error.into())),
+                false => Err(error).with_context(|| {
                     format!("cannot open the state store in {}", directory.display())
                 }),
             },
         }
     }
+}
+
+fn is_in_use(directory: &Path) -> bool {
+    let lock = std::fs::File::open(directory.join("lock"));
+    lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(std::fs::TryLockError::WouldBlock)))
 }
 
 /// The store of a server that answers within a few seconds.

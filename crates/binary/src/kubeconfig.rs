@@ -23,7 +23,8 @@ pub fn write_beside_others(config: &pki::Kubeconfig, path: &Path, mode: u32) -> 
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
         made.with_context(|| format!("--write-kubeconfig: cannot make {}", parent.display()))?;
     }
-    let there = match path.exists() {
+    let has_content = std::fs::metadata(path).is_ok_and(|meta| meta.len() > 0);
+    let there = match has_content {
         true => Some(pki::Kubeconfig::read(path).context(
             "--write-kubeconfig names a file that is no kubeconfig, and is left as it is",
         )?),
