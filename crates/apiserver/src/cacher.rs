@@ -335,7 +335,7 @@ impl Cacher {
         }
         self.replace(listed.kvs, listed.revision);
         let mut running = self.store.watch(WatchRequest { range, start }).await?;
-        *self.progress.lock().expect("short locks") = Some(running.progress.clone());
+        self.may_ask(running.progress.clone());
         while let Some(item) = running.items.recv().await {
             match item {
                 WatchItem::Events(revision, events) => self.apply(revision, &events),
@@ -470,8 +470,9 @@ impl Cacher {
         if self.revision() >= revision {
             return Ok(());
         }
-        self.ask_progress();
+        // First: a watch that begins now asks for those who are there.
         let mut reached = self.reached.subscribe();
+        self.ask_progress();
         let wait = reached.wait_for(|at| *at >= revision);
         if tokio::time::timeout(FRESHNESS_LIMIT, wait).await.is_ok() {
             return Ok(());
@@ -488,6 +489,15 @@ impl Cacher {
         self.filled().await;
         self.wait_for(Revision(self.written.load(Ordering::Acquire))).await?;
         Ok(self.state.read().expect("no panic under the lock").changed)
+    }
+
+    /// The watch runs. Whoever waits for a revision since the list had nobody to ask: at a fresh start
+    /// the store goes on while ten caches begin, and each would wait until its time is over.
+    fn may_ask(&self, progress: mpsc::Sender<()>) {
+        *self.progress.lock().expect("short locks") = Some(progress);
+        if self.reached.receiver_count() > 0 {
+            self.ask_progress();
+        }
     }
 
     /// Has the store watch report where it is, so that quiet resources advance too.
@@ -801,6 +811,27 @@ mod tests {
         // That the feed ends, too, says that it knows a closed store.
         let both = async { tokio::join!(cacher.clone().feed(), life) };
         tokio::time::timeout(Duration::from_secs(600), both).await.expect("it ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_before_the_watch_runs_is_answered_when_it_does() {
+        let row = Arc::new(crate::testing::row::<ConfigMap>("configmaps", &[], true));
+        let cacher = Cacher::new(row, Sim::open());
+        cacher.replace(vec![], Revision(1));
+        let (progress, mut asked) = mpsc::channel(1);
+        let waiting = async {
+            let begun = Instant::now();
+            cacher.wait_for(Revision(230)).await.expect("the store is there already");
+            assert!(begun.elapsed() < FRESHNESS_LIMIT);
+        };
+        let watch = async {
+            // The other future has asked, and nobody was there.
+            tokio::task::yield_now().await;
+            cacher.may_ask(progress);
+            asked.recv().await.expect("it is asked again");
+            cacher.advance(Revision(230));
+        };
+        tokio::join!(waiting, watch);
     }
 
     #[tokio::test(start_paused = true)]

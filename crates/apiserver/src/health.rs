@@ -15,6 +15,8 @@ use crate::codec;
 use crate::query::Query;
 use crate::resource::Body;
 
+/// What a hook says that is still at work.
+const NOT_FINISHED: &str = "not finished";
 /// A check that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -90,7 +92,7 @@ impl Health {
         let done = Arc::new(AtomicBool::new(false));
         let seen = done.clone();
         self.add(&format!("poststarthook/{name}"), move || {
-            if seen.load(Ordering::Acquire) { Ok(()) } else { Err("not finished".into()) }
+            if seen.load(Ordering::Acquire) { Ok(()) } else { Err(NOT_FINISHED.into()) }
         });
         Hook(done)
     }
@@ -147,6 +149,17 @@ impl Health {
     }
 }
 
+/// One line for one probe; those who ask a server that is starting need not be logged at all.
+fn log_failing(probe: &str, failing: &[(&str, String)]) {
+    let checks = failing.iter().map(|(name, why)| format!("{name}: {why}"));
+    let checks = checks.collect::<Vec<_>>().join("; ");
+    if failing.iter().all(|(_, why)| why == NOT_FINISHED) {
+        tracing::debug!(checks, "{probe} check failed");
+    } else {
+        tracing::info!(checks, "{probe} check failed");
+    }
+}
+
 async fn run(named: &Named) -> Result<(), String> {
     match tokio::time::timeout(PATIENCE, (named.check)()).await {
         Ok(outcome) => outcome,
@@ -157,7 +170,7 @@ async fn run(named: &Named) -> Result<(), String> {
 async fn all(probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
     let excluded: Vec<&str> = query.all("exclude").flat_map(|names| names.split(',')).collect();
     let mut lines = String::new();
-    let mut is_failed = false;
+    let mut failing = vec![];
     let outcomes = futures::future::join_all(checks.iter().map(async |check| {
         if excluded.contains(&check.name.as_str()) { None } else { Some(run(check).await) }
     }));
@@ -167,9 +180,8 @@ async fn all(probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
             None => lines.push_str(&format!("[+]{name} excluded: ok\n")),
             Some(Ok(())) => lines.push_str(&format!("[+]{name} ok\n")),
             Some(Err(why)) => {
-                tracing::info!(check = name, why, "{probe} check failed");
                 lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
-                is_failed = true;
+                failing.push((name.as_str(), why));
             }
         }
     }
@@ -184,7 +196,8 @@ async fn all(probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
             "warn: some health checks cannot be excluded: no matches for {names}\n"
         ));
     }
-    if is_failed {
+    if !failing.is_empty() {
+        log_failing(probe, &failing);
         return failed(format!("{lines}{probe} check failed\n"));
     }
     match query.first("verbose") {

@@ -18,9 +18,9 @@ use pki::{Issued, Pki};
 
 use crate::access::{Brought, Credentials};
 use crate::control_plane;
-use crate::flags;
 use crate::process::{prepare_data_dir, say, wait_for_signal};
 use crate::server::{advertised, write_kubeconfig};
+use crate::{datastore, flags};
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ApiServer {
@@ -102,6 +102,7 @@ pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> 
     let server = flags.as_server()?;
     server.access.check()?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
+    datastore::prepare(&server.datastore, &data_dir)?;
     let directory = flags.cert_dir.clone().unwrap_or_else(|| data_dir.join("pki"));
     let pki = Pki::open_or_create(&directory).context("cannot prepare the certificates")?;
     let credentials = flags.credentials(&pki)?;

@@ -18,6 +18,8 @@ use store::{Store, Transform, Transformed};
 
 /// How long an etcd may take to answer at the start.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A command waits this long for a server that has the store, but does not answer yet.
+const STARTING: Duration = Duration::from_secs(10);
 /// What upstream keeps in an etcd.
 const FORMATS: Formats = Formats {
     protobuf: Protobuf(api::protobuf::descriptors),
@@ -59,6 +61,9 @@ pub struct UseOfEtcd {
 /// Of the embedded store.
 #[derive(Args, Clone, Debug, Default)]
 pub struct History {
+    /// Begin with an empty store where a data directory has lost the one it had
+    #[arg(long)]
+    pub new_store: bool,
     /// Keep the embedded store's history at least so long, as 24h [default: 5m]
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     pub store_history: Option<Duration>,
@@ -144,8 +149,7 @@ impl Which {
         }
         let socket = socket(data_dir);
         if tokio::net::UnixStream::connect(&socket).await.is_ok() {
-            let endpoints = vec![format!("unix://{}", socket.display())];
-            return Ok(etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })?);
+            return at_socket(&socket);
         }
         let directory = data_dir.join("store");
         if !directory.join("store.redb").exists() {
@@ -160,9 +164,86 @@ impl Which {
             history_bytes: u64::MAX,
             ..store::Options::default()
         };
-        store::Embedded::open(&directory, options)
-            .with_context(|| format!("cannot open the state store in {}", directory.display()))
+        match store::Embedded::open(&directory, options) {
+            Ok(store) => Ok(store),
+            // A server that is starting has the files, and no socket yet.
+            Err(error) => match is_in_use(&directory) {
+                true => starting(&socket).await.unwrap_or(Err(error.into())),
+                false => Err(error).with_context(|| {
+                    format!("cannot open the state store in {}", directory.display())
+                }),
+            },
+        }
     }
+}
+
+fn is_in_use(directory: &Path) -> bool {
+    let lock = std::fs::File::open(directory.join("lock"));
+    lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(std::fs::TryLockError::WouldBlock)))
+}
+
+/// The store of a server that answers within a few seconds.
+async fn starting(socket: &Path) -> Option<anyhow::Result<Arc<dyn Store>>> {
+    let answers = async {
+        while tokio::net::UnixStream::connect(socket).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(STARTING, answers).await.ok()?;
+    Some(at_socket(socket))
+}
+
+fn at_socket(socket: &Path) -> anyhow::Result<Arc<dyn Store>> {
+    let endpoints = vec![format!("unix://{}", socket.display())];
+    Ok(etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })?)
+}
+
+/// To be called before anything else is made in the directory: the store's own directory comes first,
+/// so that a first start that does not get far leaves nothing that looks like a lost store.
+pub fn prepare(flags: &Datastore, data_dir: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    check_not_lost(flags, data_dir)?;
+    if !flags.endpoints.is_empty() {
+        return Ok(());
+    }
+    let directory = data_dir.join("store");
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+    made.with_context(|| format!("cannot make {}", directory.display()))
+}
+
+/// Refuses to begin anew where a cluster has been: a store that is gone, or empty, is not an empty
+/// cluster, and the node's pods would be removed for it.
+fn check_not_lost(flags: &Datastore, data_dir: &Path) -> anyhow::Result<()> {
+    let file = data_dir.join("store/store.redb");
+    let has_store = std::fs::metadata(&file).is_ok_and(|meta| meta.len() > 0);
+    if has_store || !flags.endpoints.is_empty() || flags.history.new_store {
+        return Ok(());
+    }
+    let Some(sign) = sign_of_life(data_dir) else { return Ok(()) };
+    let place = data_dir.display();
+    let what = if file.exists() { "empty" } else { "missing" };
+    bail!(
+        "{} is {what}, but {sign} says that this data directory has had a cluster: restore a snapshot \
+         (decapod -d {place} snapshot list; decapod snapshot restore FILE -d NEWDIR, then copy pki and token there), \
+         or begin an empty cluster here with --new-store",
+        file.display()
+    );
+}
+
+/// What is there only after a server has served from this directory. An authority that somebody
+/// brought along, and a node's images, may be there before.
+fn sign_of_life(data_dir: &Path) -> Option<String> {
+    const FILES: [&str; 4] = ["kubeconfig", "token", "snapshots", "dns.kubeconfig"];
+    let kept = FILES.iter().find(|name| data_dir.join(name).exists());
+    if kept.is_some() || data_dir.join("store").exists() {
+        return kept.map(|name| (*name).to_owned());
+    }
+    let brought = |name: &str| ["ca.crt", "front-proxy-ca.crt"].contains(&name);
+    let issued = std::fs::read_dir(data_dir.join("pki")).into_iter().flatten().flatten();
+    let mut issued = issued
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.ends_with(".crt") && !brought(name));
+    issued.next().map(|name| format!("pki/{name}"))
 }
 
 /// Where a server's store answers: in the data directory, unless that is too deep for a socket.
@@ -284,4 +365,44 @@ async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
         Err(_) => bail!("{}: no answer within {} seconds", named(), PATIENCE.as_secs()),
     };
     Ok(remote)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_lost_its_store_is_no_new_cluster() {
+        let root = tempfile::tempdir().expect("a directory");
+        let flags = Datastore::default();
+        let check = |flags: &Datastore| check_not_lost(flags, root.path());
+        let make = |name: &str, text: &str| {
+            let path = root.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("one")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        assert!(check(&flags).is_ok(), "an empty directory");
+        for brought in ["pki/ca.crt", "pki/ca.key", "pki/front-proxy-ca.crt", "runtime/images/x"] {
+            make(brought, "x");
+        }
+        assert!(check(&flags).is_ok(), "what is brought along");
+        make("pki/apiserver.crt", "x");
+        let why = check(&flags).expect_err("it has had a cluster").to_string();
+        for part in
+            ["store/store.redb is missing", "pki/apiserver.crt", "snapshot restore", "--new-store"]
+        {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+        make("store/store.redb", "");
+        assert!(check(&flags).is_ok(), "a first start that did not get far");
+        make("kubeconfig", "x");
+        let why = check(&flags).expect_err("it has had a cluster").to_string();
+        assert!(why.contains("store.redb is empty") && why.contains("kubeconfig"), "{why}");
+        let history = History { new_store: true, ..History::default() };
+        assert!(check(&Datastore { history, ..Datastore::default() }).is_ok(), "as one wishes");
+        let endpoints = vec!["https://127.0.0.1:2379".to_owned()];
+        assert!(check(&Datastore { endpoints, ..Datastore::default() }).is_ok(), "it is elsewhere");
+        make("store/store.redb", "a store");
+        assert!(check(&flags).is_ok());
+    }
 }

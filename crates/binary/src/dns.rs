@@ -19,6 +19,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
+const LOG: &str = "dns.log";
+
 /// What the DNS process is told.
 #[derive(Clone)]
 pub struct Service {
@@ -73,18 +75,43 @@ pub fn supervise(service: Service, tasks: &Tasks) {
     tasks.spawn("dns supervisor", async move {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         loop {
-            if let Err(error) = run_once(&service).await {
-                tracing::error!(%error, "cannot run the cluster's DNS");
-            } else {
-                tracing::warn!("the cluster's DNS ended or has new credentials, starting it again");
+            match run_once(&service).await {
+                Err(error) => {
+                    let error = crate::process::told(&error);
+                    tracing::error!(error, "cannot run the cluster's DNS");
+                }
+                Ok(Ended::Renewed) => tracing::info!("the cluster's DNS has new credentials, starting it again"),
+                Ok(Ended::Alone) => {
+                    let log = service.data_dir.join(LOG);
+                    let why = last_words(&log);
+                    tracing::warn!(why, log = %log.display(), "the cluster's DNS ended, starting it again");
+                }
             }
             tokio::time::sleep(backoff.step()).await;
         }
     });
 }
 
+/// Why a process is to be replaced.
+enum Ended {
+    Alone,
+    Renewed,
+}
+
+/// What the process said last: why it ended.
+fn last_words(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("it said nothing")
+        .trim()
+        .to_owned()
+}
+
 /// Adopts or starts the process, and returns when it has ended.
-async fn run_once(service: &Service) -> anyhow::Result<()> {
+async fn run_once(service: &Service) -> anyhow::Result<Ended> {
     let pid_file = service.data_dir.join("dns.pid");
     let arguments = arguments(service)?;
     let adopted = read_pid(&pid_file)
@@ -96,15 +123,18 @@ async fn run_once(service: &Service) -> anyhow::Result<()> {
                 end(pid).await?;
             }
             let pid = spawn(service, &arguments)?;
-            std::fs::write(&pid_file, pid.to_string())
-                .with_context(|| pid_file.display().to_string())?;
+            if let Err(error) = std::fs::write(&pid_file, pid.to_string()) {
+                // A full disk, perhaps: names are answered all the same.
+                let path = pid_file.display();
+                tracing::warn!(%error, %path, "the next server will not find the DNS process");
+            }
             pid
         }
     };
     tokio::select! {
-        ended = wait_for_end(pid) => ended,
+        ended = wait_for_end(pid) => ended.map(|()| Ended::Alone),
         // The next round sees that the process has yesterday's settings.
-        () = service.renewed.notified() => Ok(()),
+        () = service.renewed.notified() => Ok(Ended::Renewed),
     }
 }
 
@@ -141,15 +171,9 @@ fn is_dns(line: &[String], kubeconfig: &Path) -> bool {
 }
 
 fn spawn(service: &Service, arguments: &[String]) -> anyhow::Result<i32> {
-    let log = service.data_dir.join("dns.log");
-    let output = std::fs::File::create(&log).with_context(|| log.display().to_string())?;
+    let (out, err) = output(&service.data_dir.join(LOG))?;
     let mut command = std::process::Command::new("/proc/self/exe");
-    command
-        .arg0("decapod")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(output.try_clone()?)
-        .stderr(output);
+    command.arg0("decapod").args(arguments).stdin(Stdio::null()).stdout(out).stderr(err);
     // SAFETY: setsid is async-signal-safe and touches nothing of ours. In a session of its own the
     // process outlives a Ctrl-C at the server's terminal.
     unsafe {
@@ -157,6 +181,17 @@ fn spawn(service: &Service, arguments: &[String]) -> anyhow::Result<i32> {
     }
     let child = command.spawn().context("cannot start the DNS process")?;
     Ok(child.id() as i32)
+}
+
+/// The log, or nowhere on a disk that has no room for one.
+fn output(log: &Path) -> anyhow::Result<(Stdio, Stdio)> {
+    match std::fs::File::create(log) {
+        Ok(file) => Ok((file.try_clone()?.into(), file.into())),
+        Err(error) => {
+            tracing::warn!(%error, path = %log.display(), "the DNS process has no log");
+            Ok((Stdio::null(), Stdio::null()))
+        }
+    }
 }
 
 fn open_pid(pid: i32) -> std::io::Result<OwnedFd> {
@@ -196,4 +231,19 @@ async fn end(pid: i32) -> anyhow::Result<()> {
         }
     }
     anyhow::bail!("the old DNS process {pid} does not end")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_says_why_it_ended() {
+        let root = tempfile::tempdir().expect("a directory");
+        let log = root.path().join(LOG);
+        assert_eq!(last_words(&log), "it said nothing");
+        std::fs::write(&log, "INFO started\ndecapod: cannot listen on 10.43.0.10:53\n\n")
+            .expect("written");
+        assert_eq!(last_words(&log), "decapod: cannot listen on 10.43.0.10:53");
+    }
 }

@@ -98,8 +98,8 @@ pub struct Server {
     /// Addresses of Services
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<IpNet>,
-    /// Address of the cluster's DNS, inside the Service range
-    #[arg(long, value_delimiter = ',', default_value = "10.43.0.10")]
+    /// Address of the cluster's DNS, inside the Service range [default: its tenth, as 10.43.0.10]
+    #[arg(long, value_delimiter = ',')]
     pub cluster_dns: Vec<IpAddr>,
     #[arg(long, default_value = "cluster.local")]
     pub cluster_domain: String,

@@ -18,6 +18,7 @@ mod flags;
 mod fuzz;
 mod kubeconfig;
 mod node;
+mod preflight;
 mod process;
 mod rotation;
 mod secure_port;
@@ -96,7 +97,7 @@ fn main() -> ExitCode {
     match start() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("decapod: {error:#}");
+            eprintln!("decapod: {}", process::told(&error));
             ExitCode::FAILURE
         }
     }

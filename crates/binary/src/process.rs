@@ -1,6 +1,10 @@
 //! What every long-running command does as a process: a data directory, words for the person at the
 //! terminal, an end when it is asked for.
 
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::ops::Deref;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,18 +27,77 @@ pub fn say(text: &str) {
     println!("{text}");
 }
 
-/// Makes the directory, private to its owner, and returns its absolute path.
-pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<PathBuf> {
+/// An error and its causes, none of them said twice.
+pub fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        match text.is_empty() {
+            true => text = cause,
+            false if text.ends_with(&cause) => {}
+            false => text = format!("{text}: {cause}"),
+        }
+    }
+    text
+}
+
+/// A data directory that this process alone uses.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// `decapod.pid`, locked until the process ends.
+    _lock: File,
+}
+
+impl Deref for DataDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Makes the directory, private to its owner, and takes it for this process.
+pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<DataDir> {
     use std::os::unix::fs::DirBuilderExt;
     let display = wanted.display();
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(wanted).with_context(|| {
         format!("cannot make the data directory {display}; choose another with --data-dir")
     })?;
     let path = wanted.canonicalize().with_context(|| format!("cannot read {display}"))?;
+    let lock = lock(&path.join("decapod.pid"), display)?;
+    Ok(DataDir { path, _lock: lock })
+}
+
+/// The pid file says who has the directory, so it is written by nobody else.
+fn lock(path: &Path, place: impl std::fmt::Display) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).open(path);
+    let file = file.with_context(|| format!("cannot write to {place}"))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let pid = std::fs::read_to_string(path).unwrap_or_default();
+            bail!(
+                "the data directory {place} is in use by another process (pid {}); stop it, or choose another directory with --data-dir",
+                pid.trim()
+            );
+        }
+        Err(TryLockError::Error(error)) => {
+            return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+        }
+    }
     let pid = std::process::id().to_string();
-    std::fs::write(path.join("decapod.pid"), pid)
-        .with_context(|| format!("cannot write to {display}"))?;
-    Ok(path)
+    let written =
+        file.write_all_at(pid.as_bytes(), 0).and_then(|()| file.set_len(pid.len() as u64));
+    match written {
+        // Others read it to find this process; it does not need it.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            tracing::warn!(%error, path = %path.display(), "cannot write the pid");
+        }
+        other => other.with_context(|| format!("cannot write to {place}"))?,
+    }
+    Ok(file)
 }
 
 /// Until Ctrl-C, SIGTERM, or the end of a task that must not end, in any of the groups.
@@ -55,5 +118,36 @@ pub async fn termination() -> std::io::Result<()> {
     tokio::select! {
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_cause_is_said_twice() {
+        let io = || io::Error::from_raw_os_error(2);
+        let pki = pki::Error::File { path: "/x".into(), source: io() };
+        let error = anyhow::Error::from(pki).context("cannot write the kubeconfig");
+        let text = "cannot write the kubeconfig: /x: No such file or directory (os error 2)";
+        assert_eq!(told(&error), text);
+        assert_eq!(told(&anyhow::Error::from(io()).context("a")), format!("a: {}", io()));
+        assert_eq!(told(&anyhow::anyhow!("alone")), "alone");
+    }
+
+    #[test]
+    fn a_data_directory_has_one_process_and_the_pid_file_names_it() {
+        let root = tempfile::tempdir().expect("a directory");
+        let own = std::process::id().to_string();
+        std::fs::write(root.path().join("decapod.pid"), "1234567890").expect("written");
+        let first = prepare_data_dir(root.path()).expect("free");
+        let noted = || std::fs::read_to_string(root.path().join("decapod.pid")).expect("there");
+        assert_eq!(noted(), own);
+        let why = told(&prepare_data_dir(root.path()).expect_err("it is taken"));
+        assert!(why.contains("in use") && why.contains(&format!("pid {own}")), "{why}");
+        assert_eq!(noted(), own);
+        drop(first);
+        prepare_data_dir(root.path()).expect("free again");
     }
 }

@@ -17,6 +17,7 @@ use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
 use crate::node::{self, Node};
 use crate::process::{give_back_what_the_start_needed, prepare_data_dir, say, wait_for_signal};
+use crate::{datastore, preflight};
 
 /// What may be left out with `--disable`.
 const COMPONENTS: [&str; 5] =
@@ -26,8 +27,12 @@ const COMPONENTS_LIMIT: Duration = Duration::from_secs(10);
 
 pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let begun = Instant::now();
+    let flags = preflight::completed(flags)?;
     check(&flags)?;
+    preflight::check_node(&flags).await?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
+    preflight::check_ports_of(&flags)?;
+    datastore::prepare(&flags.datastore, &data_dir)?;
     let pki =
         Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
     let address = advertised(&flags).await?;
@@ -60,11 +65,7 @@ fn check(flags: &Server) -> anyhow::Result<()> {
     if let Some(unknown) = flags.disable.iter().find(|name| !COMPONENTS.contains(&name.as_str())) {
         bail!("--disable {unknown}: expected one of {}", COMPONENTS.join(", "));
     }
-    for dns in &flags.cluster_dns {
-        if !flags.service_cidr.iter().any(|cidr| cidr.contains(dns)) {
-            bail!("--cluster-dns {dns} is outside of --service-cidr");
-        }
-    }
+    preflight::check_ranges(flags)?;
     if !flags.disable_agent && !nix::unistd::geteuid().is_root() {
         bail!(
             "running a node needs root; start as root, or with --disable-agent for the control plane alone"
@@ -104,10 +105,11 @@ pub fn write_kubeconfig(
     let target = wanted.clone();
     let write = move |issued: &Issued| -> anyhow::Result<()> {
         let config = pki::Kubeconfig::with_certificate(&server, &authority, &identity.user, issued);
-        config.write(&own, 0o600)?;
-        config
-            .write(&target, mode)
-            .with_context(|| format!("cannot write the kubeconfig {}", target.display()))
+        config.write(&own, 0o600).context("cannot write the kubeconfig")?;
+        if target != own {
+            crate::kubeconfig::write_beside_others(&config, &target, mode)?;
+        }
+        Ok(())
     };
     write(&admin)?;
     control.rotation.component(Component::Admin, &admin, write);

@@ -15,7 +15,10 @@ pub fn of_server(flag: Option<&str>, data_dir: &Path, pki: &Pki) -> anyhow::Resu
         Some(text) => JoinToken::parse(text).context("--token")?.secret,
         None => match std::fs::read_to_string(&path) {
             Ok(text) => JoinToken::parse(&text).with_context(|| path.display().to_string())?.secret,
-            Err(_) => pki::random_token(LENGTH),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => pki::random_token(LENGTH),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
         },
     };
     let token = JoinToken { ca_hash: Some(pki.cluster_ca.fingerprint()), secret };

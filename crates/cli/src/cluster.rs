@@ -56,6 +56,12 @@ pub struct Connection {
     pub namespace: Option<String>,
 }
 
+/// A directory that we may not look into hides whether the file is there.
+fn is_denied(error: &std::io::Error, path: &Path) -> bool {
+    let denied = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+    denied(error) || path.try_exists().is_err_and(|error| denied(&error))
+}
+
 /// A connection to one API server.
 #[derive(Clone)]
 pub struct Cluster {
@@ -75,6 +81,12 @@ impl Connection {
                 let directory = path.parent().unwrap_or(Path::new("."));
                 let resolved = config.resolve(self.context.as_deref(), directory);
                 resolved.map_err(|error| own(format!("{}: {error}", path.display())))?
+            }
+            Err(pki::Error::File { source, .. }) if is_denied(&source, &path) => {
+                return Err(own(format!(
+                    "cannot read {}: permission denied; it is its owner's (mostly root's): use sudo, or a copy of your own with --kubeconfig",
+                    path.display()
+                )));
             }
             Err(_) if self.server.is_some() && !path.exists() => pki::Credentials::default(),
             Err(_) if !path.exists() => {

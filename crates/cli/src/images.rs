@@ -70,6 +70,7 @@ pub struct References {
 
 impl Images {
     pub async fn run(self, data_dir: &Path) -> Result<ExitCode> {
+        check_allowed(data_dir)?;
         if let Some(endpoints) = runtime::backend::remote::Endpoints::of_cluster(data_dir)? {
             return foreign::run(&endpoints, self.command).await;
         }
@@ -82,7 +83,9 @@ impl Images {
             return Ok(ExitCode::SUCCESS);
         }
         make_private(data_dir)?;
-        let store = ImageStore::open(home.join("images"))?;
+        let images = home.join("images");
+        let store = ImageStore::open(images.clone())
+            .with_context(|| format!("cannot open the images in {}", images.display()))?;
         match self.command {
             Command::Import(flags) => {
                 let work = move || flags.run(&store);
@@ -93,6 +96,17 @@ impl Images {
             Command::Remove(flags) => remove(&store, &home, &flags)?,
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Others than the owner do not even see whether there is a data directory.
+fn check_allowed(data_dir: &Path) -> Result<()> {
+    match std::fs::read_dir(data_dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => bail!(
+            "cannot read the data directory {}: permission denied; use sudo, or name your own with --data-dir",
+            data_dir.display()
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 pub enum Error {
     #[error("{action}: {source}")]
     System { action: String, source: io::Error },
-    #[error("{action}: {source}")]
+    #[error("{action}{}: {source}", needs(.source))]
     Netlink { action: String, source: rtnetlink::Error },
     #[error("no network interface {0:?}")]
     NoLink(String),
@@ -14,6 +14,14 @@ pub enum Error {
     Invalid(String),
     #[error("the thread working in a network namespace died")]
     Worker,
+}
+
+/// What a process must have that the kernel refuses so.
+fn needs(error: &rtnetlink::Error) -> &'static str {
+    match netlink_errno(error) {
+        Some(libc::EPERM) => " (needs the capability CAP_NET_ADMIN)",
+        _ => "",
+    }
 }
 
 impl Error {

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::{During, Error};
+use crate::error::Error;
 use crate::netns;
 
 /// Turns on what a node needs: forwarding for both families, and netfilter for bridged packets
@@ -37,7 +37,15 @@ pub fn set(name: &str, value: &str) -> Result<(), Error> {
     if fs::read_to_string(&path).is_ok_and(|now| now.trim() == value) {
         return Ok(());
     }
-    fs::write(&path, value).during(|| format!("set {name}={value}"))
+    fs::write(&path, value).map_err(|source| {
+        let needs = match source.kind() {
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+                format!(" (needs a writable {}, or that value set beforehand)", path.display())
+            }
+            _ => String::new(),
+        };
+        Error::System { action: format!("set {name}={value}{needs}"), source }
+    })
 }
 
 /// As [`set`], and `Ok(false)` when this kernel does not have the switch.

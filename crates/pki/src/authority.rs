@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::der::{self, sequence};
 use crate::parsed::{self, Certificate};
+use crate::sec1::private_key_pem;
 use crate::{Csr, Error, malformed};
 
 /// Upstream: kubeadm's certificates live a year, its authorities ten.
@@ -144,7 +145,7 @@ impl Authority {
         };
         let cert_der = tbs.sign(&key)?;
         let cert = Certificate::parse(&cert_der)?;
-        let key_pem = key.serialize_pem();
+        let key_pem = private_key_pem(&key.serialize_pem());
         let cert_pem = pem("CERTIFICATE", &cert_der);
         Ok(Self { cert_pem, cert, chain_pem: String::new(), key, key_pem })
     }
@@ -210,7 +211,7 @@ impl Authority {
     pub fn issue(&self, profile: &Profile) -> Result<Issued, Error> {
         let key = KeyPair::generate()?;
         let cert_pem = self.issue_for(profile, &key.subject_public_key_info())?;
-        Ok(Issued { cert_pem, key_pem: key.serialize_pem() })
+        Ok(Issued { cert_pem, key_pem: private_key_pem(&key.serialize_pem()) })
     }
 
     /// A leaf certificate for a public key (a DER SubjectPublicKeyInfo) that somebody else holds.

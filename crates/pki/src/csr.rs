@@ -161,7 +161,8 @@ pub fn new_request(profile: &Profile) -> Result<(String, String), Error> {
             San::Ip(address) => SanType::IpAddress(*address),
         });
     }
-    Ok((params.serialize_request(&key)?.pem()?, key.serialize_pem()))
+    let key_pem = crate::private_key_pem(&key.serialize_pem());
+    Ok((params.serialize_request(&key)?.pem()?, key_pem))
 }
 
 #[cfg(test)]

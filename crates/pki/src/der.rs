@@ -4,8 +4,10 @@ use jiff::Timestamp;
 
 pub(crate) const SEQUENCE: u8 = 0x30;
 pub(crate) const SET: u8 = 0x31;
+pub(crate) const INTEGER: u8 = 0x02;
 pub(crate) const BIT_STRING: u8 = 0x03;
 pub(crate) const OCTET_STRING: u8 = 0x04;
+pub(crate) const OBJECT_ID: u8 = 0x06;
 pub(crate) const UTF8_STRING: u8 = 0x0c;
 
 /// Tag, length, content.
@@ -37,6 +39,21 @@ pub(crate) fn explicit(number: u8, inner: &[u8]) -> Vec<u8> {
 /// A primitive implicit context tag `[number]`.
 pub(crate) fn implicit(number: u8, content: &[u8]) -> Vec<u8> {
     element(0x80 | number, content)
+}
+
+/// The first element of `bytes` if it has this tag: its content, and what is behind it.
+pub(crate) fn split(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (&found, rest) = bytes.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        0x81..=0x84 => {
+            let (number, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+            (number.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), rest)
+        }
+        _ => return None,
+    };
+    if found == tag { rest.split_at_checked(length) } else { None }
 }
 
 /// An object identifier from its numbers.

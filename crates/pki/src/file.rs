@@ -48,12 +48,22 @@ pub(crate) fn read_replaceable(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
+/// What is there already is not written again: a full disk must not keep a server from starting.
+fn is_there(path: &Path, content: &[u8], mode: u32) -> bool {
+    let has_mode =
+        |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o7777 == mode;
+    fs::symlink_metadata(path).is_ok_and(has_mode) && fs::read(path).is_ok_and(|now| now == content)
+}
+
 fn replace(
     path: &Path,
     content: &[u8],
     mode: u32,
     sync: impl FnOnce(&fs::File) -> std::io::Result<()>,
 ) -> Result<(), Error> {
+    if is_there(path, content, mode) {
+        return Ok(());
+    }
     let suffix = u64::from_ne_bytes(crate::random_bytes());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.{suffix:016x}"));
@@ -70,4 +80,27 @@ fn replace(
         let _ = fs::remove_file(&temporary);
         failed(path)(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_not_written_again() {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("token");
+        let inode = || fs::metadata(&path).expect("there").ino();
+        write_private(&path, b"secret", 0o600).expect("written");
+        let first = inode();
+        write_private(&path, b"secret", 0o600).expect("there");
+        assert_eq!(inode(), first);
+        write_private(&path, b"secret", 0o640).expect("written");
+        assert_ne!(inode(), first, "another mode");
+        let second = inode();
+        write_private(&path, b"other", 0o640).expect("written");
+        assert_ne!(inode(), second, "another content");
+    }
 }

@@ -165,7 +165,8 @@ impl Kubeconfig {
     pub fn with_certificate(server: &str, ca_pem: &str, user: &str, issued: &Issued) -> Self {
         let credentials = User {
             client_certificate_data: Some(STANDARD.encode(&issued.cert_pem)),
-            client_key_data: Some(STANDARD.encode(&issued.key_pem)),
+            // Also of a key that an earlier version made.
+            client_key_data: Some(STANDARD.encode(crate::private_key_pem(&issued.key_pem))),
             ..User::default()
         };
         Self::named(server, ca_pem, user, credentials)
@@ -194,7 +195,10 @@ impl Kubeconfig {
     }
 
     pub fn to_yaml(&self) -> Result<String, Error> {
-        serde_saphyr::to_string(self).map_err(|error| malformed("kubeconfig", error))
+        // A value is one line, as kubectl writes it: scripts cut it out with grep and awk.
+        let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
+        serde_saphyr::to_string_with_options(self, options)
+            .map_err(|error| malformed("kubeconfig", error))
     }
 
     pub fn read(path: &Path) -> Result<Self, Error> {
@@ -208,6 +212,29 @@ impl Kubeconfig {
     /// Replaces the file; `mode` is 0600 unless the user asked for another.
     pub fn write(&self, path: &Path, mode: u32) -> Result<(), Error> {
         write_private(path, self.to_yaml()?.as_bytes(), mode)
+    }
+
+    /// Puts this file's one cluster into another file under `name`, beside what is there: whoever has
+    /// other clusters in it finds them again. `None` if everything there is this cluster's: then
+    /// this file takes its place. The context is the current one afterwards, as it is with kind.
+    pub fn merged_into(&self, there: &Self, name: &str) -> Option<Self> {
+        let (cluster, user) = (self.clusters.first()?, self.users.first()?);
+        let is_ours = |one: &NamedCluster| {
+            one.name == cluster.name && one.cluster.server == cluster.cluster.server
+        };
+        if there.clusters.iter().all(is_ours) {
+            return None;
+        }
+        let mut all = there.clone();
+        all.clusters.retain(|one| one.name != name);
+        all.users.retain(|one| one.name != name);
+        all.contexts.retain(|one| one.name != name);
+        let own = Self::new(name, cluster.cluster.clone(), user.user.clone());
+        all.clusters.extend(own.clusters);
+        all.users.extend(own.users);
+        all.contexts.extend(own.contexts);
+        all.current_context = name.to_owned();
+        Some(all)
     }
 
     /// The credentials of `context` (or of the current one); relative paths start at `directory`,
@@ -351,6 +378,45 @@ users:
         assert_eq!(again.users[0].user.rest["as"], "admin");
         let exec = again.users[0].user.exec.as_ref().expect("kept");
         assert_eq!(exec["args"][0], "-x");
+    }
+
+    #[test]
+    fn a_value_is_one_line_and_the_key_has_upstreams_form() {
+        let issued = crate::Authority::generate("ca")
+            .and_then(|ca| ca.issue(&crate::Profile::client("admin", &["system:masters"])))
+            .expect("issued");
+        let config = Kubeconfig::with_certificate("https://h:6443", "CA", "admin", &issued);
+        let yaml = config.to_yaml().expect("writes");
+        let value = |name: &str| {
+            let line = yaml.lines().find(|line| line.trim_start().starts_with(name));
+            let (_, value) = line.and_then(|line| line.split_once(": ")).expect("a line");
+            String::from_utf8(STANDARD.decode(value).expect("base64")).expect("text")
+        };
+        assert_eq!(value("client-certificate-data"), issued.cert_pem);
+        assert!(value("client-key-data").starts_with("-----BEGIN EC PRIVATE KEY-----"), "{yaml}");
+        assert_eq!(value("certificate-authority-data"), "CA");
+        assert_eq!(Kubeconfig::parse(&yaml).expect("parses"), config);
+    }
+
+    #[test]
+    fn other_clusters_of_a_file_stay() {
+        let foreign = Kubeconfig::parse(FOREIGN).expect("parses");
+        let own = Kubeconfig::with_token("https://h:6443", "CA", "me", "1");
+        let merged = own.merged_into(&foreign, "decapod").expect("another one is there");
+        let names: Vec<_> = merged.clusters.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!((names, merged.current_context.as_str()), (vec!["prod", "decapod"], "decapod"));
+        let resolved = merged.resolve(None, Path::new("/")).expect("resolves");
+        assert_eq!(resolved.token.as_deref(), Some("1"));
+        assert_eq!(merged.rest["preferences"]["colors"], true);
+        // The next start changes nothing but its own.
+        let renewed = Kubeconfig::with_token("https://h:6443", "CA", "me", "2");
+        let again = renewed.merged_into(&merged, "decapod").expect("the other is still there");
+        assert_eq!(again.clusters, merged.clusters);
+        assert_eq!(again.contexts, merged.contexts);
+        assert_eq!(again.users.len(), 2);
+        assert!(own.merged_into(&own, "decapod").is_none(), "its own file is replaced");
+        let empty = Kubeconfig::parse("kind: Config").expect("parses");
+        assert!(own.merged_into(&empty, "decapod").is_none(), "so is an empty one");
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod file;
 mod identity;
 pub mod kubeconfig;
 mod parsed;
+mod sec1;
 mod store;
 mod token;
 
@@ -31,6 +32,7 @@ pub use identity::{Component, Identity};
 pub use kubeconfig::{Credentials, Exec, Kubeconfig};
 pub use parsed::{Certificate, certificates, needs_renewal};
 pub use rcgen::KeyPair;
+pub use sec1::private_key_pem;
 pub use store::Pki;
 pub use token::{BootstrapToken, JoinToken, random_token};
 

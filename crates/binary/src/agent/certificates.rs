@@ -29,7 +29,8 @@ use super::join::Trouble;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
 const LOOK: Duration = Duration::from_secs(1800);
-const KEY_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+/// An earlier version wrote the first.
+const KEY_BEGINS: [&str; 2] = ["-----BEGIN PRIVATE KEY-----", "-----BEGIN EC PRIVATE KEY-----"];
 
 /// A certificate to ask for.
 pub struct Order {
@@ -127,7 +128,8 @@ impl Home {
     /// over.
     pub fn stored(&self, order: &Order, ca_pem: &str) -> Option<Issued> {
         let text = self.read(&format!("{}.pem", order.file))?;
-        let (cert_pem, key_pem) = text.split_at_checked(text.find(KEY_BEGIN)?)?;
+        let begin = KEY_BEGINS.iter().find_map(|begin| text.find(begin))?;
+        let (cert_pem, key_pem) = text.split_at_checked(begin)?;
         let chain = pki::certificates(cert_pem.as_bytes()).ok()?;
         let (cert, between) = chain.split_first()?;
         let mut authorities = pki::certificates(ca_pem.as_bytes()).ok()?;

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::ConfigMap;
 use pki::{Certificate, Component, Issued, JoinToken, Kubeconfig};
+use rustls::CertificateError;
 use transport::{ClientOptions, HttpClient, Token};
 
 use super::certificates::{self, Home, Order};
@@ -72,10 +73,15 @@ impl From<Trouble> for anyhow::Error {
 
 impl From<client::Error> for Trouble {
     fn from(error: client::Error) -> Self {
-        if is_wrong_authority(&error) {
-            return Self::Final(anyhow::anyhow!(
-                "its certificate is not from the authority of this node's cluster"
-            ));
+        match refused_certificate(&error) {
+            // Clocks get set.
+            Some(refusal) if is_of_time(&refusal) => return Self::Later(of_time(&refusal)),
+            Some(_) => {
+                return Self::Final(anyhow::anyhow!(
+                    "its certificate is not from the authority of this node's cluster"
+                ));
+            }
+            None => {}
         }
         match error.code() {
             401 => Self::Unauthorized,
@@ -97,19 +103,37 @@ fn reason(error: &client::Error) -> String {
     cause.to_string()
 }
 
-/// Whether the handshake failed because of who the server is.
-fn is_wrong_authority(error: &client::Error) -> bool {
+/// What was wrong with the server's certificate, if that is why the handshake failed.
+fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<CertificateError> {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(current) = cause {
         // An I/O error hides the error that it carries from `source`.
         let carried = current.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
         let tls = carried.and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        if let Some(rustls::Error::InvalidCertificate(_)) = tls {
-            return true;
+        if let Some(rustls::Error::InvalidCertificate(refusal)) = tls {
+            return Some(refusal.clone());
         }
         cause = current.source();
     }
-    false
+    None
+}
+
+fn is_of_time(refusal: &CertificateError) -> bool {
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(refusal, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+}
+
+/// Most often it is not the certificate that is wrong.
+fn of_time(refusal: &CertificateError) -> String {
+    let is_early = matches!(
+        refusal,
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }
+    );
+    let what = if is_early { "is not valid yet" } else { "has expired" };
+    let now = base::clock::now();
+    format!(
+        "its certificate {what}, by the clock of this machine, which says {now:.0}: is it right?"
+    )
 }
 
 pub fn check_url(server: &str) -> anyhow::Result<()> {
@@ -418,6 +442,30 @@ async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_clock_is_not_taken_for_a_wrong_authority() {
+        let check = |refusal: CertificateError, expected: Option<&str>| {
+            let tls = rustls::Error::InvalidCertificate(refusal);
+            let found = refused_certificate(&std::io::Error::other(tls)).expect("a certificate");
+            let told = is_of_time(&found).then(|| of_time(&found));
+            match expected {
+                None => assert_eq!(told, None),
+                Some(part) => {
+                    assert!(told.as_deref().is_some_and(|told| told.contains(part)), "{told:?}")
+                }
+            }
+        };
+        check(
+            CertificateError::NotValidYet,
+            Some("is not valid yet, by the clock of this machine"),
+        );
+        check(CertificateError::Expired, Some("has expired, by the clock of this machine"));
+        check(CertificateError::UnknownIssuer, None);
+        check(CertificateError::BadSignature, None);
+        let other = std::io::Error::other("Connection refused");
+        assert_eq!(refused_certificate(&other), None);
+    }
 
     #[test]
     fn urls_are_checked() {

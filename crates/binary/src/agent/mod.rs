@@ -55,7 +55,11 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
         bail!("{place} is a server's data directory; choose another one with --data-dir");
     }
     let machine = Machine::of(&flags.node).await?;
+    crate::preflight::check_machine(&flags.node).await?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
+    // After the lock: whoever has this directory is named by that.
+    // Whether kube-proxy runs here the cluster says.
+    crate::preflight::check_ports(false)?;
     let home = Home::open(&data_dir.join("agent"))?;
     let joined = tokio::select! {
         joined = join::join(&flags, &home, &machine) => joined?,

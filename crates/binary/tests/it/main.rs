@@ -1,5 +1,5 @@
 //! A control plane without a node, as an operator runs it: what it prints, what it refuses, what it
-//! survives. Needs no root.
+//! survives. Needs no root, but for one test that says so.
 
 mod audit;
 mod devices;
@@ -7,6 +7,7 @@ mod gates;
 mod hostile;
 mod keeping;
 mod standalone;
+mod starting;
 mod stopping;
 mod support;
 mod versions;

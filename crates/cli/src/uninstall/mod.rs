@@ -14,7 +14,10 @@
 mod foreign;
 mod leftovers;
 mod processes;
+mod units;
 
+use std::fs::{File, TryLockError};
+use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -27,12 +30,19 @@ const MARKS: &[&str] =
     &["decapod.pid", "pki", "runtime", "kubelet", "kubeconfig", "dns.pid", "agent"];
 
 #[derive(clap::Args, Clone, Debug, Default)]
-pub struct Uninstall {}
+pub struct Uninstall {
+    /// Do not ask; on a terminal it is asked otherwise
+    #[arg(short = 'y', long)]
+    yes: bool,
+}
 
 impl Uninstall {
     pub async fn run(self, data_dir: &Path) -> Result<ExitCode> {
         ensure!(nix::unistd::geteuid().is_root(), "uninstall needs root");
         let place = Place::find(data_dir)?;
+        if !self.yes && place.data_dir.exists() && std::io::stdin().is_terminal() {
+            ensure!(place.is_meant()?, "nothing was removed");
+        }
         let said = place.clean().await?;
         if said == 0 {
             println!("nothing of a cluster at {} was left", place.data_dir.display());
@@ -59,6 +69,43 @@ impl Place {
         Ok(Self { data_dir, runtime_dir, run_dir })
     }
 
+    /// Asks the person at the terminal.
+    fn is_meant(&self) -> Result<bool> {
+        print!(
+            "This stops the cluster of {} and removes it with all its data and pods. Go on? [y/N] ",
+            self.data_dir.display()
+        );
+        std::io::stdout().flush()?;
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer)?;
+        Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    }
+
+    /// The directory for this process alone, so that no server starts in it while it goes; an error
+    /// if one has it.
+    fn hold(&self) -> Result<Option<File>> {
+        let path = self.data_dir.join("decapod.pid");
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        };
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => {
+                let pid = std::fs::read_to_string(&path).unwrap_or_default();
+                bail!(
+                    "{} is in use by a process (pid {}) that was started meanwhile, or that is not visible from here; stop what starts it, and try again: no file was removed",
+                    self.data_dir.display(),
+                    pid.trim()
+                )
+            }
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("cannot lock {}", path.display()))
+            }
+        }
+    }
+
     /// How many things there were to say.
     async fn clean(&self) -> Result<usize> {
         let mut said = 0;
@@ -69,10 +116,18 @@ impl Place {
         let all = processes::all();
         let ours = processes::of_data_dir(&all, &self.data_dir);
         let dns = self.dns_addresses(&ours);
+        for unit in units::of(&ours).await? {
+            unit.stop().await?;
+            say(format!(
+                "stopped the systemd unit {name}; it would start a new cluster at the next boot: systemctl disable {name}",
+                name = unit.name
+            ));
+        }
         for process in &ours {
             process.stop().await?;
             say(format!("stopped {} (pid {})", process.name(), process.pid));
         }
+        let _held = self.hold()?;
         let is_alone = processes::other_nodes(&all, &ours).next().is_none();
         let owns_network = processes::other_nodes(&all, &ours).all(|other| !other.same_network);
         let had_runtime = self.runtime_dir.exists() || self.run_dir.exists();

@@ -53,6 +53,7 @@ mod record;
 mod restore;
 mod retention;
 mod state;
+mod sums;
 mod watch;
 
 #[cfg(test)]

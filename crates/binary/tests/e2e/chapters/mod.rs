@@ -41,6 +41,7 @@ pub struct Chapter {
 pub const CHAPTERS: &[Chapter] = &[
     needed("start: the node becomes Ready", start::node_ready),
     chapter("start: an API server says who it is", start::api_surface),
+    chapter("start: a second node on the machine is refused", start::second_node),
     needed("images: archives of every shape are imported", start::images),
     needed("apply: a Deployment becomes Ready", apply::ready),
     chapter("apply: settings, secrets and limits reach the container", apply::inside),

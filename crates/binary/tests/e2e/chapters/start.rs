@@ -40,6 +40,26 @@ pub fn api_surface(story: &mut Story) -> Result<()> {
     story.soon_shows(LONG, "get leases -n kube-node-lease", "NAME HOLDER AGE\nnode1 node1 *")
 }
 
+/// A machine is one node: a second server, or an agent, with a directory of its own is told whose.
+pub fn second_node(story: &mut Story) -> Result<()> {
+    let other = story.server.host().directory().join("other").display().to_string();
+    let binary = story.binary.display().to_string();
+    let refused = |words: &[&str], part: &str| -> Result<()> {
+        let words = [words, &["--data-dir", &other]].concat();
+        let told = story.server.host().run(&binary, &words).err().map(|error| format!("{error:#}"));
+        let told = told.unwrap_or_default();
+        ensure!(told.contains(part), "{words:?}: {told}");
+        Ok(())
+    };
+    let taken = "(the kubelet's server) is taken: the node of this machine belongs to process";
+    refused(&["server", "--https-listen-port", "7443"], taken)?;
+    refused(&["agent", "--server", "https://127.0.0.1:6443", "--token", "x"], taken)?;
+    refused(&["server", "--node-name", "Foo_Bar"], "choose another with --node-name")?;
+    refused(&["server", "--node-ip", "192.0.2.77"], "is no address of this machine")?;
+    std::fs::remove_dir_all(other)?;
+    Ok(())
+}
+
 pub fn images(story: &mut Story) -> Result<()> {
     for archive in images::all()? {
         story.server.decapod(&["images", "import", &archive.display().to_string()])?;

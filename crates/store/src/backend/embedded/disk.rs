@@ -1,8 +1,9 @@
 //! The file under the durable layer: what `redb` asks of a disk, and nothing else.
 //!
-//! Ours instead of `redb`'s own so that syncing can be turned off, and so that tests can put a
-//! failing or power-losing disk in its place ([`OpenDisk`] is that seam). It takes no lock: the
-//! durable layer holds one on a file of its own, also while it opens this file anew after an error.
+//! Ours instead of `redb`'s own so that syncing can be turned off, so that every page that is read has
+//! the checksum that it was written with (`sums.rs`), and so that tests can put a failing or
+//! power-losing disk in its place ([`OpenDisk`] is that seam). It takes no lock: the durable layer
+//! holds one on a file of its own, also while it opens this file anew after an error.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,22 +13,33 @@ use std::sync::Arc;
 
 use redb::StorageBackend;
 
+use super::sums::{PAGE, Sums};
+
 /// Opens the disk, also for the second time after an error.
 pub(super) type OpenDisk = Arc<dyn Fn() -> io::Result<Disk> + Send + Sync>;
 
 #[derive(Debug)]
-pub(super) struct Disk(Box<dyn StorageBackend>);
+pub(super) struct Disk {
+    backend: Box<dyn StorageBackend>,
+    /// Of the pages; none on a disk of a test.
+    pub sums: Option<Arc<Sums>>,
+}
 
 impl Disk {
     #[cfg(test)]
     pub(super) fn new(inner: impl StorageBackend) -> Self {
-        Self(Box::new(inner))
+        Self { backend: Box::new(inner), sums: None }
     }
 }
 
 /// The disk of production: one file, readable by its owner only.
 pub(super) fn file(path: PathBuf, sync: bool) -> OpenDisk {
-    Arc::new(move || Ok(Disk(Box::new(PlainFile { file: open_private(&path)?, sync }))))
+    Arc::new(move || {
+        let file = open_private(&path)?;
+        let sums = Arc::new(Sums::take(&path, &file, sync)?);
+        let backend = Box::new(PlainFile { file, sync, sums: sums.clone() });
+        Ok(Disk { backend, sums: Some(sums) })
+    })
 }
 
 pub(super) fn open_private(path: &Path) -> io::Result<File> {
@@ -39,6 +51,7 @@ struct PlainFile {
     file: File,
     /// Off only where a power loss may cost the data: tests and throw-away clusters.
     sync: bool,
+    sums: Arc<Sums>,
 }
 
 impl StorageBackend for PlainFile {
@@ -46,11 +59,14 @@ impl StorageBackend for PlainFile {
         Ok(self.file.metadata()?.len())
     }
 
+    /// Whole pages, but for the header at an opening, which `redb` guards itself.
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)
+        self.file.read_exact_at(out, offset)?;
+        self.sums.check(offset, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.sums.cut(len);
         self.file.set_len(len)
     }
 
@@ -59,32 +75,36 @@ impl StorageBackend for PlainFile {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
+        debug_assert!(data.len().is_multiple_of(PAGE) || offset < PAGE as u64);
+        self.sums.forget(offset, data.len());
+        self.file.write_all_at(data, offset)?;
+        self.sums.note(offset, data);
+        Ok(())
     }
 }
 
 impl StorageBackend for Disk {
     fn len(&self) -> io::Result<u64> {
-        self.0.len()
+        self.backend.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, out)
+        self.backend.read(offset, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.backend.set_len(len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.backend.sync_data()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write(offset, data)
+        self.backend.write(offset, data)
     }
 
     fn close(&self) -> io::Result<()> {
-        self.0.close()
+        self.backend.close()
     }
 }

@@ -5,7 +5,8 @@
 //! DIR/store.redb  one redb file with three tables
 //! DIR/store.redb.new  now and then: what is to become store.redb (see `durable/rewrite.rs`)
 //!
-//! meta    name → u64          format    version of this drawing, 1
+//! meta    name → u64          format    version of this drawing, 2
+//!                             plain     records below this revision may be of format 1
 //!                             floor     history below is forgotten
 //!                             trimmed   the log below has been cleared of what floor forgot
 //!
@@ -14,11 +15,13 @@
 //! log     (revision: u64, index: u32) → record, every change once, in the order they happened
 //!
 //! record  0      1    9        17        25      33         41       45         49
-//!         ├──────┼────┼────────┼─────────┼───────┼──────────┼────────┼──────────┼─────┬───────┤
-//!         │ kind │ at │ create │ version │ lease │ previous │ previo.│ key      │ key │ value │
-//!         │ 1, 2 │ ms │ revis. │         │       │ revision │ index  │ length   │     │       │
-//!         └──────┴────┴────────┴─────────┴───────┴──────────┴────────┴──────────┴─────┴───────┘
-//!         little endian; kind 1 put, 2 delete; previous 0 = the change created the key
+//!         ├──────┼────┼────────┼─────────┼───────┼──────────┼────────┼──────────┼─────┬───────┬───────┤
+//!         │ kind │ at │ create │ version │ lease │ previous │ previo.│ key      │ key │ value │ CRC32 │
+//!         │ P, D │ ms │ revis. │         │       │ revision │ index  │ length   │     │       │       │
+//!         └──────┴────┴────────┴─────────┴───────┴──────────┴────────┴──────────┴─────┴───────┴───────┘
+//!         little endian; kind P put, D delete; previous 0 = the change created the key; the
+//!         checksum is that of (revision: u64, index: u32) and of everything before it
+//! format 1: kind 1 put, 2 delete, and no checksum
 //! ```
 //!
 //! There is no table of live values: the live value of a key is its newest record, and the map in
@@ -40,6 +43,12 @@
 //! replaces itself), so from the floor on every event has its previous value; the newest revision
 //! always has a record, so it needs no field of its own.
 //!
+//! Damage: a page that is read has the checksum that it was written with (`sums.rs`); where those
+//! are not known redb checks all its pages at opening. Each record has its own, from the commit to
+//! the reader. What does not fit is refused, with the way out ([`RESTORE`]); nothing is repaired by
+//! guessing. A store of format 1 is read as it is, becomes one of format 2 with
+//! the first commit, and loses its last record without a checksum when the file is written anew.
+//!
 //! Durability: each commit is one redb transaction, `Durability::Immediate`, one sync (redb's
 //! one-phase commit: after a crash a checksum tells whether the newest commit is whole).
 //! Not quick repair, which syncs twice and writes the allocator state each time: measured, a put
@@ -52,15 +61,17 @@ use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use bytes::Bytes;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, Table, TableDefinition};
 
 use super::disk::{self, OpenDisk};
-use super::record::{Address, Record, View};
+use super::record::{Address, PlainBelow, Record, View};
+use super::sums::Sums;
 use crate::{Error, Event, KeyRange, LeaseId, Result, Revision};
 
 pub(super) use rewrite::Copy;
@@ -69,7 +80,13 @@ use rewrite::Home;
 mod reading;
 mod rewrite;
 
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
+/// Without checksums of records.
+const FORMAT_1: u64 = 1;
+
+/// What to do about a store that is damaged.
+const RESTORE: &str = "restore a snapshot into a new data directory (decapod snapshot list; decapod \
+                       snapshot restore FILE -d NEWDIR), copy pki and token into it and start with it";
 
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const LEASES: TableDefinition<i64, i64> = TableDefinition::new("leases");
@@ -85,9 +102,13 @@ pub(super) struct Durable {
     open_disk: OpenDisk,
     /// `None` after an error, until [`Durable::reopen`], and after the end. Readers hold it for one
     /// short transaction; only reopening and closing want it alone.
-    database: RwLock<Option<Database>>,
+    database: RwLock<Option<Opened>>,
     /// Bytes of all records.
     used: AtomicU64,
+    /// Records below this revision may be of format 1.
+    plain_below: AtomicU64,
+    /// The next commit says so, and that the format is a newer one.
+    upgrades: AtomicBool,
     /// Held for as long as the store is open, also between two openings of the database.
     lock: Mutex<Option<File>>,
     /// Where a second file may be; none on a disk that is not a directory's.
@@ -147,6 +168,8 @@ impl Durable {
             open_disk,
             database: RwLock::new(Some(database)),
             used: AtomicU64::new(0),
+            plain_below: AtomicU64::new(0),
+            upgrades: AtomicBool::new(false),
             lock: Mutex::new(lock),
             home: None,
         };
@@ -167,7 +190,7 @@ impl Durable {
     /// Closes cleanly, so that the next opening has nothing to repair.
     pub fn close(&self) {
         let database = self.database.write().expect("no panic while it is held").take();
-        if let Some(Err(error)) = database.map(Database::close) {
+        if let Some(Err(error)) = database.map(|opened| opened.close(&self.path)) {
             tracing::warn!(path = %self.path.display(), %error, "the store did not close cleanly");
         }
         if let Some(lock) = self.lock.lock().expect("no panic while it is held").take() {
@@ -187,10 +210,21 @@ impl Durable {
 
     fn check_format(&self) -> Result<()> {
         let database = self.database()?;
-        let format = stored_format(database.get()).map_err(|e| self.unusable(e))?;
+        let database = database.get();
+        let format = guarded(|| stored_format(database)).map_err(|e| self.unusable(e))?;
         match format {
-            None => create_tables(database.get()).map_err(|e| self.unusable(e)),
-            Some(FORMAT) => Ok(()),
+            None => create_tables(database).map_err(|e| self.unusable(e)),
+            Some(FORMAT) => {
+                let plain = guarded(|| number(database, "plain")).map_err(|e| self.unusable(e))?;
+                self.plain_below.store(plain.unwrap_or(0), Ordering::Relaxed);
+                Ok(())
+            }
+            Some(FORMAT_1) => {
+                let last = guarded(|| last_revision(database)).map_err(|e| self.unusable(e))?;
+                self.plain_below.store(last + 1, Ordering::Relaxed);
+                self.upgrades.store(true, Ordering::Relaxed);
+                Ok(())
+            }
             Some(other) => Err(Error::unusable(format!(
                 "{} was written by a newer version of this program: it has format {other}, this \
                  version reads {FORMAT}",
@@ -203,9 +237,13 @@ impl Durable {
         unusable(&self.path, error)
     }
 
+    fn plain_below(&self) -> PlainBelow {
+        PlainBelow(self.plain_below.load(Ordering::Relaxed))
+    }
+
     /// Hands every record from `from` on to `each`, in order, and returns the rest of what is kept.
     pub fn load(&self, from: Revision, each: &mut dyn FnMut(Address, View<'_>)) -> Result<Meta> {
-        self.load_inner(from, each).map_err(|e| self.unusable(e))
+        guarded(|| self.load_inner(from, each)).map_err(|e| self.unusable(e))
     }
 
     fn load_inner(
@@ -215,8 +253,9 @@ impl Durable {
     ) -> std::result::Result<Meta, redb::Error> {
         let database = self.database().map_err(|_| redb::Error::DatabaseClosed)?;
         let meta = meta(database.get())?;
+        let plain = self.plain_below();
         let used = read_log(database.get(), from.0..=u64::MAX, &mut |at, bytes| {
-            each(at, decoded(at, bytes)?);
+            each(at, decoded(plain, at, bytes)?);
             Ok(())
         })?;
         self.used.fetch_add(used, Ordering::Relaxed);
@@ -228,15 +267,16 @@ impl Durable {
     /// order, but parts in between.
     pub fn load_parts(&self, each: &mut dyn FnMut(usize, Address, View<'_>)) -> Result<Meta> {
         let database = self.database()?;
-        let mut read = || {
-            let used = reading::all(database.get(), &mut |part, at, bytes, is_packed| {
-                each(part, at, View { is_packed, ..decoded(at, bytes)? });
+        let read = || {
+            let plain = self.plain_below();
+            let used = reading::all(database.get(), plain, &mut |part, at, view| {
+                each(part, at, view);
                 Ok(())
             })?;
             self.used.fetch_add(used, Ordering::Relaxed);
             meta(database.get())
         };
-        read().map_err(|e| self.unusable(e))
+        guarded(read).map_err(|e| self.unusable(e))
     }
 
     /// What to say of a change whose previous one is not where it says.
@@ -248,7 +288,11 @@ impl Durable {
     /// [`Durable::reopen`]. Returns how far the log has been trimmed, if that was asked for.
     pub fn commit(&self, batch: &Batch<'_>) -> Result<Option<Revision>> {
         let database = self.database()?;
-        let (trimmed, freed) = commit(database.get(), batch).map_err(Error::unavailable)?;
+        let plain = self.plain_below();
+        let upgrade = self.upgrades.load(Ordering::Relaxed).then_some(plain);
+        let (trimmed, freed) = guarded(|| commit(database.get(), batch, plain, upgrade))
+            .map_err(|e| database.opened().trouble(&self.path, e))?;
+        self.upgrades.store(false, Ordering::Relaxed);
         let added = batch.records.iter().map(|(_, record)| record.size() as u64).sum();
         self.used.fetch_add(added, Ordering::Relaxed);
         self.used.fetch_sub(freed, Ordering::Relaxed);
@@ -267,8 +311,8 @@ impl Durable {
     /// Every page against its checksum; only for a file that nobody else uses.
     fn check_pages(&self) -> Result<()> {
         let mut slot = self.database.write().expect("no panic while it is held");
-        let database = slot.as_mut().ok_or_else(|| Error::unavailable("the store is closed"))?;
-        match database.check_integrity() {
+        let opened = slot.as_mut().ok_or_else(|| Error::unavailable("the store is closed"))?;
+        match opened.database.check_integrity() {
             Ok(true) => Ok(()),
             Ok(false) => {
                 tracing::warn!(path = %self.path.display(), "the file was repaired");
@@ -281,14 +325,19 @@ impl Durable {
     /// The newest revision of `floor..=current` that had come to be by then.
     pub fn revision_at(&self, millis: u64, floor: Revision, current: Revision) -> Result<Revision> {
         let database = self.database()?;
-        let found = revision_at(database.get(), millis, floor, current);
-        found.map_err(Error::unavailable)?.ok_or(Error::Compacted { requested: Revision(0), floor })
+        let plain = self.plain_below();
+        let found = guarded(|| revision_at(database.get(), plain, millis, floor, current));
+        found
+            .map_err(|e| database.opened().trouble(&self.path, e))?
+            .ok_or(Error::Compacted { requested: Revision(0), floor })
     }
 
     /// The events of `from..=upto` in `range`, or the first part of them. Blocks on the disk.
     pub fn history(&self, from: Revision, upto: Revision, range: &KeyRange) -> Result<Chunk> {
         let database = self.database()?;
-        history(database.get(), from, upto, range).map_err(Error::unavailable)
+        let plain = self.plain_below();
+        guarded(|| history(database.get(), plain, from, upto, range))
+            .map_err(|e| database.opened().trouble(&self.path, e))
     }
 }
 
@@ -340,12 +389,46 @@ pub fn verify(dir: &Path) -> Result<Verified> {
     Ok(found)
 }
 
+/// A database, and what is known of its file's pages.
+struct Opened {
+    database: Database,
+    sums: Option<Arc<Sums>>,
+}
+
+impl Opened {
+    /// What may pass, unless it is damage.
+    fn trouble(&self, path: &Path, error: redb::Error) -> Error {
+        // After the first error redb says no more than that there was one.
+        let is_known = self.sums.as_ref().is_some_and(|sums| sums.found_damage());
+        match error {
+            redb::Error::PreviousIo if is_known => {
+                unusable(path, redb::Error::Corrupted("a page was not as it was written".into()))
+            }
+            error if is_damage(&error) => unusable(path, error),
+            error => Error::unavailable(error),
+        }
+    }
+
+    fn close(self, path: &Path) -> std::result::Result<(), redb::Error> {
+        self.database.close()?;
+        if let Some(Err(error)) = self.sums.map(|sums| sums.leave(path)) {
+            // A full disk, perhaps: the next opening reads all pages twice.
+            tracing::info!(path = %path.display(), %error, "cannot leave the checksums of the store's pages");
+        }
+        Ok(())
+    }
+}
+
 /// The open database, while it is being used.
-struct Open<'a>(RwLockReadGuard<'a, Option<Database>>);
+struct Open<'a>(RwLockReadGuard<'a, Option<Opened>>);
 
 impl Open<'_> {
-    fn get(&self) -> &Database {
+    fn opened(&self) -> &Opened {
         self.0.as_ref().expect("checked when it was made")
+    }
+
+    fn get(&self) -> &Database {
+        &self.opened().database
     }
 }
 
@@ -376,37 +459,71 @@ fn lock(dir: &Path) -> Result<File> {
 }
 
 fn unusable(path: &Path, error: redb::Error) -> Error {
-    Error::unusable(format!("cannot use {}: {error}", path.display()))
+    let path = path.display();
+    let is_damage = is_damage(&error);
+    match error {
+        redb::Error::Corrupted(what) => {
+            Error::unusable(format!("{path} is damaged: {what}; {RESTORE}"))
+        }
+        redb::Error::Io(what) if is_damage => {
+            Error::unusable(format!("{path} is damaged: {what}; {RESTORE}"))
+        }
+        other => Error::unusable(format!("cannot use {path}: {other}")),
+    }
+}
+
+fn is_damage(error: &redb::Error) -> bool {
+    match error {
+        redb::Error::Corrupted(_) => true,
+        // A page whose checksum is another one; a file that was cut.
+        redb::Error::Io(why) => {
+            matches!(why.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+        }
+        _ => false,
+    }
+}
+
+/// Damaged pages can make redb panic: that is damage, too.
+fn guarded<T>(
+    act: impl FnOnce() -> std::result::Result<T, redb::Error>,
+) -> std::result::Result<T, redb::Error> {
+    // Nothing of ours changes halfway: the transaction is gone with the panic.
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(redb::Error::Corrupted(format!("reading it panicked: {}", text.unwrap_or("no text"))))
+    })
 }
 
 fn inconsistent(at: u64, previous: u64) -> Error {
     Error::unusable(format!(
-        "the change at revision {at} follows one at revision {previous} that is not there; restore \
-         a snapshot into a new data directory (decapod snapshot restore)"
+        "the change at revision {at} follows one at revision {previous} that is not there; {RESTORE}"
     ))
 }
 
 /// Of keys with a change that says there was none before it, though there is.
 pub(super) fn two_newest(keys: usize) -> Error {
-    Error::unusable(format!(
-        "{keys} keys have two newest changes; restore a snapshot into a new data directory \
-         (decapod snapshot restore)"
-    ))
+    Error::unusable(format!("{keys} keys have two newest changes; {RESTORE}"))
 }
 
-fn open_database(path: &Path, open_disk: &OpenDisk) -> Result<Database> {
+fn open_database(path: &Path, open_disk: &OpenDisk) -> Result<Opened> {
     let disk =
         open_disk().map_err(|e| Error::unusable(format!("cannot open {}: {e}", path.display())))?;
+    let sums = disk.sums.clone();
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
+    builder.set_check_integrity_on_open(!sums.as_ref().is_some_and(|sums| sums.are_known()));
     let name = path.to_owned();
     builder.set_repair_callback(move |session| {
-        // Called often; the first time is the news.
-        if session.progress() == 0.0 {
-            tracing::info!(path = %name.display(), "checking the store after an unclean end");
+        // redb says 0.3 only where the newest commit is not whole and it turns to the one before.
+        if session.progress() == 0.3 {
+            let path = name.display();
+            tracing::warn!(%path, "the last commit was not finished: the store goes on without it");
         }
     });
-    builder.create_with_backend(disk).map_err(|e| unusable(path, e.into()))
+    let database = guarded(|| builder.create_with_backend(disk).map_err(redb::Error::from))
+        .map_err(|e| unusable(path, e))?;
+    Ok(Opened { database, sums })
 }
 
 fn stored_format(database: &Database) -> std::result::Result<Option<u64>, redb::Error> {
@@ -415,6 +532,15 @@ fn stored_format(database: &Database) -> std::result::Result<Option<u64>, redb::
         Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+fn number(database: &Database, name: &str) -> std::result::Result<Option<u64>, redb::Error> {
+    Ok(database.begin_read()?.open_table(META)?.get(name)?.map(|n| n.value()))
+}
+
+fn last_revision(database: &Database) -> std::result::Result<u64, redb::Error> {
+    let log = database.begin_read()?.open_table(LOG)?;
+    Ok(log.last()?.map_or(0, |(at, _)| at.value().0))
 }
 
 fn meta(database: &Database) -> std::result::Result<Meta, redb::Error> {
@@ -461,6 +587,8 @@ fn create_tables(database: &Database) -> std::result::Result<(), redb::Error> {
 fn commit(
     database: &Database,
     batch: &Batch<'_>,
+    plain: PlainBelow,
+    upgrade: Option<PlainBelow>,
 ) -> std::result::Result<(Option<Revision>, u64), redb::Error> {
     let mut write = database.begin_write()?;
     write.set_durability(Durability::Immediate)?;
@@ -469,16 +597,21 @@ fn commit(
         let mut log = write.open_table(LOG)?;
         let mut bytes = vec![];
         for (at, record) in batch.records {
-            record.encode(&mut bytes);
+            record.encode(*at, &mut bytes);
             log.insert((at.revision, at.index), &bytes[..])?;
         }
         if let Some(trim) = batch.trim {
             let next;
-            (next, freed) = clear(&mut log, trim)?;
+            (next, freed) = clear(&mut log, plain, trim)?;
             let mut meta = write.open_table(META)?;
             meta.insert("floor", trim.floor.0)?;
             meta.insert("trimmed", next.0)?;
             trimmed = Some(next);
+        }
+        if let Some(PlainBelow(revision)) = upgrade {
+            let mut meta = write.open_table(META)?;
+            meta.insert("plain", revision)?;
+            meta.insert("format", FORMAT)?;
         }
         if !batch.granted.is_empty() || !batch.revoked.is_empty() {
             let mut leases = write.open_table(LEASES)?;
@@ -498,6 +631,7 @@ fn commit(
 /// after about `limit` records, at a revision's end; returns where, and how many bytes went.
 fn clear(
     log: &mut Table<'_, (u64, u32), &'static [u8]>,
+    plain: PlainBelow,
     trim: Trim,
 ) -> std::result::Result<(Revision, u64), redb::Error> {
     let mut doomed = vec![];
@@ -511,7 +645,7 @@ fn clear(
             break;
         }
         last = at.revision;
-        let view = decoded(at, bytes.value())?;
+        let view = decoded(plain, at, bytes.value())?;
         doomed.extend(view.previous);
         if view.kind == crate::EventKind::Delete {
             doomed.push(at);
@@ -526,6 +660,7 @@ fn clear(
 
 fn history(
     database: &Database,
+    plain: PlainBelow,
     from: Revision,
     upto: Revision,
     range: &KeyRange,
@@ -543,11 +678,11 @@ fn history(
         }
         last = at.revision;
         bytes_read += bytes.value().len();
-        let view = decoded(at, bytes.value())?;
+        let view = decoded(plain, at, bytes.value())?;
         if !range.contains(view.key) {
             continue;
         }
-        let event = view.event(at, previous(&log, &view)?);
+        let event = view.event(at, previous(&log, plain, &view)?);
         match events.last_mut() {
             Some((revision, group)) if revision.0 == at.revision => group.push(event),
             _ => events.push((Revision(at.revision), vec![event])),
@@ -559,6 +694,7 @@ fn history(
 /// By halves: times grow with revisions, as far as the clock is not set back.
 fn revision_at(
     database: &Database,
+    plain: PlainBelow,
     millis: u64,
     floor: Revision,
     current: Revision,
@@ -570,7 +706,7 @@ fn revision_at(
         let Some(row) = ReadableTable::range(&log, (from, 0)..)?.next() else { return Ok(None) };
         let (at, bytes) = row?;
         let at = address(at.value());
-        let view = decoded(at, bytes.value())?;
+        let view = decoded(plain, at, bytes.value())?;
         Ok::<_, redb::Error>(Some((at.revision, view.at)))
     };
     let is_past = |from: u64| Ok::<_, redb::Error>(first(from)?.is_none_or(|(_, at)| at > millis));
@@ -590,24 +726,31 @@ fn revision_at(
 /// whoever reads looks at the floor again and throws the chunk away.
 fn previous(
     log: &impl ReadableTable<(u64, u32), &'static [u8]>,
+    plain: PlainBelow,
     view: &View<'_>,
 ) -> std::result::Result<Option<crate::KeyValue>, redb::Error> {
     let Some(at) = view.previous else { return Ok(None) };
     let Some(bytes) = log.get((at.revision, at.index))? else { return Ok(None) };
-    let before = decoded(at, bytes.value())?;
-    Ok(Some(before.key_value(at)))
+    Ok(Some(decoded(plain, at, bytes.value())?.key_value(at)))
 }
 
 fn address((revision, index): (u64, u32)) -> Address {
     Address { revision, index }
 }
 
-fn decoded(at: Address, record: &[u8]) -> std::result::Result<View<'_>, redb::Error> {
-    View::decode(record).ok_or_else(|| damaged(at))
+fn decoded(
+    plain: PlainBelow,
+    at: Address,
+    record: &[u8],
+) -> std::result::Result<View<'_>, redb::Error> {
+    plain.decode(at, record).ok_or_else(|| damaged(at))
 }
 
 fn damaged(at: Address) -> redb::Error {
-    redb::Error::Corrupted(format!("the record at revision {} is damaged", at.revision))
+    redb::Error::Corrupted(format!(
+        "the record at revision {} does not have the checksum that it was written with",
+        at.revision
+    ))
 }
 
 /// An exact copy: what comes in may be a small part of a big request buffer.

@@ -1,4 +1,8 @@
 //! One change as it stands in the log on disk. The drawing is in [`super::durable`].
+//!
+//! Invariant: a record that is handed out has the checksum that it was written with, which covers its
+//! address, too. Records of format 1 have none and are believed up to the revision at which the store
+//! was of that format, no further: a damaged first byte makes no record of the other kind.
 
 use bytes::Bytes;
 
@@ -27,15 +31,67 @@ pub(super) struct Record {
 }
 
 const HEADER: usize = 49;
-const PUT: u8 = 1;
-const DELETE: u8 = 2;
+const CHECKSUM: usize = 4;
+const PUT: u8 = b'P';
+const DELETE: u8 = b'D';
+/// Of format 1: without a checksum.
+const PLAIN_PUT: u8 = 1;
+const PLAIN_DELETE: u8 = 2;
+
+/// Over where a record stands, and all of it.
+fn checksum(at: Address, record: &[u8]) -> u32 {
+    let mut place = [0; 12];
+    place[..8].copy_from_slice(&at.revision.to_le_bytes());
+    place[8..].copy_from_slice(&at.index.to_le_bytes());
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&place);
+    hasher.update(record);
+    hasher.finalize()
+}
+
+/// Which records may be without a checksum: those below a revision, none where that is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PlainBelow(pub u64);
+
+impl PlainBelow {
+    /// `None` if these bytes are no record, or not the one that was written there.
+    pub fn decode(self, at: Address, bytes: &[u8]) -> Option<View<'_>> {
+        View::read(self.checked(at, bytes)?)
+    }
+
+    /// The record without its checksum, which it has.
+    pub fn checked(self, at: Address, bytes: &[u8]) -> Option<&[u8]> {
+        match bytes.first()? {
+            &PUT | &DELETE => {
+                let (record, sum) = bytes.split_last_chunk::<CHECKSUM>()?;
+                (u32::from_le_bytes(*sum) == checksum(at, record)).then_some(record)
+            }
+            _ => (at.revision < self.0).then_some(bytes),
+        }
+    }
+
+    /// The same record with a checksum.
+    pub fn summed(self, at: Address, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        self.decode(at, bytes)?;
+        out.clear();
+        out.extend_from_slice(bytes);
+        let kind = match bytes.first()? {
+            &PLAIN_PUT => PUT,
+            &PLAIN_DELETE => DELETE,
+            _ => return Some(()),
+        };
+        out[0] = kind;
+        out.extend(checksum(at, out).to_le_bytes());
+        Some(())
+    }
+}
 
 impl Record {
     pub fn size(&self) -> usize {
-        HEADER + self.key.len() + self.value.len()
+        HEADER + self.key.len() + self.value.len() + CHECKSUM
     }
 
-    pub fn encode(&self, out: &mut Vec<u8>) {
+    pub fn encode(&self, at: Address, out: &mut Vec<u8>) {
         out.clear();
         out.reserve(self.size());
         let previous = self.previous.unwrap_or_default();
@@ -50,6 +106,7 @@ impl Record {
         out.extend((self.key.len() as u32).to_le_bytes());
         out.extend_from_slice(&self.key);
         out.extend_from_slice(&self.value);
+        out.extend(checksum(at, out).to_le_bytes());
     }
 }
 
@@ -68,14 +125,14 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// `None` if these bytes are no record.
-    pub fn decode(bytes: &'a [u8]) -> Option<Self> {
+    /// A record without its checksum. `None` if these bytes are none.
+    pub fn read(bytes: &'a [u8]) -> Option<Self> {
         let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
         let eight = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
         let four = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
         let kind = match header[0] {
-            PUT => EventKind::Put,
-            DELETE => EventKind::Delete,
+            PUT | PLAIN_PUT => EventKind::Put,
+            DELETE | PLAIN_DELETE => EventKind::Delete,
             _ => return None,
         };
         let previous = Address { revision: eight(33), index: four(41) };
@@ -119,10 +176,43 @@ impl<'a> View<'a> {
 mod tests {
     use super::*;
 
-    fn check(record: &Record) {
+    const AT: Address = Address { revision: 7, index: 1 };
+    const SUMMED: PlainBelow = PlainBelow(0);
+
+    fn put() -> Record {
+        Record {
+            kind: EventKind::Put,
+            at: 1,
+            create: 2,
+            version: 3,
+            lease: -4,
+            previous: Some(Address { revision: 5, index: 6 }),
+            key: Bytes::from_static(b"key"),
+            value: Bytes::from_static(b"value"),
+        }
+    }
+
+    fn delete() -> Record {
+        Record { previous: None, kind: EventKind::Delete, value: Bytes::new(), ..put() }
+    }
+
+    fn encoded(record: &Record) -> Vec<u8> {
         let mut bytes = vec![];
-        record.encode(&mut bytes);
-        let view = View::decode(&bytes).expect("a record");
+        record.encode(AT, &mut bytes);
+        assert_eq!(bytes.len(), record.size());
+        bytes
+    }
+
+    /// As format 1 had it.
+    fn plain(record: &Record) -> Vec<u8> {
+        let mut bytes = encoded(record);
+        bytes.truncate(bytes.len() - CHECKSUM);
+        bytes[0] = if record.kind == EventKind::Put { PLAIN_PUT } else { PLAIN_DELETE };
+        bytes
+    }
+
+    fn check(record: &Record, bytes: &[u8], plain: PlainBelow) {
+        let view = plain.decode(AT, bytes).expect("a record");
         let back = Record {
             kind: view.kind.clone(),
             at: view.at,
@@ -135,23 +225,43 @@ mod tests {
         };
         assert_eq!(&back, record);
         for cut in 0..HEADER + record.key.len() {
-            assert!(View::decode(&bytes[..cut]).is_none(), "{cut} bytes are no record");
+            assert!(plain.decode(AT, &bytes[..cut]).is_none(), "{cut} bytes are no record");
         }
     }
 
     #[test]
     fn a_record_comes_back_and_a_cut_one_is_refused() {
-        let put = Record {
-            kind: EventKind::Put,
-            at: 1,
-            create: 2,
-            version: 3,
-            lease: -4,
-            previous: Some(Address { revision: 5, index: 6 }),
-            key: Bytes::from_static(b"key"),
-            value: Bytes::from_static(b"value"),
-        };
-        check(&put);
-        check(&Record { previous: None, kind: EventKind::Delete, value: Bytes::new(), ..put });
+        for record in [put(), delete()] {
+            check(&record, &encoded(&record), SUMMED);
+            check(&record, &plain(&record), PlainBelow(8));
+        }
+    }
+
+    #[test]
+    fn a_record_of_format_1_is_believed_as_far_as_that_format_went_and_gets_a_checksum() {
+        for record in [put(), delete()] {
+            let old = plain(&record);
+            assert!(PlainBelow(7).decode(AT, &old).is_none());
+            let mut new = vec![];
+            PlainBelow(8).summed(AT, &old, &mut new).expect("a record");
+            assert_eq!(new, encoded(&record));
+            PlainBelow(8).summed(AT, &encoded(&record), &mut new).expect("a record");
+            assert_eq!(new, encoded(&record), "one that has a checksum stays as it is");
+        }
+    }
+
+    #[test]
+    fn no_flipped_bit_and_no_other_place_goes_unnoticed() {
+        for record in [put(), delete()] {
+            let bytes = encoded(&record);
+            for bit in 0..bytes.len() * 8 {
+                let mut flipped = bytes.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(PlainBelow(7).decode(AT, &flipped).is_none(), "bit {bit}");
+            }
+            for at in [Address { revision: 8, ..AT }, Address { index: 0, ..AT }] {
+                assert!(SUMMED.decode(at, &bytes).is_none(), "it was not written at {at:?}");
+            }
+        }
     }
 }

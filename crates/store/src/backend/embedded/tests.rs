@@ -15,6 +15,7 @@ use crate::{
     Error, KeyRange, Op, RangeRequest, Result, Revision, Store, Txn, WatchItem, WatchRequest,
 };
 
+mod damage;
 #[path = "../../../tests/it/linear.rs"]
 mod linear;
 mod opening;
@@ -214,14 +215,14 @@ async fn what_cannot_be_read_is_refused_in_one_line() {
     drop(database);
     let why = refusal(Embedded::open(dir.path(), Options::default()));
     let expected = format!(
-        "{} was written by a newer version of this program: it has format 7, this version reads 1",
+        "{} was written by a newer version of this program: it has format 7, this version reads 2",
         file.display()
     );
     assert_eq!(why, expected);
 
     std::fs::write(&file, "no store at all, just text".repeat(1000)).expect("written");
     let why = refusal(Embedded::open(dir.path(), Options::default()));
-    assert!(why.starts_with(&format!("cannot use {}: ", file.display())), "{why}");
+    assert!(why.starts_with(&format!("{} is damaged: ", file.display())), "{why}");
     assert!(!why.contains('\n'), "{why}");
 
     let why = refusal(Embedded::open(&file, Options::default()));

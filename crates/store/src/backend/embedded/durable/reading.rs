@@ -23,13 +23,13 @@ use std::thread::Builder;
 
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata};
 
-use super::{LOG, decoded, read_log};
-use crate::backend::embedded::record::Address;
+use super::{LOG, damaged, read_log};
+use crate::backend::embedded::record::{Address, PlainBelow, View};
 use crate::value::keep;
 
 type Result<T> = std::result::Result<T, redb::Error>;
-/// Told the number of the part first, and at last whether the record's value is packed.
-type EachOfPart<'a> = dyn FnMut(usize, Address, &[u8], bool) -> Result<()> + 'a;
+/// Told the number of the part first.
+type EachOfPart<'a> = dyn FnMut(usize, Address, View<'_>) -> Result<()> + 'a;
 
 /// Threads at most; records that are worth another one; bytes and number of batches on their way.
 const PARTS: u64 = 4;
@@ -47,19 +47,30 @@ struct Batch {
 }
 
 /// Hands every record to `each`, with the part of the log that it is of. Returns their bytes.
-pub(super) fn all(database: &Database, each: &mut EachOfPart<'_>) -> Result<u64> {
+pub(super) fn all(
+    database: &Database,
+    plain: PlainBelow,
+    each: &mut EachOfPart<'_>,
+) -> Result<u64> {
     let parts = parts(database)?;
     if parts.len() == 1 {
         return read_log(database, 0..=u64::MAX, &mut |at, bytes| {
-            let (bytes, is_packed) = kept(at, bytes)?;
-            each(0, at, &bytes, is_packed)
+            let (bytes, is_packed) = kept(plain, at, bytes)?;
+            each(0, at, view(at, &bytes, is_packed)?)
         });
     }
-    read_parts(database, parts, || Builder::new().name("store reading".into()), each)
+    let thread = || Builder::new().name("store reading".into());
+    read_parts(database, plain, parts, thread, each)
+}
+
+/// Of a record whose checksum was looked at.
+fn view(at: Address, record: &[u8], is_packed: bool) -> Result<View<'_>> {
+    Ok(View { is_packed, ..View::read(record).ok_or_else(|| damaged(at))? })
 }
 
 fn read_parts(
     database: &Database,
+    plain: PlainBelow,
     parts: Vec<RangeInclusive<u64>>,
     thread: impl Fn() -> Builder,
     each: &mut EachOfPart<'_>,
@@ -69,7 +80,7 @@ fn read_parts(
         let (mut threads, mut left) = (vec![], vec![]);
         for (part, revisions) in parts.into_iter().enumerate() {
             let (sender, range) = (sender.clone(), revisions.clone());
-            let read = move || read_part(database, part, range, &sender);
+            let read = move || read_part(database, plain, part, range, &sender);
             match thread().spawn_scoped(scope, read) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
@@ -85,7 +96,7 @@ fn read_parts(
             for (at, length, is_packed) in batch.records {
                 let record;
                 (record, rest) = rest.split_at(length);
-                each(batch.part, at, record, is_packed)?;
+                each(batch.part, at, view(at, record, is_packed)?)?;
             }
         }
         let mut used = 0;
@@ -97,8 +108,8 @@ fn read_parts(
         }
         for (part, revisions) in left {
             used += read_log(database, revisions, &mut |at, bytes| {
-                let (bytes, is_packed) = kept(at, bytes)?;
-                each(part, at, &bytes, is_packed)
+                let (bytes, is_packed) = kept(plain, at, bytes)?;
+                each(part, at, view(at, &bytes, is_packed)?)
             })?;
         }
         Ok(used)
@@ -107,6 +118,7 @@ fn read_parts(
 
 fn read_part(
     database: &Database,
+    plain: PlainBelow,
     part: usize,
     revisions: RangeInclusive<u64>,
     batches: &SyncSender<Batch>,
@@ -115,7 +127,7 @@ fn read_part(
     let nobody = |_| redb::Error::DatabaseClosed;
     let mut batch = empty();
     let used = read_log(database, revisions, &mut |at, bytes| {
-        let (bytes, is_packed) = kept(at, bytes)?;
+        let (bytes, is_packed) = kept(plain, at, bytes)?;
         if !batch.records.is_empty() && batch.bytes.len() + bytes.len() > BATCH_BYTES {
             batches.send(std::mem::replace(&mut batch, empty())).map_err(nobody)?;
         }
@@ -127,9 +139,10 @@ fn read_part(
     Ok(used)
 }
 
-/// The record with its value as it is to be kept, and whether that is packed.
-fn kept(at: Address, record: &[u8]) -> Result<(Cow<'_, [u8]>, bool)> {
-    let value = decoded(at, record)?.value;
+/// The record, without its checksum, with its value as it is to be kept, and whether that is packed.
+fn kept(plain: PlainBelow, at: Address, record: &[u8]) -> Result<(Cow<'_, [u8]>, bool)> {
+    let record = plain.checked(at, record).ok_or_else(|| damaged(at))?;
+    let value = view(at, record, false)?.value;
     let before = &record[..record.len() - value.len()];
     let kept = |value: &[u8], is_packed| match is_packed {
         true => (Cow::Owned([before, value].concat()), true),
@@ -160,7 +173,7 @@ fn divide(first: u64, last: u64, count: u64) -> Vec<RangeInclusive<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::embedded::record::{Record, View};
+    use crate::backend::embedded::record::Record;
 
     #[test]
     fn parts_have_all_revisions_once() {
@@ -199,7 +212,7 @@ mod tests {
                 key: revision.to_be_bytes().to_vec().into(),
                 value: value(revision).into(),
             };
-            record.encode(&mut bytes);
+            record.encode(Address { revision, index: 0 }, &mut bytes);
             written += bytes.len() as u64;
             log.insert((revision, 0), &bytes[..]).expect("written");
         }
@@ -216,10 +229,10 @@ mod tests {
         for thread in threads {
             let mut seen = vec![vec![]; 3];
             let parts = divide(0, 99, 3);
-            let used = read_parts(&database, parts, thread, &mut |part, at, bytes, is_packed| {
-                let view = View { is_packed, ..decoded(at, bytes)? };
+            let plain = PlainBelow::default();
+            let used = read_parts(&database, plain, parts, thread, &mut |part, at, view| {
                 assert_eq!(view.key, at.revision.to_be_bytes());
-                assert_eq!(is_packed, at.revision >= 26);
+                assert_eq!(view.is_packed, at.revision >= 26);
                 let kv = view.key_value(at);
                 assert_eq!(kv.value, value(at.revision));
                 assert_eq!(kv.value.len(), view.value_len());

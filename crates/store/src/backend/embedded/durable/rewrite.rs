@@ -24,9 +24,12 @@ use std::sync::atomic::Ordering;
 
 use redb::{Database, Durability, ReadableDatabase, ReadableTable};
 
-use super::{Durable, LEASES, LOG, META, address, create_tables, damaged, open_database};
+use super::{
+    Durable, FORMAT, LEASES, LOG, META, Opened, address, create_tables, damaged, guarded,
+    open_database,
+};
 use crate::backend::embedded::disk;
-use crate::backend::embedded::record::View;
+use crate::backend::embedded::record::PlainBelow;
 use crate::{Error, Result};
 
 /// Copied in one commit: what a sync of the copy may cost the writes beside it.
@@ -70,7 +73,7 @@ impl Home {
 pub(in crate::backend::embedded) struct Copy {
     path: PathBuf,
     /// Gone once it is the store's.
-    database: Option<Database>,
+    database: Option<Opened>,
     /// The first record that may be missing.
     next: (u64, u32),
     bytes: u64,
@@ -108,7 +111,9 @@ impl Durable {
     /// Copies the next few megabytes. False when there was less than that: it has caught up.
     pub fn go_on_copying(&self, copy: &mut Copy) -> Result<bool> {
         let database = self.database()?;
-        let copied = copy.records(database.get(), COPY_BYTES).map_err(Error::unavailable)?;
+        let plain = self.plain_below();
+        let copied = guarded(|| copy.records(database.get(), plain, COPY_BYTES))
+            .map_err(|e| database.opened().trouble(&self.path, e))?;
         Ok(copied >= COPY_BYTES)
     }
 
@@ -118,12 +123,16 @@ impl Durable {
         let home = self.home.as_ref().ok_or_else(|| Error::unavailable("there is no directory"))?;
         let mut slot = self.database.write().expect("no panic while it is held");
         let old = slot.as_ref().ok_or_else(|| Error::unavailable("the store is closed"))?;
-        copy.rest(old).map_err(Error::unavailable)?;
+        let plain = self.plain_below();
+        guarded(|| copy.rest(&old.database, plain)).map_err(|e| old.trouble(&self.path, e))?;
         std::fs::rename(&copy.path, &self.path).map_err(Error::unavailable)?;
         let old = slot.take();
         let new = copy.database.take();
         home.sync().map_err(Error::unavailable)?;
         *slot = new;
+        // Each record of the copy has a checksum, and its tables say so.
+        self.plain_below.store(0, Ordering::Relaxed);
+        self.upgrades.store(false, Ordering::Relaxed);
         drop(slot);
         // Nobody can find it any more; what it takes is free now.
         drop(old);
@@ -143,25 +152,32 @@ impl Copy {
     }
 
     fn database(&self) -> &Database {
-        self.database.as_ref().expect("it is not the store's yet")
+        &self.database.as_ref().expect("it is not the store's yet").database
     }
 
     /// Takes over records, durably, until it has so many bytes of them or all; returns how many.
-    fn records(&mut self, old: &Database, limit: usize) -> std::result::Result<usize, redb::Error> {
+    fn records(
+        &mut self,
+        old: &Database,
+        plain: PlainBelow,
+        limit: usize,
+    ) -> std::result::Result<usize, redb::Error> {
         let log = old.begin_read()?.open_table(LOG)?;
         let mut write = self.database().begin_write()?;
         write.set_durability(Durability::Immediate)?;
         let (mut next, mut bytes) = (self.next, 0);
         {
             let mut copy = write.open_table(LOG)?;
+            let mut summed = vec![];
             for row in ReadableTable::range(&log, self.next..)? {
                 let (at, record) = row?;
                 let (at, record) = (at.value(), record.value());
                 // What is damaged must not become what has a good checksum.
-                View::decode(record).ok_or_else(|| damaged(address(at)))?;
-                copy.insert(at, record)?;
+                let place = address(at);
+                plain.summed(place, record, &mut summed).ok_or_else(|| damaged(place))?;
+                copy.insert(at, &summed[..])?;
                 next = (at.0, at.1 + 1);
-                bytes += record.len();
+                bytes += summed.len();
                 if bytes >= limit {
                     break;
                 }
@@ -174,8 +190,8 @@ impl Copy {
     }
 
     /// The last records, and what is not in the log.
-    fn rest(&mut self, old: &Database) -> std::result::Result<(), redb::Error> {
-        while self.records(old, COPY_BYTES)? >= COPY_BYTES {}
+    fn rest(&mut self, old: &Database, plain: PlainBelow) -> std::result::Result<(), redb::Error> {
+        while self.records(old, plain, COPY_BYTES)? >= COPY_BYTES {}
         let read = old.begin_read()?;
         let mut write = self.database().begin_write()?;
         write.set_durability(Durability::Immediate)?;
@@ -185,6 +201,8 @@ impl Copy {
                 let (name, number) = row?;
                 meta.insert(name.value(), number.value())?;
             }
+            meta.insert("format", FORMAT)?;
+            meta.insert("plain", 0)?;
             let mut leases = write.open_table(LEASES)?;
             for row in ReadableTable::range::<i64>(&read.open_table(LEASES)?, ..)? {
                 let (id, ttl) = row?;

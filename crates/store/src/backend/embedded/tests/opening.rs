@@ -6,6 +6,7 @@ use std::path::Path;
 use redb::ReadableTable as _;
 
 use super::*;
+use crate::backend::embedded::record::{Address, PlainBelow};
 use crate::backend::embedded::verify;
 
 const LOG: redb::TableDefinition<(u64, u32), &[u8]> = redb::TableDefinition::new("log");
@@ -97,9 +98,13 @@ fn forget(file: &Path, revision: Revision) {
     {
         let mut log = write.open_table(LOG).expect("a log");
         let record = log.get((revision.0, 0)).expect("readable").expect("there").value().to_vec();
-        // The address of the change before it: see `record.rs`.
-        let mut orphan = record.clone();
-        orphan[33..45].fill(0);
+        // The address of the change before it: see `record.rs`. As of format 1, it gets a checksum.
+        let mut plain = record[..record.len() - 4].to_vec();
+        plain[0] = 1;
+        plain[33..45].fill(0);
+        let mut orphan = vec![];
+        let at = Address { revision: revision.0, index: 0 };
+        PlainBelow(u64::MAX).summed(at, &plain, &mut orphan).expect("a record");
         assert_ne!(orphan, record, "there was one before it");
         log.insert((revision.0, 0), &orphan[..]).expect("written");
     }

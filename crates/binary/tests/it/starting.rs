@@ -1,0 +1,214 @@
+//! A start on a disk that is full, or read-only, or that has lost the store; a second one beside it.
+//! What needs a file system of its own needs root.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use testkit::http::ApiClient;
+use testkit::wait;
+
+use crate::support::{LONG, Scratch};
+
+/// A data directory on a file system of its own, and a server there with a port that stays.
+struct Place {
+    scratch: Scratch,
+    port: u16,
+    server: Option<Child>,
+    is_mounted: bool,
+}
+
+impl Place {
+    fn new() -> Result<Self> {
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let place = Self { scratch: Scratch::new()?, port, server: None, is_mounted: false };
+        fs::create_dir(place.data())?;
+        Ok(place)
+    }
+
+    fn mounted() -> Result<Self> {
+        let mut place = Self::new()?;
+        let none: Option<&Path> = None;
+        mount(none, &place.data(), Some("tmpfs"), MsFlags::empty(), Some("size=64m,mode=700"))?;
+        place.is_mounted = true;
+        Ok(place)
+    }
+
+    fn data(&self) -> PathBuf {
+        self.scratch.path().join("data")
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
+        command.args(["server", "--disable-agent", "--bind-address", "127.0.0.1"]);
+        command.arg(format!("--https-listen-port={}", self.port));
+        command.arg("--data-dir").arg(self.data()).args(more);
+        command.env("NO_COLOR", "1").env_remove("DECAPOD_LOG").stdin(Stdio::null());
+        command
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let log = File::create(self.scratch.path().join("log"))?;
+        let child = self.command(&[]).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let server = self.server.insert(child);
+        let data = self.scratch.path().join("data");
+        let ready = wait::until(LONG, "the server is ready", || {
+            if let Some(status) = server.try_wait()? {
+                return Ok(Err(status));
+            }
+            let answer = api(&data)?.get("/readyz", LONG)?;
+            ensure!(answer.status == 200, "{}", answer.body);
+            Ok(Ok(()))
+        })?;
+        ready.map_err(|status| anyhow::anyhow!("the server ended: {status}\n{}", self.log()))
+    }
+
+    fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
+        let mut server = self.server.take().context("it runs")?;
+        kill(Pid::from_raw(server.id().cast_signed()), signal)?;
+        wait::until(LONG, "the server has ended", || server.try_wait()?.context("it still runs"))
+    }
+
+    /// One that must not start; what it says.
+    fn refusal(&self, more: &[&str]) -> Result<String> {
+        let output = self.command(more).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success(), "it started");
+        let last = said.lines().last().unwrap_or_default();
+        ensure!(last.starts_with("decapod: "), "{said}");
+        Ok(last.to_owned())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
+    }
+
+    /// Until there is no room for a single byte.
+    fn fill(&self) -> Result<()> {
+        let mut ballast = File::options().append(true).create(true).open(self.ballast())?;
+        for size in [1 << 20, 4096, 1] {
+            let block = vec![0; size];
+            while ballast.write_all(&block).is_ok() {}
+        }
+        Ok(())
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.data().join("ballast")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        if self.is_mounted {
+            let _ = umount2(&self.data(), MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+fn api(data: &Path) -> Result<ApiClient> {
+    ApiClient::from_kubeconfig(&fs::read_to_string(data.join("kubeconfig"))?)
+}
+
+const CONFIGMAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn create(data: &Path, name: &str) -> Result<()> {
+    let body = serde_json::json!({"metadata": {"name": name}, "data": {"a": "b"}});
+    let answer = api(data)?.post(CONFIGMAPS, &body.to_string(), LONG)?;
+    ensure!(answer.status == 201, "{}", answer.body);
+    Ok(())
+}
+
+fn is_there(data: &Path, name: &str) -> Result<()> {
+    let answer = api(data)?.get(&format!("{CONFIGMAPS}/{name}"), LONG)?;
+    ensure!(answer.status == 200, "{}", answer.body);
+    Ok(())
+}
+
+#[test]
+fn a_full_disk_keeps_no_server_from_starting_and_a_read_only_one_says_so() -> Result<()> {
+    if !testkit::places::is_root_or_says_skipped() {
+        return Ok(());
+    }
+    let mut place = Place::mounted()?;
+    let data = place.data();
+    place.start()?;
+    create(&data, "before")?;
+    // After a crash, and after a clean end that could not leave everything it wanted.
+    for (round, signal) in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL].iter().enumerate() {
+        place.fill()?;
+        place.end(*signal)?;
+        place.fill()?;
+        place.start()?;
+        is_there(&data, "before")?;
+        ensure!(create(&data, "refused").is_err(), "round {round}: there was room");
+        fs::remove_file(place.ballast())?;
+        wait::until(LONG, "writes are taken again", || create(&data, &format!("after-{round}")))?;
+    }
+    place.end(Signal::SIGTERM)?;
+    let none: Option<&Path> = None;
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(none, &data, none, read_only, none)?;
+    let why = place.refusal(&[])?;
+    ensure!(why.contains("Read-only file system"), "{why}");
+    ensure!(why.matches("Read-only").count() == 1, "said twice: {why}");
+    Ok(())
+}
+
+#[test]
+fn a_lost_store_and_a_taken_directory_are_refused() -> Result<()> {
+    let mut place = Place::new()?;
+    let data = place.data();
+    place.start()?;
+    create(&data, "before")?;
+    let pid = place.server.as_ref().context("it runs")?.id().to_string();
+    // Another one in the same directory, with another port: it leaves no trace.
+    let why = place.refusal(&["--tls-san", "other"])?;
+    ensure!(why.contains("is in use by another process") && why.contains(&pid), "{why}");
+    ensure!(fs::read_to_string(data.join("decapod.pid"))? == pid, "the pid of the other");
+    place.end(Signal::SIGTERM)?;
+    let store = data.join("store/store.redb");
+    let kept = fs::read(&store)?;
+    for (what, lose) in [
+        ("missing", (|path: &Path| fs::remove_file(path)) as fn(&Path) -> std::io::Result<()>),
+        ("empty", |path: &Path| fs::write(path, b"")),
+    ] {
+        lose(&store)?;
+        let why = place.refusal(&[])?;
+        for part in [what, "snapshot restore", "--new-store"] {
+            ensure!(why.contains(part), "{part}: {why}");
+        }
+    }
+    let mut damaged = kept.clone();
+    damaged.iter_mut().skip(4096).for_each(|byte| *byte ^= 1);
+    fs::write(&store, damaged)?;
+    let why = place.refusal(&[])?;
+    ensure!(why.contains("is damaged") && why.contains("snapshot restore"), "{why}");
+    fs::write(&store, kept)?;
+    place.start()?;
+    is_there(&data, "before")
+}
+
+#[test]
+fn flags_that_cannot_work_are_refused_before_anything_is_made() -> Result<()> {
+    let place = Place::new()?;
+    let check = |words: &[&str], part: &str| -> Result<()> {
+        let why = place.refusal(words)?;
+        ensure!(why.contains(part), "{words:?}: {why}");
+        ensure!(fs::read_dir(place.data())?.next().is_none(), "{words:?} left something");
+        Ok(())
+    };
+    check(&["--cluster-cidr", "10.43.0.0/16"], "overlaps")?;
+    check(&["--cluster-dns", "10.96.0.10"], "outside of --service-cidr 10.43.0.0/16")?;
+    check(&["--service-cidr", "10.96.0.0/30"], "too small for the cluster's DNS")
+}
