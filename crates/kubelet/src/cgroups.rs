@@ -20,7 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use cri::{CgroupDriver, LinuxContainerResources};
+use cri::{CgroupDriver, ContainerConfig, LinuxContainerResources};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::names;
@@ -216,6 +216,14 @@ impl Cgroups {
             _ => {}
         }
         limits
+    }
+
+    /// [`Cgroups::for_container`], for one that is to be made.
+    pub fn with_limits(&self, mut config: ContainerConfig) -> ContainerConfig {
+        if let Some(linux) = &mut config.linux {
+            linux.resources = linux.resources.take().map(|limits| self.for_container(limits));
+        }
+        config
     }
 
     fn counts_swap(&self, file: &str) -> bool {

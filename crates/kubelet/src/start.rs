@@ -490,11 +490,9 @@ impl Worker {
             target,
             users: &place.users,
         };
-        let mut config = container_config(&pod, role, container, &prepared)
+        let config = container_config(&pod, role, container, &prepared)
+            .map(|config| context.cgroups.with_limits(config))
             .map_err(|error| config_error(error.to_string()))?;
-        if let Some(linux) = &mut config.linux {
-            linux.resources = linux.resources.take().map(|r| context.cgroups.for_container(r));
-        }
         let create_error =
             |error: std::io::Error| failed("CreateContainerError", error.to_string());
         let log = self.absolute_log(&config.log_path);

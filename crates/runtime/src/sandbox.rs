@@ -113,7 +113,8 @@ impl Settings {
         let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
             || plain == "kernel.sem";
         // No way up: the path must be what the name says.
-        let plain_path = name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        let plain_path =
+            name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
         if plain_path && ((network && !self.host_network) || (ipc && !self.host_ipc)) {
             Ok(())
         } else {
