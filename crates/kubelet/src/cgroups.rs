@@ -1,9 +1,9 @@
 //! The cgroups above containers: kubepods, its QoS classes, and one per pod.
 //!
 //! ```text
-//! <root>/kubepods                    all pods, Guaranteed ones directly below
-//! <root>/kubepods/burstable
-//! <root>/kubepods/besteffort
+//! <root>/kubepods                    all pods, Guaranteed ones directly below: the node's allocatable
+//! <root>/kubepods/burstable          CPU weight of what its pods request
+//! <root>/kubepods/besteffort         the least weight
 //! <root>/kubepods[/<qos>]/pod<uid>   the cgroup parent that the runtime gets
 //! ```
 //!
@@ -11,28 +11,34 @@
 //! controller, v2 has one; a hybrid machine is treated as v1.
 //! Invariant: failing to set a limit is a warning, never a reason not to run a pod.
 //! With the systemd driver the same tree is made of slices ([`slices`]).
-//! Upstream: `pkg/kubelet/cm`, cgroupfs driver.
+//! Upstream: `pkg/kubelet/cm`, cgroupfs driver. Deviation: the weight of burstable pods follows each
+//! pod, where upstream's follows all of them once a minute; no limit on process numbers is set.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
-use cri::{CgroupDriver, LinuxContainerResources};
+use cri::{CgroupDriver, ContainerConfig, LinuxContainerResources};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::names;
 use crate::resize::Resource;
-use crate::resources::{BEST_EFFORT, BURSTABLE, cpu_weight, qos_class};
+use crate::resources::{
+    BEST_EFFORT, BURSTABLE, MIN_SHARES, cpu_shares, cpu_weight, pod_requests, qos_class,
+};
 use crate::sandbox::pod_resources;
 use crate::slices;
 
 const CONTROLLERS: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids"];
+/// The empty hierarchy of version 2 on a hybrid machine.
+const UNIFIED: &str = "unified";
 
 /// Where the kernel shows its hierarchies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Mount point by controller; several may share one.
+    /// Mount point by controller, or by `name=…` where there is none; several may share one.
     V1(BTreeMap<String, PathBuf>),
     V2(PathBuf),
     None,
@@ -49,7 +55,8 @@ impl Layout {
             match right.next() {
                 Some("cgroup") => {
                     let options = right.nth(1).unwrap_or_default();
-                    for controller in options.split(',').filter(|o| CONTROLLERS.contains(o)) {
+                    let known = |o: &&str| CONTROLLERS.contains(o) || o.starts_with("name=");
+                    for controller in options.split(',').filter(known) {
                         v1.entry(controller.to_string()).or_insert_with(|| PathBuf::from(point));
                     }
                 }
@@ -58,9 +65,12 @@ impl Layout {
             }
         }
         match v2 {
-            _ if !v1.is_empty() => Self::V1(v1),
-            Some(root) => Self::V2(root),
-            None => Self::None,
+            None if v1.is_empty() => Self::None,
+            Some(root) if v1.is_empty() => Self::V2(root),
+            unified => {
+                v1.extend(unified.map(|point| (UNIFIED.to_string(), point)));
+                Self::V1(v1)
+            }
         }
     }
 
@@ -76,12 +86,29 @@ pub struct Cgroups {
     enabled: bool,
     /// Whose the cgroups are: ours, or systemd's ([`slices`]).
     driver: CgroupDriver,
+    /// Guards a sum and its parts; held while the sum is written, so that the last one counts.
+    burstable: Mutex<Burstable>,
+}
+
+/// What burstable pods request of the CPU, in thousandths, by uid.
+#[derive(Default)]
+struct Burstable {
+    requests: BTreeMap<String, i64>,
+    sum: i64,
+}
+
+/// What pods may have of this node, as far as it is enforced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Enforced {
+    pub milli_cpu: i64,
+    pub memory: i64,
 }
 
 impl Cgroups {
     pub fn new(layout: Layout, root: &str, enabled: bool) -> Self {
         let root = root.trim_end_matches('/').to_string();
-        Self { layout, root, enabled, driver: CgroupDriver::Cgroupfs }
+        let driver = CgroupDriver::Cgroupfs;
+        Self { layout, root, enabled, driver, burstable: Mutex::default() }
     }
 
     pub fn driven_by(self, driver: CgroupDriver) -> Self {
@@ -106,25 +133,103 @@ impl Cgroups {
     }
 
     /// Makes the cgroups that all pods share.
-    pub fn prepare(&self) {
+    pub fn prepare(&self, node: Enforced) {
         if !self.enabled {
             return;
         }
-        for (path, shares) in [("", None), ("/burstable", None), ("/besteffort", Some(2))] {
+        let all = [
+            ("", cpu_shares(node.milli_cpu), node.memory),
+            ("/burstable", MIN_SHARES, 0),
+            ("/besteffort", MIN_SHARES, 0),
+        ];
+        for (path, cpu_shares, memory_limit_in_bytes) in all {
             let path = format!("{}/kubepods{path}", self.root);
-            if self.driver == CgroupDriver::Systemd {
-                let limits = LinuxContainerResources {
-                    cpu_shares: shares.unwrap_or(0),
-                    ..Default::default()
-                };
-                self.warn("set", self.limit_slice(&path, &limits));
-                continue;
-            }
-            self.warn("create", self.create(&path));
-            if let Some(shares) = shares {
-                self.warn("set", self.set_shares(&path, shares));
-            }
+            let limits =
+                LinuxContainerResources { cpu_shares, memory_limit_in_bytes, ..Default::default() };
+            self.make(&path, &limits);
         }
+    }
+
+    /// A cgroup with these limits.
+    fn make(&self, path: &str, limits: &LinuxContainerResources) {
+        if self.driver == CgroupDriver::Systemd {
+            self.warn("set", self.limit_slice(path, limits));
+            return;
+        }
+        self.warn("create", self.create(path));
+        self.warn("set", self.set_shares(path, limits.cpu_shares));
+        if limits.cpu_quota > 0 {
+            self.warn("set", self.set_quota(path, limits.cpu_quota, limits.cpu_period));
+        }
+        if limits.memory_limit_in_bytes > 0 {
+            self.warn("set", self.set_memory(path, limits.memory_limit_in_bytes));
+        }
+    }
+
+    /// Counts the pod's requests among those of its class, once or again.
+    pub fn count_pod(&self, pod: &Pod) {
+        if !self.enabled {
+            return;
+        }
+        let request = || pod.spec.as_ref().and_then(|spec| pod_requests(spec).remove("cpu"));
+        let request = (qos_class(pod) == BURSTABLE).then(|| request().unwrap_or(0));
+        self.count(names::uid(pod), request);
+    }
+
+    fn count(&self, uid: &str, request: Option<i64>) {
+        let mut burstable = self.burstable.lock().expect("no panic while held");
+        let before = match request {
+            Some(request) => burstable.requests.insert(uid.to_string(), request),
+            None => burstable.requests.remove(uid),
+        };
+        let sum = burstable.sum - before.unwrap_or(0) + request.unwrap_or(0);
+        if sum == burstable.sum {
+            return;
+        }
+        burstable.sum = sum;
+        let path = format!("{}/kubepods/burstable", self.root);
+        let shares = cpu_shares(sum);
+        let done = match self.driver {
+            CgroupDriver::Cgroupfs => self.set_shares(&path, shares),
+            CgroupDriver::Systemd => {
+                let limits = LinuxContainerResources { cpu_shares: shares, ..Default::default() };
+                self.limit_slice(&path, &limits)
+            }
+        };
+        self.warn("set", done);
+    }
+
+    /// What every container gets on this machine: no swap, and with version 2 all of its processes
+    /// end together when its memory is full.
+    pub fn for_container(&self, mut limits: LinuxContainerResources) -> LinuxContainerResources {
+        match &self.layout {
+            Layout::V2(_) => {
+                limits.unified.insert("memory.oom.group".into(), "1".into());
+                if self.counts_swap("memory.swap.max") {
+                    limits.unified.insert("memory.swap.max".into(), "0".into());
+                }
+            }
+            Layout::V1(_) if self.counts_swap("memory.memsw.limit_in_bytes") => {
+                // Of memory and swap together.
+                limits.memory_swap_limit_in_bytes = limits.memory_limit_in_bytes;
+            }
+            _ => {}
+        }
+        limits
+    }
+
+    /// [`Cgroups::for_container`], for one that is to be made.
+    pub fn with_limits(&self, mut config: ContainerConfig) -> ContainerConfig {
+        if let Some(linux) = &mut config.linux {
+            linux.resources = linux.resources.take().map(|limits| self.for_container(limits));
+        }
+        config
+    }
+
+    fn counts_swap(&self, file: &str) -> bool {
+        // The root of version 2 has no limits: the cgroup of all pods does.
+        let path = if self.enabled { format!("{}/kubepods", self.root) } else { self.root.clone() };
+        self.file("memory", &path, file).is_some_and(|file| file.exists())
     }
 
     /// Makes the pod's cgroup with its limits.
@@ -132,20 +237,7 @@ impl Cgroups {
         if !self.enabled {
             return;
         }
-        let path = self.pod_directory(pod);
-        let limits = pod_resources(pod);
-        if self.driver == CgroupDriver::Systemd {
-            self.warn("set", self.limit_slice(&path, &limits));
-            return;
-        }
-        self.warn("create", self.create(&path));
-        self.warn("set", self.set_shares(&path, limits.cpu_shares));
-        if limits.cpu_quota > 0 {
-            self.warn("set", self.set_quota(&path, limits.cpu_quota, limits.cpu_period));
-        }
-        if limits.memory_limit_in_bytes > 0 {
-            self.warn("set", self.set_memory(&path, limits.memory_limit_in_bytes));
-        }
+        self.make(&self.pod_directory(pod), &pod_resources(pod));
     }
 
     /// Brings one resource of the pod's cgroup to what it should be: what `grows` before its
@@ -216,6 +308,7 @@ impl Cgroups {
         if !self.enabled {
             return;
         }
+        self.count(uid, None);
         for class in ["", "/burstable", "/besteffort"] {
             let path = format!("{}/kubepods{class}/pod{uid}", self.root);
             if self.driver == CgroupDriver::Systemd {
@@ -363,7 +456,11 @@ mod tests {
                       32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         let Layout::V1(points) = Layout::parse(hybrid) else { panic!("a hybrid machine is v1") };
         assert_eq!(points["cpu"], PathBuf::from("/sys/fs/cgroup/cpu"));
-        assert_eq!(points.len(), 2);
+        assert_eq!(points["unified"], PathBuf::from("/sys/fs/cgroup/unified"));
+        assert_eq!(points.len(), 3);
+        let named = "30 25 0:26 / /s rw - cgroup cgroup rw,xattr,name=systemd\n";
+        let Layout::V1(points) = Layout::parse(named) else { panic!("a hierarchy with a name") };
+        assert_eq!(points, [("name=systemd".to_string(), PathBuf::from("/s"))].into());
         let unified = "32 25 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         assert_eq!(Layout::parse(unified), Layout::V2("/sys/fs/cgroup".into()));
         assert_eq!(Layout::parse(""), Layout::None);
@@ -392,7 +489,8 @@ mod tests {
             let by_systemd =
                 Cgroups::new(Layout::None, "/test", true).driven_by(CgroupDriver::Systemd);
             assert_eq!(by_systemd.pod_path(&pod()), "test-kubepods-burstable-podu1.slice");
-            cgroups.prepare();
+            let node = Enforced { milli_cpu: 2000, memory: 1 << 30 };
+            cgroups.prepare(node);
             cgroups.create_pod(&pod());
             let below = "test/kubepods/burstable/podu1";
             let read = |path: String| fs::read_to_string(root.path().join(path)).expect("a value");
@@ -404,6 +502,7 @@ mod tests {
                 assert_eq!(read(format!("cpu/{below}/cpu.cfs_quota_us")), "50000");
                 assert_eq!(read(format!("mem/{below}/memory.limit_in_bytes")), "67108864");
             }
+            shared_limits(&cgroups, is_v2, &read);
             let limits = cri::LinuxContainerResources {
                 memory_limit_in_bytes: 1 << 20,
                 cpu_quota: 80_000,
@@ -429,5 +528,54 @@ mod tests {
             assert_eq!(resize(true), ("67108864".into(), "80000".into()), "what grows comes first");
             assert_eq!(resize(false), ("1048576".into(), "80000".into()));
         }
+    }
+
+    /// Of the cgroups above pods.
+    fn shared_limits(cgroups: &Cgroups, is_v2: bool, read: &dyn Fn(String) -> String) {
+        let weight = |class: &str| match is_v2 {
+            true => read(format!("test/kubepods{class}/cpu.weight")),
+            false => read(format!("cpu/test/kubepods{class}/cpu.shares")),
+        };
+        let memory = match is_v2 {
+            true => read("test/kubepods/memory.max".into()),
+            false => read("mem/test/kubepods/memory.limit_in_bytes".into()),
+        };
+        assert_eq!(memory, (1 << 30).to_string());
+        let wanted = |shares: i64| if is_v2 { cpu_weight(shares) } else { shares }.to_string();
+        assert_eq!(weight(""), wanted(2048));
+        assert_eq!(weight("/besteffort"), wanted(2));
+        cgroups.count_pod(&pod());
+        cgroups.count_pod(&pod());
+        assert_eq!(weight("/burstable"), wanted(102), "each pod counts once");
+        let mut other = pod();
+        other.metadata.uid = Some("u2".into());
+        cgroups.count_pod(&other);
+        assert_eq!(weight("/burstable"), wanted(204));
+        cgroups.remove_pod("u2");
+        cgroups.remove_pod("u2");
+        assert_eq!(weight("/burstable"), wanted(102));
+    }
+
+    #[test]
+    fn containers_have_no_swap_and_end_together() {
+        let root = tempfile::tempdir().expect("a directory");
+        let kubepods = root.path().join("kubepods");
+        fs::create_dir_all(&kubepods).expect("made");
+        let limits = || LinuxContainerResources { memory_limit_in_bytes: 7, ..Default::default() };
+        let check = |layout: Layout, swap: i64, unified: &[(&str, &str)]| {
+            let got = Cgroups::new(layout, "/", true).for_container(limits());
+            assert_eq!(got.memory_swap_limit_in_bytes, swap);
+            let own = |(k, v): &(&str, &str)| (k.to_string(), v.to_string());
+            assert_eq!(got.unified, unified.iter().map(own).collect());
+        };
+        let v1 = || Layout::V1([("memory".to_string(), root.path().to_path_buf())].into());
+        let v2 = || Layout::V2(root.path().into());
+        check(v1(), 0, &[]);
+        check(v2(), 0, &[("memory.oom.group", "1")]);
+        fs::write(kubepods.join("memory.memsw.limit_in_bytes"), "").expect("written");
+        fs::write(kubepods.join("memory.swap.max"), "").expect("written");
+        check(v1(), 7, &[]);
+        check(v2(), 0, &[("memory.oom.group", "1"), ("memory.swap.max", "0")]);
+        check(Layout::None, 0, &[]);
     }
 }

@@ -166,7 +166,7 @@ async fn start(
         csi: Arc::new(new_csi(&client, &config, informers.of(), hurry.clone())),
         devices: Arc::new(devices::Devices::new(&client, &config)),
         device_plugins: Arc::new(DevicePlugins::new(&config, hurry.clone(), tasks)),
-        cgroups: new_cgroups(&config),
+        cgroups: new_cgroups(&config, &machine),
         resolver: new_resolver(&config),
         node: Mutex::new(Arc::new(first)),
         runtime_name,
@@ -203,11 +203,11 @@ fn new_resolver(config: &Config) -> hosts::Resolver {
     hosts::Resolver::parse(&std::fs::read_to_string(&config.resolv_conf).unwrap_or_default())
 }
 
-fn new_cgroups(config: &Config) -> cgroups::Cgroups {
+fn new_cgroups(config: &Config, machine: &machine::Machine) -> cgroups::Cgroups {
     let layout = cgroups::Layout::of_this_machine();
     let cgroups = cgroups::Cgroups::new(layout, &config.cgroup_root, config.cgroups_per_qos)
         .driven_by(config.cgroup_driver);
-    cgroups.prepare();
+    cgroups.prepare(node::enforced(config, machine));
     cgroups
 }
 

@@ -32,6 +32,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::cgroups::Enforced;
 use crate::config::{Config, KUBELET_VERSION};
 use crate::context::Context;
 use crate::device_plugins::Amounts;
@@ -279,6 +280,18 @@ fn allocatable(config: &Config, capacity: &ResourceList) -> ResourceList {
         out.insert("ephemeral-storage".into(), Quantity((units(all) - kept).max(0).to_string()));
     }
     out
+}
+
+/// What all pods together may have: the capacity less the reservations. Upstream:
+/// `getNodeAllocatableAbsolute`; what eviction defends is not taken away by force.
+pub fn enforced(config: &Config, machine: &Machine) -> Enforced {
+    let capacity = capacity(config, machine);
+    let reserved = |name: &str| config.reserved.get(name).map(|text| Quantity(text.clone()));
+    let left = |name: &str, amount: fn(&Quantity) -> i64| {
+        let kept = reserved(name).map_or(0, |quantity| amount(&quantity));
+        (capacity.get(name).map_or(0, amount) - kept).max(0)
+    };
+    Enforced { milli_cpu: left("cpu", milli), memory: left("memory", units) }
 }
 
 fn conditions(health: &Health, before: Option<&NodeStatus>, now: Timestamp) -> Vec<NodeCondition> {

@@ -220,6 +220,7 @@ impl Worker {
         let next = before.with(what, &update.to);
         let memory = self.context.machine.memory;
         let resources = resources_for(&self.pod, &container, next, memory);
+        let resources = self.context.cgroups.for_container(resources);
         let runtime = self.context.runtime.clone();
         let done = runtime.update_container_resources(&update.id, resources).await;
         done.map_err(|error| format!("update container {:?}: {error}", update.name))?;

@@ -491,6 +491,7 @@ impl Worker {
             users: &place.users,
         };
         let config = container_config(&pod, role, container, &prepared)
+            .map(|config| context.cgroups.with_limits(config))
             .map_err(|error| config_error(error.to_string()))?;
         let create_error =
             |error: std::io::Error| failed("CreateContainerError", error.to_string());

@@ -296,6 +296,7 @@ impl Worker {
         if self.publish(&observed, false) {
             return self.stop().await;
         }
+        self.context.cgroups.count_pod(&self.pod);
         let plan = self.plan(&observed);
         if plan.is_empty() {
             self.waiting.clear();
@@ -563,6 +564,7 @@ impl Worker {
                 tracing::warn!(pod = names::full(&self.pod), %error, "the pod's files are not removed yet");
                 return Next::Wait(self.retry.step());
             }
+            self.context.cgroups.remove_pod(&self.uid);
             self.stopped = true;
             self.view.lock().expect("no panic while held").stopped = true;
             (self.tell)(&self.uid, Told::Stopped);

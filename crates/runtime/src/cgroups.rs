@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 /// How often one `kill` looks for processes that were forked meanwhile.
 const KILL_ROUNDS: usize = 16;
+const MEMORY_AND_SWAP: &str = "memory.memsw.limit_in_bytes";
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The mounted hierarchies: controller → mount point. Under version 2 every controller is at the
@@ -109,6 +110,81 @@ impl Hierarchies {
         Ok(())
     }
 
+    /// Makes a container's cgroup in every hierarchy, so that it can be shown in the container. With
+    /// version 2 alone there is one, and libcontainer makes it.
+    pub(crate) fn prepare(&self, cgroup: &str) -> io::Result<()> {
+        if self.is_v2() || cgroup.trim_matches('/').is_empty() {
+            return Ok(());
+        }
+        for directory in self.directories(cgroup) {
+            fs::create_dir_all(&directory)?;
+            self.inherit_cpuset(&directory);
+        }
+        Ok(())
+    }
+
+    /// Moves a process to the cgroup where it is not there: libcontainer leaves out the hierarchies
+    /// without a controller that it knows.
+    pub(crate) fn join_missing(&self, cgroup: &str, pid: i32) -> io::Result<()> {
+        if self.is_v2() {
+            return Ok(());
+        }
+        let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        for directory in self.elsewhere(&table, cgroup) {
+            fs::write(directory.join("cgroup.procs"), pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The cgroup's directories in the hierarchies where a process is somewhere else; `table` is its
+    /// `/proc/<pid>/cgroup`.
+    fn elsewhere(&self, table: &str, cgroup: &str) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        for line in table.lines() {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+            let point = match controllers {
+                "" => self.v2.as_ref(),
+                some => some.split(',').find_map(|name| self.v1.get(name)),
+            };
+            if path != cgroup {
+                found.extend(point.map(|point| point.join(cgroup.trim_start_matches('/'))));
+            }
+        }
+        found
+    }
+
+    /// What a container sees of version 1, its own cgroup in each hierarchy: the directory, and the
+    /// names that the hierarchy has below `/sys/fs/cgroup`. Empty with version 2.
+    pub(crate) fn shown(&self, cgroup: &str) -> Vec<(PathBuf, Vec<String>)> {
+        let points: BTreeSet<&PathBuf> = self.v1.values().collect();
+        let named = points.into_iter().filter_map(|point| {
+            let name = point.file_name()?.to_str()?;
+            let mut names = vec![name.to_owned()];
+            // Controllers that share a hierarchy have a name each.
+            names.extend(name.split(',').filter(|part| *part != name).map(str::to_owned));
+            Some((point.join(cgroup.trim_start_matches('/')), names))
+        });
+        named.collect()
+    }
+
+    /// Lets go of what is frozen in the cgroup and below it: a frozen process does not end.
+    fn thaw(&self, cgroup: &str) {
+        let below = cgroup.trim_start_matches('/');
+        let v1 = self.v1.get("freezer").map(|point| (point, "freezer.state", "THAWED"));
+        let v2 = self.v2.as_ref().map(|point| (point, "cgroup.freeze", "0"));
+        for (point, file, free) in v1.into_iter().chain(v2) {
+            for directory in tree(&point.join(below)) {
+                let path = directory.join(file);
+                let held = fs::read_to_string(&path).is_ok_and(|state| state.trim() != free);
+                if held && let Ok(mut file) = fs::OpenOptions::new().write(true).open(&path) {
+                    // It may be gone meanwhile; the caller looks whether processes are left.
+                    let _ = file.write_all(free.as_bytes());
+                }
+            }
+        }
+    }
+
     /// A new cpuset of version 1 has no CPU, and takes no process then.
     fn inherit_cpuset(&self, directory: &Path) {
         let Some(root) = self.v1.get("cpuset") else { return };
@@ -155,6 +231,7 @@ impl Hierarchies {
                 break;
             }
             if self.kill_at_once(cgroup) {
+                self.thaw(cgroup);
                 return true;
             }
             for pid in fresh {
@@ -164,6 +241,8 @@ impl Hierarchies {
                     nix::sys::signal::Signal::SIGKILL,
                 );
             }
+            // After the signal, so that nothing of it runs once more.
+            self.thaw(cgroup);
         }
         !told.is_empty()
     }
@@ -275,7 +354,12 @@ impl Hierarchies {
         cgroup: &str,
         resources: &cri::LinuxContainerResources,
     ) -> io::Result<()> {
-        for (controller, file, value) in changes(self.is_v2(), resources) {
+        let mut changes = changes(self.is_v2(), resources);
+        if !self.grows(cgroup, resources) {
+            // The limit on memory may never be above that on memory and swap together.
+            changes.sort_by_key(|(_, file, _)| file == MEMORY_AND_SWAP);
+        }
+        for (controller, file, value) in changes {
             let Some(directory) = self.of(controller, cgroup) else { continue };
             let path = directory.join(&file);
             fs::write(&path, value).map_err(|error| {
@@ -284,9 +368,16 @@ impl Hierarchies {
         }
         Ok(())
     }
+
+    /// Whether the memory limit becomes a higher one.
+    fn grows(&self, cgroup: &str, resources: &cri::LinuxContainerResources) -> bool {
+        let now = self.of("memory", cgroup).and_then(|d| number(&d.join("memory.limit_in_bytes")));
+        let wanted = resources.memory_limit_in_bytes;
+        wanted < 0 || now.is_some_and(|now| wanted as u64 > now)
+    }
 }
 
-/// What to write where: (controller, file, value). Zero and empty mean "leave it".
+/// What to write where, for a growing memory limit: (controller, file, value). Zero and empty mean "leave it".
 fn changes(v2: bool, wanted: &cri::LinuxContainerResources) -> Vec<(&'static str, String, String)> {
     let mut out = Vec::new();
     let mut put =
@@ -318,6 +409,10 @@ fn changes(v2: bool, wanted: &cri::LinuxContainerResources) -> Vec<(&'static str
             put("cpu", "cpu.cfs_quota_us", wanted.cpu_quota.to_string());
         }
         if wanted.memory_limit_in_bytes != 0 {
+            if wanted.memory_swap_limit_in_bytes != 0 {
+                let swap = limit(wanted.memory_swap_limit_in_bytes, "-1");
+                put("memory", MEMORY_AND_SWAP, swap);
+            }
             put("memory", "memory.limit_in_bytes", limit(wanted.memory_limit_in_bytes, "-1"));
         }
     }
@@ -401,6 +496,55 @@ mod tests {
         check(&format!("{v1}{v2}"), false, Some("/sys/fs/cgroup/memory/a"));
         check(v2, true, Some("/sys/fs/cgroup/unified/a"));
         check("32 25 0:26 /b /x rw - cgroup cgroup rw,memory", false, None);
+    }
+
+    #[test]
+    fn a_container_sees_its_own_cgroup_by_every_name() {
+        let found = Hierarchies::parse(
+            "30 25 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+             31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+             32 25 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
+             33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+        );
+        let at = |name: &str| PathBuf::from("/sys/fs/cgroup").join(name).join("a/b");
+        let expected = vec![
+            (at("cpu,cpuacct"), ["cpu,cpuacct", "cpu", "cpuacct"].map(str::to_owned).to_vec()),
+            (at("memory"), vec!["memory".to_owned()]),
+            (at("systemd"), vec!["systemd".to_owned()]),
+        ];
+        assert_eq!(found.shown("/a/b"), expected);
+
+        let table =
+            "5:memory:/a/b\n4:cpu,cpuacct:/a/b\n3:name=systemd:/shims\n2:rdma:/\n0::/shims\n";
+        let expected = BTreeSet::from([at("systemd"), at("unified")]);
+        assert_eq!(found.elsewhere(table, "/a/b"), expected);
+        let v2 = Hierarchies::parse("33 25 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        assert!(v2.shown("/a/b").is_empty());
+    }
+
+    #[test]
+    fn what_is_frozen_is_let_go_also_below() {
+        let root = tempfile::tempdir().expect("a directory");
+        let check = |v1: bool, file: &str, frozen: &str, free: &str| {
+            let point = root.path().join(file);
+            for at in ["c", "c/inner/deep"] {
+                fs::create_dir_all(point.join(at)).expect("made");
+                fs::write(point.join(at).join(file), frozen).expect("written");
+            }
+            let here = match v1 {
+                true => Hierarchies { v1: [("freezer".into(), point.clone())].into(), v2: None },
+                false => Hierarchies { v1: BTreeMap::new(), v2: Some(point.clone()) },
+            };
+            here.thaw("/c");
+            for at in ["c", "c/inner/deep"] {
+                let state = fs::read_to_string(point.join(at).join(file)).expect("read");
+                assert!(state.starts_with(free), "{file} {at} {state}");
+            }
+            // What there is no file for is none of ours.
+            assert!(!point.join("c/inner").join(file).exists());
+        };
+        check(true, "freezer.state", "FROZEN\n", "THAWED");
+        check(false, "cgroup.freeze", "1\n", "0");
     }
 
     #[test]

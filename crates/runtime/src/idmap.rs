@@ -64,6 +64,14 @@ pub(crate) fn let_travel(copy: &OwnedFd, travel: Travel) -> io::Result<()> {
     set(copy, &attributes, libc::AT_RECURSIVE)
 }
 
+/// Nothing can be written through the copy.
+pub(crate) fn make_read_only(copy: &OwnedFd) -> io::Result<()> {
+    // SAFETY: all zeroes is a valid value.
+    let mut attributes: libc::mount_attr = unsafe { std::mem::zeroed() };
+    attributes.attr_set = libc::MOUNT_ATTR_RDONLY;
+    set(copy, &attributes, 0)
+}
+
 fn set(copy: &OwnedFd, attributes: &libc::mount_attr, flags: libc::c_int) -> io::Result<()> {
     // SAFETY: an empty path with AT_EMPTY_PATH; the attributes outlive the call.
     let done = unsafe {

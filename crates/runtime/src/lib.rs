@@ -15,6 +15,7 @@
 //! [`shim`]: our own binary executed again, with a single thread. The binary's `main` must call
 //! [`shim::shim_main`] first of all when [`shim::is_shim_invocation`] says so.
 
+mod apparmor;
 pub mod backend;
 mod cdi;
 mod cgroups;
@@ -25,9 +26,11 @@ mod idmap;
 pub mod images;
 mod ipam;
 pub mod layout;
+mod machine;
 pub mod memory;
 mod network;
 mod oci;
+mod program;
 mod sandbox;
 pub mod shim;
 mod users;

@@ -112,7 +112,10 @@ impl Settings {
         let network = plain.starts_with("net.");
         let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
             || plain == "kernel.sem";
-        if (network && !self.host_network) || (ipc && !self.host_ipc) {
+        // No way up: the path must be what the name says.
+        let plain_path =
+            name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        if plain_path && ((network && !self.host_network) || (ipc && !self.host_ipc)) {
             Ok(())
         } else {
             Err(io::Error::other(format!("sysctl {name:?} is not in a namespace of the pod")))
@@ -329,6 +332,9 @@ mod tests {
         check("net/core/somaxconn", &own, true);
         check("kernel.shm_rmid_forced", &own, true);
         check("kernel.msgmax", &own, true);
+        check("net/../kernel/panic", &own, false);
+        check("net/./core", &own, false);
+        check("net//core", &own, false);
         check("vm.swappiness", &own, false);
         check("kernel.panic", &own, false);
         check("net.core.somaxconn", &Settings { host_network: true, ..own.clone() }, false);

@@ -13,6 +13,7 @@ pub mod control_plane;
 pub mod daemon;
 pub mod fuzz;
 pub mod host;
+pub mod host_files;
 pub mod http;
 pub mod images;
 pub mod load;

@@ -4,6 +4,8 @@
 //! and sets `DECAPOD_E2E`. Out: a line per chapter and a summary, as the usual test runner prints
 //! them. The chapters share one cluster, because a story is what users have, and it saves time; each
 //! leaves behind what its comment says. A failed chapter prints what a person would look at first.
+//! After the last one the machine's own files must be what they were: containers and clusters touch
+//! nothing of theirs.
 //!
 //! `cargo xtask test` runs all; `DECAPOD_E2E=1 cargo test --test e2e service` the first chapters that
 //! every other needs, and those whose name contains `service`.
@@ -17,6 +19,7 @@ use std::process::ExitCode;
 
 use chapters::CHAPTERS;
 use story::Story;
+use testkit::host_files::HostFiles;
 
 fn main() -> ExitCode {
     let filters: Vec<String> =
@@ -30,8 +33,9 @@ fn main() -> ExitCode {
         summary(true, 0, 0, CHAPTERS.len());
         return ExitCode::SUCCESS;
     }
-    println!("\nrunning {} tests", CHAPTERS.len());
+    println!("\nrunning {} tests", CHAPTERS.len() + 1);
     let started = testkit::wait::now();
+    let before = HostFiles::look();
     let mut story = match Story::begin() {
         Ok(story) => story,
         Err(error) => {
@@ -40,8 +44,16 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (passed, failed, left_out) = tell(&mut story, &filters);
+    let (mut passed, mut failed, left_out) = tell(&mut story, &filters);
     drop(story);
+    let changes = before.changes(&HostFiles::look());
+    if changes.is_empty() {
+        passed += 1;
+        println!("test the machine's own files are untouched ... ok");
+    } else {
+        failed += 1;
+        println!("test the machine's own files are untouched ... FAILED\n{}", changes.join("\n"));
+    }
     println!("\nthe story took {} s", started.elapsed().as_secs());
     summary(failed == 0, passed, failed, left_out);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -96,10 +96,7 @@ impl LocalPath {
     /// Removes the volume's directory if it is on this host.
     pub async fn remove(&self, volume: &PersistentVolume) -> Result<(), String> {
         let local = volume.spec.as_ref().and_then(|spec| spec.local.as_ref());
-        let path = Path::new(local.ok_or("it is not a local volume")?.path.as_str());
-        if path.parent() != Some(&self.directory) {
-            return Err(format!("{} is not below {}", path.display(), self.directory.display()));
-        }
+        let path = self.own(&local.ok_or("it is not a local volume")?.path)?;
         let node = node_of(volume).unwrap_or_default();
         if self.node.as_deref() != Some(node) {
             return Err(format!("the directory {} of node {node} is left", path.display()));
@@ -107,6 +104,18 @@ impl LocalPath {
         match tokio::fs::remove_dir_all(path).await {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.to_string()),
             _ => Ok(()),
+        }
+    }
+}
+
+impl LocalPath {
+    /// Anybody who may make volumes writes their paths: only a directory right below ours is ours.
+    fn own<'a>(&self, path: &'a str) -> Result<&'a Path, String> {
+        let path = Path::new(path);
+        // `..` has a parent and no name.
+        match path.parent() == Some(&self.directory) && path.file_name().is_some() {
+            true => Ok(path),
+            false => Err(format!("{} is not below {}", path.display(), self.directory.display())),
         }
     }
 }
@@ -138,6 +147,20 @@ mod tests {
     use k8s_openapi::serde_json::{from_value, json};
 
     use super::*;
+
+    #[test]
+    fn no_path_leads_out_of_the_directory() {
+        let local = LocalPath { directory: "/data/storage".into(), node: None };
+        let check = |path: &str, fine| assert_eq!(local.own(path).is_ok(), fine, "{path}");
+        check("/data/storage/pvc-1", true);
+        check("/data/storage/..", false);
+        check("/data/storage/../storage/pvc-1", false);
+        check("/data/storage/.", false);
+        check("/data/storage", false);
+        check("/data/storage/pvc-1/..", false);
+        check("/etc", false);
+        check("", false);
+    }
 
     #[test]
     fn a_volume_belongs_to_its_node_and_its_claim() {

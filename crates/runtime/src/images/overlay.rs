@@ -134,7 +134,7 @@ fn mount_overlay(layers: &Path, overlay: &Overlay<'_>) -> Result<()> {
         opened.iter().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd())).collect();
     let options = format!("lowerdir={}{writable}", names.join(":"));
     mount(Some("overlay"), target, Some("overlay"), flags, Some(options.as_str()))
-        .map_err(io::Error::from)
+        .map_err(|errno| crate::machine::overlay_error(errno.into()))
         .during(during)
 }
 

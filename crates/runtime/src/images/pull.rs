@@ -18,7 +18,7 @@ use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference};
 
 use super::config::{ConfigFile, Manifest, for_us};
-use super::name::Name;
+use super::name::{Name, is_digest};
 use super::registries::{Auth, Endpoint, Registries};
 use super::store::{ImageRecord, ImageStore};
 use super::{During, Error, Result};
@@ -143,6 +143,9 @@ impl Puller {
                 let (os, architecture) = super::config::Platform::ours();
                 Error::NotFound(format!("no match for platform {os}/{architecture} in manifest"))
             })?;
+            if !is_digest(&next.digest) {
+                return Err(Error::Invalid(format!("{:?} is not a digest", next.digest)));
+            }
             let (registry, repository) = (reference.registry(), reference.repository());
             let next = Reference::with_digest(
                 registry.to_owned(),
@@ -163,6 +166,11 @@ impl Puller {
         manifest: &Manifest,
     ) -> Result<()> {
         let config = manifest.config.clone().unwrap_or_default();
+        let all = manifest.layers.iter().map(|layer| &layer.digest).chain([&config.digest]);
+        if let Some(bad) = all.into_iter().find(|digest| !is_digest(digest)) {
+            // Before it is part of a URL.
+            return Err(Error::Invalid(format!("{bad:?} is not a digest")));
+        }
         if !self.store.has_blob(&config.digest) {
             self.blob(client, reference, &config.digest).await?;
         }

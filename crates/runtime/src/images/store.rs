@@ -160,8 +160,9 @@ impl ImageStore {
         Ok(all)
     }
 
+    /// Always a path in the store: what is no digest names nothing, whoever wrote it.
     pub fn blob(&self, digest: &str) -> PathBuf {
-        self.root.join("blobs/sha256").join(digest.strip_prefix("sha256:").unwrap_or("invalid"))
+        self.root.join("blobs/sha256").join(hex_of(digest))
     }
 
     pub fn has_blob(&self, digest: &str) -> bool {
@@ -211,13 +212,13 @@ impl ImageStore {
     }
 
     pub fn layer(&self, diff_id: &str) -> PathBuf {
-        self.layers_dir().join(diff_id.strip_prefix("sha256:").unwrap_or("invalid"))
+        self.layers_dir().join(hex_of(diff_id))
     }
 
     /// Where older versions had it: by its first 64 bits, of which two layers may have the same.
     fn short_layer(&self, diff_id: &str) -> PathBuf {
-        let digits = diff_id.strip_prefix("sha256:").and_then(|hex| hex.get(..SHORT));
-        self.layers_dir().join(digits.unwrap_or("invalid"))
+        let hex = hex_of(diff_id);
+        self.layers_dir().join(hex.get(..SHORT).unwrap_or(hex))
     }
 
     /// Gives layers of an older version's store their whole names, where it is clear whose they are.
@@ -293,8 +294,16 @@ impl ImageStore {
                 "image {digest}: layers and diff ids differ in number"
             )));
         }
+        let foreign = manifest.layers.iter().map(|layer| &layer.digest).chain(&diff_ids);
+        if let Some(bad) = foreign.into_iter().find(|digest| !is_digest(digest)) {
+            return Err(Error::Invalid(format!("image {digest}: {bad:?} is not a digest")));
+        }
+        // A manifest may call anything a layer, also what makes up other images.
+        let images = self.read_index()?.images.into_values();
+        let mut kept: BTreeSet<String> = images.flat_map(|r| [r.id, r.manifest]).collect();
+        kept.extend([config.digest.clone(), manifest_digest.clone(), digest.to_owned()]);
         for (layer, diff_id) in manifest.layers.iter().zip(&diff_ids) {
-            self.unpack_layer(layer, diff_id)?;
+            self.unpack_layer(layer, diff_id, !kept.contains(&layer.digest))?;
         }
         self.sync_layers()?;
         let size = config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
@@ -311,14 +320,15 @@ impl ImageStore {
         self.add(record)
     }
 
-    fn unpack_layer(&self, layer: &Descriptor, diff_id: &str) -> Result<()> {
-        if !is_digest(diff_id) {
-            return Err(Error::Invalid(format!("{diff_id:?} is not a digest")));
-        }
+    /// `spent`: nobody needs the archive afterwards.
+    fn unpack_layer(&self, layer: &Descriptor, diff_id: &str, spent: bool) -> Result<()> {
         if !self.has_layer(diff_id) {
             let blob = self.blob(&layer.digest);
             let file = File::open(&blob).during(|| format!("open layer {}", layer.digest))?;
             unpack::layer(file, diff_id, &self.layers_dir(), &self.layer(diff_id))?;
+        }
+        if !spent {
+            return Ok(());
         }
         match fs::remove_file(self.blob(&layer.digest)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -438,6 +448,10 @@ impl ImageStore {
     }
 }
 
+fn hex_of(digest: &str) -> &str {
+    digest.strip_prefix("sha256:").filter(|_| is_digest(digest)).unwrap_or("invalid")
+}
+
 /// Content on its way in. Dropped unfinished, it leaves nothing.
 pub struct PartialBlob {
     store: ImageStore,
@@ -517,6 +531,51 @@ mod tests {
         let (one, two) = (diff_id("0123456789abcdef", '1'), diff_id("0123456789abcdef", '2'));
         fs::create_dir(store.layer(&one)).expect("made");
         assert!(store.has_layer(&one) && !store.has_layer(&two));
+    }
+
+    /// A manifest with one layer, which the store has already, so that its archive is not looked at.
+    fn adopt_with_archive(store: &ImageStore, archive: &str) -> Result<ImageRecord> {
+        let layer = diff_id("", 'a');
+        fs::create_dir_all(store.layer(&layer)).expect("made");
+        let put = |value: serde_json::Value| {
+            let text = value.to_string();
+            (store.put_blob(text.as_bytes(), None).expect("stored"), text.len())
+        };
+        let (config, size) = put(serde_json::json!({"os": "linux", "architecture": "amd64",
+            "rootfs": {"type": "layers", "diff_ids": [layer]}, "made for": archive}));
+        let (manifest, _) = put(serde_json::json!({"schemaVersion": 2,
+            "config": {"mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": config, "size": size},
+            "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar",
+                "digest": archive, "size": 1}]}));
+        store.adopt(&manifest, &[])
+    }
+
+    #[test]
+    fn a_manifest_removes_nothing_but_its_own_archives() {
+        let (directory, store) = store_with(&[]);
+        let precious = directory.path().join("precious");
+        fs::write(&precious, "text").expect("written");
+        let absolute = precious.display();
+        for name in [
+            format!("sha256:{absolute}"),
+            "sha256:../../precious".to_owned(),
+            absolute.to_string(),
+            "../precious".to_owned(),
+            String::new(),
+        ] {
+            let error = adopt_with_archive(&store, &name).expect_err("refused").to_string();
+            assert!(error.contains("is not a digest"), "{error}");
+            assert!(store.blob(&name).starts_with(store.root()));
+            assert!(store.layer(&name).starts_with(store.root()));
+            assert!(precious.exists(), "{name} led to it");
+        }
+        let own = store.put_blob(&b"an archive"[..], None).expect("stored");
+        let image = adopt_with_archive(&store, &own).expect("adopted");
+        assert!(!store.has_blob(&own), "it is unpacked");
+        // Another image's configuration is no archive of this one's.
+        adopt_with_archive(&store, &image.id).expect("adopted");
+        assert!(store.has_blob(&image.id));
     }
 
     #[test]

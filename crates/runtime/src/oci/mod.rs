@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use cri::{ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, Result};
 use serde_json::{Value, json};
 
+pub(crate) use mounts::is_shown_file;
+
 use crate::images::config::ImageConfig;
 use crate::images::user::User;
 use crate::users::Mappings;
@@ -58,6 +60,9 @@ pub(crate) struct Request<'a> {
     pub pod: &'a PodFacts,
     pub rootfs: &'a Path,
     pub cgroups_v2: bool,
+    /// What it sees of version 1's hierarchies: its own cgroup in each, and the names there.
+    pub cgroup_mounts: Vec<(PathBuf, Vec<String>)>,
+    pub apparmor: Option<String>,
     /// As far down as we may set a process's score.
     pub lowest_oom_score: i64,
 }
@@ -86,7 +91,7 @@ pub(crate) fn build(request: &Request<'_>) -> Result<Value> {
             "resources": resources(request.config, security.privileged)?,
             "devices": devices(request.config, security.privileged)?.0,
             "maskedPaths": security.masked_paths,
-            "readonlyPaths": security.readonly_paths,
+            "readonlyPaths": read_only_paths(request, &security),
             "rootfsPropagation": propagation,
             "seccomp": seccomp,
         },
@@ -96,6 +101,15 @@ pub(crate) fn build(request: &Request<'_>) -> Result<Value> {
         spec["linux"]["gidMappings"] = users.mappings.gids.section();
     }
     Ok(spec)
+}
+
+/// The list of version 1's hierarchies cannot be changed either, where each of them cannot.
+fn read_only_paths(request: &Request<'_>, security: &LinuxContainerSecurityContext) -> Vec<String> {
+    let mut paths = security.readonly_paths.clone();
+    if !security.privileged && mounts::shows_hierarchies(request) {
+        paths.push(mounts::CGROUPS.into());
+    }
+    paths
 }
 
 /// Host and container paths of the devices that the configuration names.
@@ -135,6 +149,9 @@ fn process(
     if security.no_new_privs && !security.privileged {
         // Never `false`: see the shim on when the filter is loaded.
         process["noNewPrivileges"] = true.into();
+    }
+    if let Some(profile) = &request.apparmor {
+        process["apparmorProfile"] = profile.as_str().into();
     }
     if let Some(resources) = &linux.resources {
         let score = resources.oom_score_adj.clamp(request.lowest_oom_score.min(1000), 1000);

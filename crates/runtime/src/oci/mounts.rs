@@ -11,13 +11,16 @@ use serde_json::{Value, json};
 use super::{Request, Users};
 use crate::users::Mappings;
 
+/// Where cgroups are in a container.
+pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
+
 /// The kernel's file systems, then the sandbox's files, then what the kubelet says, outer before
 /// inner. What the kubelet mounts at a place replaces ours there.
 pub(super) fn all(
     request: &Request<'_>,
     security: &LinuxContainerSecurityContext,
 ) -> Result<Vec<Value>> {
-    let mut out = kernel_mounts(security.privileged);
+    let mut out = kernel_mounts(request, security.privileged);
     let pod = request.pod;
     let bind = |source: &Path, target: &str, read_only: bool| {
         let access = if read_only { "ro" } else { "rw" };
@@ -49,10 +52,10 @@ pub(super) fn all(
     Ok(out)
 }
 
-fn kernel_mounts(privileged: bool) -> Vec<Value> {
+fn kernel_mounts(request: &Request<'_>, privileged: bool) -> Vec<Value> {
     let mount = |kind: &str, at: &str, source: &str, options: &[&str]| json!({"destination": at, "type": kind, "source": source, "options": options});
     let access = if privileged { "rw" } else { "ro" };
-    vec![
+    let mut all = vec![
         mount("proc", "/proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("tmpfs", "/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
         mount(
@@ -63,13 +66,65 @@ fn kernel_mounts(privileged: bool) -> Vec<Value> {
         ),
         mount("mqueue", "/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("sysfs", "/sys", "sysfs", &["nosuid", "noexec", "nodev", access]),
-        mount(
-            "cgroup",
-            "/sys/fs/cgroup",
-            "cgroup",
-            &["nosuid", "noexec", "nodev", "relatime", access],
-        ),
-    ]
+    ];
+    if request.cgroup_mounts.is_empty() {
+        let options = ["nosuid", "noexec", "nodev", "relatime", access];
+        all.push(mount("cgroup", CGROUPS, "cgroup", &options));
+    } else if shows_hierarchies(request) {
+        // By us, since libcontainer mounts version 1 writable, whatever is asked for.
+        all.push(mount("tmpfs", CGROUPS, "tmpfs", &["nosuid", "noexec", "nodev", "mode=755"]));
+        for (source, names) in &request.cgroup_mounts {
+            all.extend(names.iter().map(|name| {
+                json!({"destination": format!("{CGROUPS}/{name}"), "type": "bind", "source": source,
+                    "options": ["bind", "rprivate", "nosuid", "noexec", "nodev", access]})
+            }));
+        }
+    }
+    all
+}
+
+/// Whether there are hierarchies of version 1 to show, in a place that the pod does not want.
+pub(super) fn shows_hierarchies(request: &Request<'_>) -> bool {
+    let wanted = request.config.mounts.iter().any(|mount| clean(&mount.container_path) == CGROUPS);
+    !request.cgroup_mounts.is_empty() && !wanted
+}
+
+/// A file of `/proc` that others may show instead of the kernel. Upstream: runc's `checkProcMount`.
+pub(crate) fn is_shown_file(path: &str) -> bool {
+    const FILES: [&str; 11] = [
+        "cpuinfo",
+        "diskstats",
+        "loadavg",
+        "meminfo",
+        "net/dev",
+        "slabinfo",
+        "stat",
+        "swaps",
+        "sys/crypto/fips_enabled",
+        "sys/kernel/ns_last_pid",
+        "uptime",
+    ];
+    path.strip_prefix("/proc/").is_some_and(|file| FILES.contains(&file))
+}
+
+/// By its name alone; the shim looks at where a mount really went.
+fn check_destination(destination: &str, source: &str) -> Result<()> {
+    let refused = match destination.strip_prefix("/proc") {
+        Some("") => !is_proc(Path::new(source)),
+        Some(below) => below.starts_with('/') && !is_shown_file(destination),
+        None => false,
+    };
+    match refused {
+        true => Err(Error::InvalidArgument(format!(
+            "{destination:?} cannot be mounted because it is inside /proc"
+        ))),
+        false => Ok(()),
+    }
+}
+
+fn is_proc(source: &Path) -> bool {
+    nix::sys::statfs::statfs(source)
+        .is_ok_and(|stat| stat.filesystem_type() == nix::sys::statfs::PROC_SUPER_MAGIC)
 }
 
 /// The files of the mount are to belong to these users.
@@ -88,6 +143,7 @@ fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {
             mount.container_path
         )));
     }
+    check_destination(&clean(&mount.container_path), &mount.host_path)?;
     // Upstream: a missing source is made, as a directory.
     if !Path::new(&mount.host_path).exists() {
         fs::create_dir_all(&mount.host_path).map_err(|error| {
@@ -115,10 +171,15 @@ fn kubelet_mount(mount: &cri::Mount) -> Result<Value> {
     }))
 }
 
-/// `/a//b/` → `/a/b`.
+/// `/a//b/` and `/a/x/../b` → `/a/b`.
 fn clean(path: &str) -> String {
-    let parts: Vec<&str> =
-        path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let mut parts: Vec<&str> = vec![];
+    for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        match part {
+            ".." => drop(parts.pop()),
+            name => parts.push(name),
+        }
+    }
     format!("/{}", parts.join("/"))
 }
 
@@ -196,5 +257,27 @@ mod tests {
         check(with(HostToContainer, true, false), Some(&["rbind", "rslave", "ro"]));
         check(with(Bidirectional, true, true), Some(&["rbind", "rshared", "rro"]));
         check(with(Private, false, true), None);
+    }
+
+    #[test]
+    fn the_kernels_switches_are_not_covered() {
+        let check = |at: &str, source: &str, fine: bool| {
+            let mount = cri::Mount {
+                container_path: at.into(),
+                host_path: source.into(),
+                ..Default::default()
+            };
+            assert_eq!(kubelet_mount(&mount).is_ok(), fine, "{at} {source}");
+        };
+        check("/proc/sys/kernel", "/tmp", false);
+        check("/proc/../proc//sys/./kernel/", "/tmp", false);
+        check("/proc/self/attr/exec", "/tmp", false);
+        check("/proc", "/tmp", false);
+        check("/proc", "/proc", true);
+        check("/host/proc", "/proc", true);
+        check("/processes", "/tmp", true);
+        check("/proc/meminfo", "/tmp", true);
+        check("/proc/net/dev", "/tmp", true);
+        check("/proc/meminfo/x", "/tmp", false);
     }
 }

@@ -27,7 +27,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::event_loop::Shim;
 use super::log::Log;
-use super::{ShimConfig, StartedRecord, now_nanos, stage, stdio};
+use super::{ShimConfig, StartedRecord, inspect, now_nanos, stage, stdio};
 use crate::files;
 
 const OOM_FILE: &str = "/proc/self/oom_score_adj";
@@ -54,6 +54,8 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
         });
     }
 
+    // The container sees its own in every hierarchy, also in those that libcontainer does not use.
+    config.hierarchies.prepare(&config.cgroup)?;
     let own_oom_score = fs::read_to_string(OOM_FILE);
     let mut builder = ContainerBuilder::new("c".to_owned(), SyscallType::default())
         .with_root_path(state)
@@ -65,18 +67,28 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     builder.stderr = given.stderr;
     let stage = config.stage.as_ref().map(stage::enter).transpose();
     let stage = stage.map_err(start_error)?;
-    let built = builder.as_init(&config.bundle).with_systemd(false).with_detach(true).build();
+    let build = || {
+        inspect::check_root(&spec)?;
+        let built = builder.as_init(&config.bundle).with_systemd(false).with_detach(true).build();
+        built.map_err(start_error)
+    };
+    let built = build();
     let left = stage.map(stage::Entered::leave).transpose();
     if let Ok(score) = own_oom_score {
         // Lowering it may be refused; then the shim is as killable as its container.
         let _ = fs::write(OOM_FILE, score.trim());
     }
-    let mut container = built.map_err(start_error)?;
+    let mut container = built.map_err(|error| cleared(&config, error))?;
     left?;
     if let Some(console) = given.console {
         stdio.terminal = Some(console.receive()?);
     }
     let pid = container.pid().ok_or_else(|| io::Error::other("the container has no process"))?;
+    let settled = config
+        .hierarchies
+        .join_missing(&config.cgroup, pid.as_raw())
+        .and_then(|()| inspect::settle(&spec, pid.as_raw(), config.stage.is_none()));
+    settled.map_err(|error| cleared(&config, start_error(error)))?;
     let started_at = now_nanos();
     container.start().map_err(start_error)?;
     // From here on writing to who left is an error, not a signal.
@@ -87,6 +99,14 @@ pub(super) fn start(config: ShimConfig) -> io::Result<(Shim, StartedRecord)> {
     files::write_json(&config.started_file(), &started)?;
     let shim = Shim::new(config, started.clone(), log, listener, stdio)?;
     Ok((shim, started))
+}
+
+/// The container does not start: what is made of it ends.
+fn cleared(config: &ShimConfig, error: io::Error) -> io::Error {
+    config.hierarchies.kill(&config.cgroup);
+    // What is left on its way out goes when the container is removed.
+    let _ = config.hierarchies.remove(&config.cgroup);
+    error
 }
 
 /// The node's id of the user that the container runs as.

@@ -31,6 +31,8 @@ const ATTACH_LIMIT: usize = 1 << 20;
 const ATTACHED_READERS: usize = 16;
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const CHUNK: usize = 16 << 10;
+/// How long a container has to end by itself when the machine is shut down.
+const TERM_GRACE: Duration = Duration::from_secs(3);
 
 pub(super) struct Shim {
     config: ShimConfig,
@@ -47,6 +49,8 @@ pub(super) struct Shim {
     /// The init's end: code and time.
     ended: Option<(i32, i64)>,
     drain_until: i64,
+    /// The machine is being shut down: when everything is killed.
+    kill_at: Option<i64>,
 }
 
 struct Source {
@@ -88,7 +92,7 @@ impl Shim {
         listener: UnixListener,
         stdio: Stdio,
     ) -> io::Result<Self> {
-        let mask = SigSet::from(Signal::SIGCHLD);
+        let mask = SigSet::from_iter([Signal::SIGCHLD, Signal::SIGTERM]);
         mask.thread_block()?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         listener.set_nonblocking(true)?;
@@ -117,6 +121,7 @@ impl Shim {
             waiters: Vec::new(),
             ended: None,
             drain_until: 0,
+            kill_at: None,
         })
     }
 
@@ -128,6 +133,7 @@ impl Shim {
                 self.handle(polled, flags);
             }
             self.forget_closed();
+            self.kill_when_due();
         }
         self.finish()
     }
@@ -162,14 +168,12 @@ impl Shim {
             what.push(Polled::Waiter(at));
             fds.push(PollFd::new(waiter.as_fd(), PollFlags::POLLIN));
         }
-        let timeout = match self.ended {
-            Some(_) => {
-                let left = (self.drain_until - now_nanos()).clamp(0, DRAIN.as_nanos() as i64);
-                PollTimeout::try_from(Duration::from_nanos(left as u64))
-                    .unwrap_or(PollTimeout::ZERO)
-            }
-            None => PollTimeout::NONE,
-        };
+        let timeout = self.due().map_or(PollTimeout::NONE, |due| {
+            let left = Duration::from_nanos((due - now_nanos()).max(0) as u64);
+            // Rounded up: a poll that ends early would be made again at once.
+            let left = left.min(TERM_GRACE) + Duration::from_millis(1);
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO)
+        });
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -183,7 +187,11 @@ impl Shim {
     fn handle(&mut self, polled: Polled, flags: PollFlags) {
         match polled {
             Polled::Signals => {
-                while let Ok(Some(_)) = self.signals.read_signal() {}
+                while let Ok(Some(signal)) = self.signals.read_signal() {
+                    if signal.ssi_signo == Signal::SIGTERM as u32 {
+                        self.end_soon();
+                    }
+                }
                 self.reap();
             }
             Polled::Listener => self.accept(),
@@ -237,6 +245,27 @@ impl Shim {
             let answer = Answer { version: VERSION, code: Some(code), ..Default::default() };
             let _ = protocol::send(&exec.connection, &answer, &[]);
             exec.pid = 0;
+        }
+    }
+
+    /// When something is to be done that no descriptor tells.
+    fn due(&self) -> Option<i64> {
+        if self.ended.is_some() { Some(self.drain_until) } else { self.kill_at }
+    }
+
+    /// Only the machine's shutdown sends SIGTERM to a shim: a server that stops leaves it alone. Many
+    /// programs ignore the signal as process 1, and would hold up the shutdown.
+    fn end_soon(&mut self) {
+        if self.ended.is_none() && self.kill_at.is_none() {
+            self.kill_at = Some(now_nanos() + TERM_GRACE.as_nanos() as i64);
+            let _ = kill(Pid::from_raw(self.started.pid), Signal::SIGTERM);
+        }
+    }
+
+    fn kill_when_due(&mut self) {
+        if self.ended.is_none() && self.kill_at.is_some_and(|at| now_nanos() >= at) {
+            self.kill_at = None;
+            let _ = self.kill(Signal::SIGKILL as i32, true);
         }
     }
 

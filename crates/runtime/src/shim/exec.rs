@@ -106,6 +106,10 @@ fn join(
     if let Some(user) = outside(&spec) {
         streams.iter().for_each(|stream| give(stream, user));
     }
+    if let Some(profile) = spec.process().as_ref().and_then(|p| p.apparmor_profile().as_ref()) {
+        // By the node's own /proc; it holds for the command.
+        crate::apparmor::apply_at_exec(profile)?;
+    }
     let mut joined = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWIPC

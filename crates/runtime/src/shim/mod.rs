@@ -17,6 +17,7 @@ mod client;
 mod container;
 mod event_loop;
 mod exec;
+mod inspect;
 mod log;
 mod namespaces;
 mod pause;
@@ -172,6 +173,8 @@ fn prepare(config: &Path) -> io::Result<ShimConfig> {
     // Already the leader of a session when started by hand.
     let _ = nix::unistd::setsid();
     nix::sys::prctl::set_child_subreaper(true)?;
+    // Nobody in the container looks into a process of ours that is on its way there.
+    nix::sys::prctl::set_dumpable(false)?;
     // What processes inherit by exec: no ignored signals, the usual mask for new files.
     reset_signals();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));

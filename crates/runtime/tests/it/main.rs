@@ -2,6 +2,7 @@
 //! test says so and passes.
 
 mod containers;
+mod hostile;
 mod images;
 mod remote;
 mod restart;

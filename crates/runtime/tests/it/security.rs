@@ -133,8 +133,10 @@ fn mounts_are_there_as_asked() {
         nix::mount::mount(Some("t"), &later, Some("tmpfs"), flags, None::<&str>).expect("mounted");
         std::fs::write(later.join("late"), "").expect("written");
         let (code, text) = world.exec(&id, "ls /slave/sub/late").await;
+        let (private, seen) = world.exec(&id, "ls /ro/sub/late").await;
         nix::mount::umount(&later).expect("unmounted");
         assert_eq!(code, 0, "{text}");
+        assert_ne!(private, 0, "{seen}");
     });
 }
 

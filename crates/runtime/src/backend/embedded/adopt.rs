@@ -10,6 +10,7 @@ use prost::Message;
 use super::Embedded;
 use super::containers::{ContainerEntry, ContainerRecord, Phase, STARTED};
 use crate::files;
+use crate::machine;
 use crate::shim::{self, ExitRecord, StartedRecord, Wait};
 
 const SHIM_START: Duration = Duration::from_secs(60);
@@ -21,10 +22,21 @@ impl Embedded {
                 tracing::warn!(sandbox = id, %error, "a sandbox could not be read back");
             }
         }
+        let boot = machine::boot_id();
+        let mut ended_with_the_machine = 0;
         for id in names(&self.0.layout.containers())? {
-            if let Err(error) = self.adopt_container(&id).await {
-                tracing::warn!(container = id, %error, "a container could not be read back");
+            match self.adopt_container(&id, boot.as_deref()).await {
+                Ok(restarted) => ended_with_the_machine += usize::from(restarted),
+                Err(error) => {
+                    tracing::warn!(container = id, %error, "a container could not be read back");
+                }
             }
+        }
+        if ended_with_the_machine > 0 {
+            tracing::info!(
+                containers = ended_with_the_machine,
+                "the machine was restarted: its containers ended with it"
+            );
         }
         if !self.0.network.borrow().cidrs.is_empty() {
             // The next sandbox tries again.
@@ -40,24 +52,30 @@ impl Embedded {
         Ok(())
     }
 
-    async fn adopt_container(&self, id: &str) -> Result<()> {
+    /// True when it ran, and ended with the machine.
+    async fn adopt_container(&self, id: &str, boot: Option<&str>) -> Result<bool> {
         let directory = self.0.layout.container(id);
         let record: Option<ContainerRecord> = files::read_json(&directory.join("state.json"))?;
         let config = files::read(&directory.join("config.pb"))?;
         let config = config.and_then(|bytes| ContainerConfig::decode(bytes.as_slice()).ok());
         let (Some(record), Some(config)) = (record, config) else {
             // Its creation was cut short; nobody knows its id.
-            return self.remove_files(id).await;
+            return self.remove_files(id).await.map(|()| false);
         };
         let exit: Option<ExitRecord> = files::read_json(&directory.join("exit.json"))?;
         let phase = exit.map_or(Phase::Created, Phase::Exited);
         let entry = Arc::new(ContainerEntry::new(id.to_owned(), record, config, phase));
         self.table().containers.insert(id.to_owned(), entry.clone());
-        let was_started = directory.join(STARTED).exists();
-        if *entry.phase.borrow() == Phase::Created && was_started {
-            self.adopt_shim(&entry).await?;
+        let started = files::read(&directory.join(STARTED))?;
+        let Some(started) = started.filter(|_| *entry.phase.borrow() == Phase::Created) else {
+            return Ok(false);
+        };
+        if machine::restarted_since(&String::from_utf8_lossy(&started), boot) {
+            self.lost(&entry, "the machine was restarted while the container ran")?;
+            return Ok(true);
         }
-        Ok(())
+        self.adopt_shim(&entry).await?;
+        Ok(false)
     }
 
     /// A shim was started and no end is on record: it lives, it is starting its container, or it

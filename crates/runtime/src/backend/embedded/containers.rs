@@ -17,13 +17,14 @@ use crate::images::overlay;
 use crate::images::store::{ImageRecord, ImageStore};
 use crate::images::user::{self, Databases};
 use crate::layout::new_id;
+use crate::machine;
 use crate::oci::{self, PidNamespace, PodFacts, Users};
 use crate::shim::{Client, ExitRecord, ShimConfig, Started, Wait, spawn_shim};
 use crate::users::Mappings;
 
 /// How long a killed container may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// An empty file beside `state.json`.
+/// A file beside `state.json`: the machine's boot id when the container was started.
 pub(super) const STARTED: &str = "started";
 /// What a container with users of its own is put together from; beside `config.json`.
 const STAGE: &str = "stage.json";
@@ -137,7 +138,7 @@ impl Embedded {
         config: ContainerConfig,
         sandbox_config: &PodSandboxConfig,
     ) -> Result<ContainerEntry> {
-        refuse_unsupported(&config)?;
+        let apparmor = self.apparmor(&config).await?;
         let pod = self.pod_facts(sandbox, &config)?;
         let owners = pod.users.as_ref().map(owners);
         let wanted = config.image.clone().unwrap_or_default();
@@ -169,6 +170,8 @@ impl Embedded {
             pod: &pod,
             rootfs: &rootfs,
             cgroups_v2: self.0.hierarchies.is_v2(),
+            cgroup_mounts: self.0.hierarchies.shown(&oci::cgroup_path(&pod.cgroup_parent, id)),
+            apparmor,
             lowest_oom_score: self.0.lowest_oom_score,
         })?;
         if !extra.hooks.is_empty() {
@@ -331,9 +334,10 @@ impl Embedded {
         let path = run.join("shim.json");
         files::write_json(&path, &shim)?;
         // On the disk that survives a reboot: a container that ran is not one that may still run.
-        std::fs::write(layout.container(&entry.id).join(STARTED), "")?;
+        let boot = machine::boot_id().unwrap_or_default();
+        std::fs::write(layout.container(&entry.id).join(STARTED), boot)?;
         let errors = std::fs::File::create(run.join("shim.log"))?;
-        spawn_shim(&self.0.config.executable, &path, errors).await.map_err(Error::from)
+        spawn_shim(self.0.program.path(), &path, errors).await.map_err(Error::from)
     }
 
     /// Follows the container to its end. `wait` is a connection that is there already.
@@ -371,6 +375,11 @@ impl Embedded {
         }
         tracing::warn!(container = entry.id, "its shim died; the container is killed");
         self.kill_cgroup(&entry.record.cgroup).await?;
+        self.lost(entry, "the container's shim died")
+    }
+
+    /// Nobody saw its end.
+    pub(super) fn lost(&self, entry: &Arc<ContainerEntry>, why: &str) -> Result<()> {
         let started_at = match *entry.phase.borrow() {
             Phase::Running { started_at, .. } => started_at,
             _ => 0,
@@ -381,9 +390,16 @@ impl Embedded {
             started_at,
             finished_at: now_nanos(),
             reason: "Unknown".into(),
-            message: "the container's shim died".into(),
+            message: why.into(),
         };
         self.exited(entry, exit, true)
+    }
+
+    async fn apparmor(&self, config: &ContainerConfig) -> Result<Option<String>> {
+        let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let asked = security.and_then(|security| security.apparmor.as_ref());
+        let privileged = security.is_some_and(|security| security.privileged);
+        self.0.apparmor.profile(asked, privileged).await
     }
 
     /// Kills until the cgroup and those below it are empty, and removes them.
@@ -416,9 +432,18 @@ impl Embedded {
             other => other?,
         };
         if entry.is_running() && !timeout.is_zero() {
-            self.signal(&entry, entry.record.stop_signal).await?;
-            if tokio::time::timeout(timeout, entry.ended()).await.is_ok() {
-                return Ok(());
+            let gentle = async {
+                self.signal(&entry, entry.record.stop_signal).await?;
+                entry.ended().await;
+                Ok::<_, Error>(())
+            };
+            match tokio::time::timeout(timeout, gentle).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => {
+                    tracing::warn!(container = entry.id, %error, "cannot send the stop signal, killing the container");
+                }
+                // Its time is over, whatever the shim was doing in it.
+                Err(_) => {}
             }
         }
         self.kill_and_wait(&entry).await
@@ -436,12 +461,27 @@ impl Embedded {
         if *entry.phase.borrow() == Phase::Created {
             return Ok(());
         }
-        if entry.is_running() {
-            self.signal(entry, SIGKILL).await?;
+        let killing = async {
+            if entry.is_running() {
+                self.kill_running(entry).await?;
+            }
+            entry.ended().await;
+            Ok(())
+        };
+        tokio::time::timeout(KILL_TIMEOUT, killing).await.unwrap_or_else(|_| {
+            Err(Error::DeadlineExceeded(format!("container {:?} does not die", entry.id)))
+        })
+    }
+
+    /// The cgroup first, and not by way of the shim: that may wait for a process of the container's
+    /// that is frozen. Its end is what the shim tells then.
+    async fn kill_running(&self, entry: &ContainerEntry) -> Result<()> {
+        let (hierarchies, cgroup) = (self.0.hierarchies.clone(), entry.record.cgroup.clone());
+        blocking(move || hierarchies.kill(&cgroup)).await?;
+        tokio::select! {
+            told = self.signal(entry, SIGKILL) => told,
+            () = entry.ended() => Ok(()),
         }
-        tokio::time::timeout(KILL_TIMEOUT, entry.ended())
-            .await
-            .map_err(|_| Error::DeadlineExceeded(format!("container {:?} does not die", entry.id)))
     }
 
     pub(super) async fn remove(&self, id: &str) -> Result<()> {
@@ -587,16 +627,6 @@ impl From<crate::shim::ClientError> for Error {
             other => Self::Internal(other.to_string()),
         }
     }
-}
-
-/// What would otherwise be left out in silence.
-fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
-    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let apparmor = security.and_then(|security| security.apparmor.as_ref());
-    if apparmor.is_some_and(|profile| profile.profile_type() == ProfileType::Localhost) {
-        return Err(Error::InvalidArgument("apparmor is not supported".into()));
-    }
-    Ok(())
 }
 
 fn owners(users: &Users) -> overlay::Owners {

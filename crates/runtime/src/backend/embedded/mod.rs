@@ -31,13 +31,16 @@ use cri::*;
 use ipnet::IpNet;
 use tokio::sync::{broadcast, oneshot, watch};
 
+use crate::apparmor::AppArmor;
 use crate::cgroups::Hierarchies;
 use crate::host_ports::HostPorts;
 use crate::images::pull::Puller;
 use crate::images::store::{ImageRecord, ImageStore};
 use crate::ipam::Ipam;
 use crate::layout::{Layout, run_dir};
+use crate::machine;
 use crate::network::NetworkState;
+use crate::program::Program;
 use containers::ContainerEntry;
 use sandboxes::SandboxEntry;
 
@@ -109,6 +112,11 @@ struct Inner {
     ipam: Ipam,
     hierarchies: Hierarchies,
     lowest_oom_score: i64,
+    /// What shims are started from.
+    program: Program,
+    apparmor: AppArmor,
+    /// Why containers cannot have a root here. Guards one text; held for a moment.
+    no_overlayfs: Mutex<Option<String>>,
     /// Guards the copy of what is on disk; held for look-ups and changes, never across await.
     table: Mutex<Table>,
     network: watch::Sender<NetworkState>,
@@ -143,6 +151,9 @@ impl Embedded {
             ipam: Ipam::open(layout.ipam())?,
             hierarchies: Hierarchies::discover()?,
             lowest_oom_score: lowest_oom_score(),
+            program: Program::open(&config.executable)?,
+            apparmor: AppArmor::of_this_machine(),
+            no_overlayfs: Mutex::default(),
             table: Mutex::default(),
             host_ports: HostPorts::new(&config.bridge),
             network: watch::Sender::new(network),
@@ -152,12 +163,28 @@ impl Embedded {
             images,
             tasks,
         }));
+        if let Some(why) = embedded.look_for_overlayfs().await? {
+            tracing::error!(%why, "no container can be started on this node");
+        }
         embedded.adopt().await?;
         Ok(embedded)
     }
 
     pub fn images(&self) -> &ImageStore {
         &self.0.images
+    }
+
+    /// Why containers cannot have a root here, `None` when they can.
+    async fn look_for_overlayfs(&self) -> Result<Option<String>> {
+        let place = self.0.layout.data.clone();
+        let checked = blocking(move || machine::check_overlayfs(&place)).await?;
+        let why = checked.err().map(|error| error.to_string());
+        self.no_overlayfs().clone_from(&why);
+        Ok(why)
+    }
+
+    fn no_overlayfs(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.no_overlayfs.lock().expect("no panic while the text is held")
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -286,14 +313,18 @@ impl RuntimeService for Embedded {
                 "the node has no pod network yet: it is given with the node's podCIDR",
             ),
         };
+        // Looked for again: somebody may have loaded the module.
+        let missing = self.no_overlayfs().is_some();
+        let runtime = match if missing { self.look_for_overlayfs().await? } else { None } {
+            None => condition(RUNTIME_READY, true, "", ""),
+            Some(why) => condition(RUNTIME_READY, false, "OverlayfsNotReady", &why),
+        };
         let features = RuntimeHandlerFeatures {
             recursive_read_only_mounts: true,
             user_namespaces: crate::users::supported(),
         };
         Ok(StatusResponse {
-            status: Some(RuntimeStatus {
-                conditions: vec![condition(RUNTIME_READY, true, "", ""), network],
-            }),
+            status: Some(RuntimeStatus { conditions: vec![runtime, network] }),
             info: BTreeMap::new(),
             runtime_handlers: vec![RuntimeHandler {
                 name: String::new(),

@@ -141,8 +141,8 @@ impl Embedded {
             }
             mappings.map_or(Ok(()), |_| sandbox::pin_all(&places, pid))
         };
-        let executable = &self.0.config.executable;
-        let done = crate::shim::make_namespaces(executable, &order, users, made).await;
+        let program = self.0.program.path();
+        let done = crate::shim::make_namespaces(program, &order, users, made).await;
         done.map_err(|error| Error::Internal(format!("make the sandbox's namespaces: {error}")))
     }
 
