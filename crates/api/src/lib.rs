@@ -8,6 +8,7 @@ pub mod declared;
 pub mod facts;
 pub mod kinds;
 pub mod protobuf;
+pub mod qos;
 pub mod quota;
 pub mod restarts;
 pub mod schema;
