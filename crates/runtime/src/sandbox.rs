@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use cri::{DNSConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
 use nix::mount::{MsFlags, mount};
@@ -112,7 +112,9 @@ impl Settings {
         let network = plain.starts_with("net.");
         let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
             || plain == "kernel.sem";
-        if (network && !self.host_network) || (ipc && !self.host_ipc) {
+        let file = sysctl_file(name);
+        let leaves = file.components().any(|step| step == Component::ParentDir);
+        if !leaves && ((network && !self.host_network) || (ipc && !self.host_ipc)) {
             Ok(())
         } else {
             Err(io::Error::other(format!("sysctl {name:?} is not in a namespace of the pod")))
@@ -265,8 +267,15 @@ fn pin(namespace: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The first separator tells what the other one means: `net.ipv4.conf.eth0/1.x` is about `eth0.1`.
 fn sysctl_file(name: &str) -> PathBuf {
-    let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    let has_dots = name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('.'));
+    let swap = |c| match c {
+        '.' => '/',
+        '/' => '.',
+        other => other,
+    };
+    let path = if has_dots { name.chars().map(swap).collect() } else { name.to_owned() };
     Path::new("/proc/sys").join(path)
 }
 
@@ -320,6 +329,18 @@ mod tests {
     }
 
     #[test]
+    fn switches_are_files() {
+        for (name, path) in [
+            ("net.core.somaxconn", "net/core/somaxconn"),
+            ("net/core/somaxconn", "net/core/somaxconn"),
+            ("net.ipv4.conf.eth0/1.x", "net/ipv4/conf/eth0.1/x"),
+            ("net/ipv4/conf/eth0.1/x", "net/ipv4/conf/eth0.1/x"),
+        ] {
+            assert_eq!(sysctl_file(name), Path::new("/proc/sys").join(path), "{name}");
+        }
+    }
+
+    #[test]
     fn the_hosts_switches_are_out_of_reach() {
         let own = Settings::default();
         let check = |name: &str, settings: &Settings, fine| {
@@ -330,6 +351,8 @@ mod tests {
         check("kernel.shm_rmid_forced", &own, true);
         check("kernel.msgmax", &own, true);
         check("vm.swappiness", &own, false);
+        check("net/../kernel/panic", &own, false);
+        check("net.//.kernel.panic", &own, false);
         check("kernel.panic", &own, false);
         check("net.core.somaxconn", &Settings { host_network: true, ..own.clone() }, false);
         check("kernel.shmmax", &Settings { host_ipc: true, ..own.clone() }, false);
