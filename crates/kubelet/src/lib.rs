@@ -138,21 +138,10 @@ async fn start(
     mut config: Config,
     tasks: &Tasks,
 ) -> Result<(), Error> {
-    let listener = match config.server_tls {
-        Some(_) => Some(server::bind(config.bind_address).await?),
-        None => None,
-    };
-    let health_listener = match config.healthz_address {
-        Some(address) => Some(server::bind(address).await?),
-        None => None,
-    };
+    let (listener, health_listener) = listen(&mut config).await?;
     let figures = Arc::new(figures::Figures::default());
     let runtime: Arc<dyn cri::Runtime> =
         Arc::new(measured::Measured::new(runtime, figures.clone()));
-    // Port 0 asked for a free one: the node object tells which it became.
-    if let Some(address) = listener.as_ref().and_then(|l| l.local_addr()) {
-        config.bind_address = address;
-    }
     let informers = Informers::new(client.clone(), tasks.clone());
     let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={}", config.node_name), "");
     let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
@@ -206,6 +195,25 @@ async fn start(
         server.listen_health(listener);
     }
     Ok(())
+}
+
+/// The servers' sockets: that of the kubelet's API, and that of its health.
+async fn listen(
+    config: &mut Config,
+) -> Result<(Option<transport::Listener>, Option<transport::Listener>), Error> {
+    let listener = match config.server_tls {
+        Some(_) => Some(server::bind(config.bind_address).await?),
+        None => None,
+    };
+    let health = match config.healthz_address {
+        Some(address) => Some(server::bind(address).await?),
+        None => None,
+    };
+    // Port 0 asked for a free one: the node object tells which it became.
+    if let Some(address) = listener.as_ref().and_then(|one| one.local_addr()) {
+        config.bind_address = address;
+    }
+    Ok((listener, health))
 }
 
 /// Upstream's kubelet refuses to start then, unless `failSwapOn` is false.
