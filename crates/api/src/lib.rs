@@ -9,6 +9,7 @@ pub mod facts;
 pub mod kinds;
 pub mod nodes;
 pub mod protobuf;
+pub mod qos;
 pub mod quota;
 pub mod restarts;
 pub mod schema;

@@ -15,6 +15,8 @@ struct File {
     api_version: &'static str,
     kind: &'static str,
     fields: &'static [(&'static str, &'static str)],
+    /// Fields of these whose zero is the default. Upstream: SetDefaults_KubeletConfiguration.
+    zero_is_default: &'static [&'static str],
 }
 
 const FILES: &[File] = &[
@@ -22,8 +24,10 @@ const FILES: &[File] = &[
         command: "kubelet",
         api_version: "kubelet.config.k8s.io/v1beta1",
         kind: "KubeletConfiguration",
+        zero_is_default: &["maxPods", "port", "runtimeRequestTimeout"],
         fields: &[
             ("address", "address"),
+            ("allowedUnsafeSysctls", "allowed-unsafe-sysctls"),
             ("authentication.x509.clientCAFile", "client-ca-file"),
             ("cgroupDriver", "cgroup-driver"),
             ("clusterDNS", "cluster-dns"),
@@ -47,6 +51,7 @@ const FILES: &[File] = &[
         command: "kube-proxy",
         api_version: "kubeproxy.config.k8s.io/v1alpha1",
         kind: "KubeProxyConfiguration",
+        zero_is_default: &[],
         fields: &[
             ("clientConnection.kubeconfig", "kubeconfig"),
             ("clusterCIDR", "cluster-cidr"),
@@ -108,16 +113,32 @@ impl File {
                 // Upstream's empty text and empty list say nothing.
                 (_, Value::Null) => {}
                 (Some(_), Value::String(text)) if text.is_empty() => {}
+                (Some((field, _)), value)
+                    if self.zero_is_default.contains(field) && is_zero(&value) => {}
                 (Some((_, flag)), value) => {
                     push_setting(flags, flag, value).with_context(|| path.clone())?;
                 }
                 (None, Value::Object(inner)) => {
                     self.take(format!("{path}."), inner, flags, unknown)?;
                 }
+                // Nobody set it: programs that write such files write all fields.
+                (None, value) if is_zero(&value) => {}
                 (None, _) => unknown.push(path),
             }
         }
         Ok(())
+    }
+}
+
+/// A number or a duration of nothing, an empty text, an empty list.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => {
+            text.is_empty() || cli::duration::parse(text).is_ok_and(|time| time.is_zero())
+        }
+        Value::Array(list) => list.is_empty(),
+        _ => false,
     }
 }
 
@@ -149,6 +170,18 @@ mod tests {
                 "--max-pods=30",
             ],
             &["authentication.anonymous.enabled"],
+        );
+        // As kubeadm writes it.
+        check(
+            0,
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: 0\nmaxPods: 0\nruntimeRequestTimeout: 0s\ncpuManagerReconcilePeriod: 0s\nlogging: {flushFrequency: 0, options: {json: {infoBufferSize: '0'}}, verbosity: 0}\nimageGCHighThresholdPercent: 0\nshutdownGracePeriod: 0s\nallowedUnsafeSysctls: ['kernel.msg*', net.core.somaxconn]\nsyncFrequency: 1m\n",
+            &[
+                "--allowed-unsafe-sysctls=kernel.msg*",
+                "--allowed-unsafe-sysctls=net.core.somaxconn",
+                "--image-gc-high-threshold=0",
+                "--shutdown-grace-period=0s",
+            ],
+            &["syncFrequency"],
         );
         check(
             1,

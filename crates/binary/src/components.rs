@@ -14,7 +14,7 @@ use client::{Client, Informers};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use crate::secure_port::{Page, SecurePort};
+use crate::secure_port::{Page, Pair, SecurePort};
 
 /// How long a component may take to end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
@@ -288,12 +288,17 @@ pub struct Kubelet {
     address: IpAddr,
     #[arg(long, default_value_t = 10250)]
     port: u16,
-    #[arg(long)]
+    /// Certificate of the kubelet's server [default: one that is made and kept in <root-dir>/pki]
+    #[arg(long, requires = "tls_private_key_file")]
     tls_cert_file: Option<PathBuf>,
-    #[arg(long)]
+    /// Its key
+    #[arg(long, requires = "tls_cert_file")]
     tls_private_key_file: Option<PathBuf>,
     #[arg(long)]
     client_ca_file: Option<PathBuf>,
+    /// Unsafe sysctls that pods may set, as kernel.msg*,net.core.somaxconn
+    #[arg(long, value_delimiter = ',', value_name = "SYSCTL")]
+    allowed_unsafe_sysctls: Vec<String>,
     /// Percent of the disk in use from which unused images are removed
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_high_threshold: Option<u8>,
@@ -323,6 +328,7 @@ pub struct Kubelet {
 
 pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
     let client = crate::kubeconfig::client(&flags.kubeconfig, "kubelet")?;
+    let brought = flags.tls_cert_file.clone().zip(flags.tls_private_key_file.clone());
     let node = crate::flags::Node {
         node_name: flags.hostname_override,
         node_ip: flags.node_ip,
@@ -332,6 +338,7 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         image_gc_high_threshold: flags.image_gc_high_threshold,
         image_gc_low_threshold: flags.image_gc_low_threshold,
         max_pods: flags.max_pods,
+        allowed_unsafe_sysctls: flags.allowed_unsafe_sysctls,
         kubelet_dir: flags.root_dir,
         shutdown_grace_period: flags.shutdown_grace_period,
         shutdown_grace_period_critical_pods: flags.shutdown_grace_period_critical_pods,
@@ -341,15 +348,8 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         [] => crate::node::primary_address().await.into_iter().collect(),
         given => given.to_vec(),
     };
-    let serving =
-        match (read(flags.tls_cert_file.as_deref())?, read(flags.tls_private_key_file.as_deref())?)
-        {
-            (Some(cert), Some(key)) => {
-                let identity = transport::tls::Identity::from_pem(&cert, &key)?;
-                Some(transport::tls::server_tls(&identity, &transport::tls::ClientCerts::Request)?)
-            }
-            _ => None,
-        };
+    let tasks = Tasks::new("kubelet");
+    let serving = kubelet_serving(brought, &node, &addresses, data_dir, &tasks)?;
     let described = crate::node::Node {
         name: crate::node::name(&node)?,
         addresses,
@@ -359,7 +359,7 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         routes: None,
         dns_kubeconfig: None,
         dns_renewed: Arc::default(),
-        serving,
+        serving: Some(serving),
         bind: Some(SocketAddr::new(flags.address, flags.port)),
         client_ca_pem: read(flags.client_ca_file.as_deref())?,
         cluster_cidrs: vec![],
@@ -368,11 +368,27 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
         cluster_domain: flags.cluster_domain,
         free_ports: false,
     };
-    let tasks = Tasks::new("kubelet");
     crate::node::start(described, &node, &tasks).await?;
     crate::process::wait_for_signal(&[&tasks]).await?;
     tasks.shutdown(SHUTDOWN_LIMIT).await;
     Ok(())
+}
+
+/// TLS of a kubelet that runs alone: with the certificate brought along, or with one of its own.
+fn kubelet_serving(
+    brought: Option<(PathBuf, PathBuf)>,
+    node: &crate::flags::Node,
+    addresses: &[IpAddr],
+    data_dir: &Path,
+    tasks: &Tasks,
+) -> anyhow::Result<transport::tls::ServerTls> {
+    let name = crate::node::name(node)?;
+    let root = node.kubelet_dir.clone().unwrap_or_else(|| data_dir.join("kubelet"));
+    let mut names = vec![name.clone()];
+    names.extend(addresses.iter().map(ToString::to_string));
+    Pair::of_kubelet(brought, &root.join("pki"), &name, names)
+        .serve(tasks)
+        .context("the kubelet's server has no certificate")
 }
 
 fn read(path: Option<&Path>) -> anyhow::Result<Option<String>> {

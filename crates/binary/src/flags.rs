@@ -255,6 +255,9 @@ pub struct Node {
     /// How many pods the node takes [default: 110]
     #[arg(long)]
     pub max_pods: Option<u32>,
+    /// Unsafe sysctls that pods may set, as kernel.msg*,net.core.somaxconn
+    #[arg(long, value_delimiter = ',', value_name = "SYSCTL")]
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// The kubelet's directory, where storage drivers look for its sockets; drivers' manifests expect
     /// /var/lib/kubelet [default: <data-dir>/kubelet]
     #[arg(long, value_name = "DIRECTORY")]

@@ -238,6 +238,8 @@ fn start_kubelet(
         config.image_gc_low <= config.image_gc_high,
         "--image-gc-low-threshold must not be above --image-gc-high-threshold"
     );
+    config.sysctls = kubelet::Sysctls::with_unsafe(&flags.allowed_unsafe_sysctls)
+        .context("--allowed-unsafe-sysctls")?;
     config.max_pods = flags.max_pods.map_or(config.max_pods, i64::from);
     config.shutdown_grace = flags.shutdown_grace_period.unwrap_or_default();
     config.shutdown_grace_critical = flags.shutdown_grace_period_critical_pods.unwrap_or_default();

@@ -32,15 +32,19 @@ impl<const N: usize> Histogram<N> {
         }
     }
 
-    /// `labels` as they are between the braces.
+    /// `labels` as they are between the braces; there may be none.
     pub fn write(&self, out: &mut String, family: &str, labels: &str) {
+        let (first, own) = match labels {
+            "" => (String::new(), String::new()),
+            labels => (format!("{labels},"), format!("{{{labels}}}")),
+        };
         let mut below = 0;
         for (limit, count) in self.limits.iter().zip(self.buckets) {
             below += count;
-            let _ = writeln!(out, "{family}_bucket{{{labels},le=\"{limit}\"}} {below}");
+            let _ = writeln!(out, "{family}_bucket{{{first}le=\"{limit}\"}} {below}");
         }
-        let _ = writeln!(out, "{family}_bucket{{{labels},le=\"+Inf\"}} {}", self.count);
-        let _ = writeln!(out, "{family}_sum{{{labels}}} {}", self.sum);
-        let _ = writeln!(out, "{family}_count{{{labels}}} {}", self.count);
+        let _ = writeln!(out, "{family}_bucket{{{first}le=\"+Inf\"}} {}", self.count);
+        let _ = writeln!(out, "{family}_sum{own} {}", self.sum);
+        let _ = writeln!(out, "{family}_count{own} {}", self.count);
     }
 }

@@ -132,6 +132,13 @@ impl Cgroups {
         format!("{}/kubepods{class}/pod{}", self.root, names::uid(pod))
     }
 
+    /// Where the kernel shows one controller of a container; `None` where the runtime names its
+    /// cgroups in its own way.
+    pub fn of_container(&self, pod: &Pod, id: &str, controller: &str) -> Option<PathBuf> {
+        let ours = self.enabled && self.driver == CgroupDriver::Cgroupfs;
+        ours.then(|| self.file(controller, &self.pod_directory(pod), id)).flatten()
+    }
+
     /// Makes the cgroups that all pods share.
     pub fn prepare(&self, node: Enforced) {
         if !self.enabled {

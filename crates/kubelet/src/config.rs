@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::sysctls::Sysctls;
+
 /// What the node says that it runs; clients and skew checks read it.
 pub const KUBELET_VERSION: &str = "v1.36.2";
 
@@ -56,6 +58,8 @@ pub struct Config {
     /// Must be the runtime's.
     pub cgroup_driver: cri::CgroupDriver,
     pub max_pods: i64,
+    /// What pods may set of the kernel's switches.
+    pub sysctls: Sysctls,
     /// Used until the API gives the node a range of its own.
     pub pod_cidr: Option<String>,
     pub bind_address: SocketAddr,
@@ -117,6 +121,7 @@ impl Config {
             cgroups_per_qos: true,
             cgroup_driver: cri::CgroupDriver::Cgroupfs,
             max_pods: 110,
+            sysctls: Sysctls::default(),
             pod_cidr: None,
             bind_address: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 10250),
             server_tls: None,

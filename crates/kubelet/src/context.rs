@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::csi::Csi;
 use crate::device_plugins::DevicePlugins;
 use crate::devices::Devices;
+use crate::figures::Figures;
 use crate::hosts::Resolver;
 use crate::images::Images;
 use crate::machine::Machine;
@@ -48,6 +49,7 @@ pub struct Context {
     /// Empty when pods can have a network, else why not.
     pub network: watch::Receiver<String>,
     pub probes: Arc<Counts>,
+    pub figures: Arc<Figures>,
     pub pod_resources: pod_resources::Counts,
     /// The machine is about to go down.
     pub is_shutting_down: watch::Sender<bool>,

@@ -98,7 +98,8 @@ fn quote(text: &str) -> String {
     out
 }
 
-/// A container's request or limit. Limits that are not set read as the node's allocatable.
+/// A container's request or limit. Limits that are not set read as the pod's, else as the node's
+/// allocatable.
 /// `container` is used when the selector names none (env); volumes always name one.
 pub fn resource(
     pod: &Pod,
@@ -122,8 +123,12 @@ pub fn resource(
     let own = container.resources.as_ref();
     let value = match kind {
         "limits" => {
-            let set = resources::limit(own, name).filter(|q| resources::milli(q) != 0);
-            set.or_else(|| allocatable.get(name)).cloned()
+            let positive = |q: &&Quantity| resources::milli(q) != 0;
+            let set = resources::limit(own, name).filter(positive);
+            let of_pod = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+            let of_pod = resources::limit(of_pod, name).filter(positive);
+            let of_pod = of_pod.filter(|_| matches!(name, "cpu" | "memory"));
+            set.or(of_pod).or_else(|| allocatable.get(name)).cloned()
         }
         "requests" => resources::request(own, name).cloned(),
         _ => return Err(unsupported()),
@@ -206,6 +211,32 @@ mod tests {
         check("requests.cpu", Some("1m"), "250");
         check("limits.cpu", None, "2");
         check("requests.memory", None, "0");
+    }
+
+    #[test]
+    fn limits_that_are_not_set_are_the_pods() {
+        let mut pod = pod();
+        let spec = pod.spec.as_mut().expect("a spec");
+        spec.containers[0].resources = None;
+        let node = [("cpu", "2"), ("memory", "8Gi"), ("ephemeral-storage", "1Gi")];
+        let allocatable: ResourceList =
+            node.map(|(name, amount)| (name.to_string(), Quantity(amount.into()))).into();
+        let mut check = |limits: serde_json::Value, name: &str, expected: &str| {
+            let spec = pod.spec.as_mut().expect("a spec");
+            spec.resources = serde_json::from_value(json!({"limits": limits})).ok();
+            let selector = ResourceFieldSelector {
+                resource: format!("limits.{name}"),
+                ..ResourceFieldSelector::default()
+            };
+            let container = pod.spec.as_ref().map(|spec| &spec.containers[0]);
+            let got = resource(&pod, container, &selector, &allocatable);
+            assert_eq!(got.as_deref(), Ok(expected), "{name} {limits}");
+        };
+        check(json!({"memory": "64Mi"}), "memory", "67108864");
+        check(json!({"memory": "64Mi"}), "cpu", "2");
+        check(json!({"cpu": "1", "memory": "0"}), "memory", "8589934592");
+        check(json!({"cpu": "1"}), "cpu", "1");
+        check(json!({"cpu": "1"}), "ephemeral-storage", "1073741824");
     }
 
     use crate::resources::ResourceList;

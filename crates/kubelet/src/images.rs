@@ -84,7 +84,9 @@ impl Images {
                 let message =
                     format!("Container image {named:?} is not present with pull policy of Never");
                 tell(EventType::Warning, "ErrImageNeverPull", message.clone());
-                Err(ImageError { reason: "ErrImageNeverPull", message, retry_in: None })
+                // Somebody may import it.
+                let retry_in = Some(crate::backoff::FIRST);
+                Err(ImageError { reason: "ErrImageNeverPull", message, retry_in })
             }
             ("Never" | "IfNotPresent", Some(image)) => {
                 let text = format!(
@@ -113,7 +115,9 @@ impl Images {
                 false => format!("Back-off pulling image {named:?}: ErrImagePull: {error}"),
             };
             tell(EventType::Normal, "BackOff", format!("Back-off pulling image {named:?}"));
-            return Err(ImageError { reason: "ImagePullBackOff", message, retry_in: Some(left) });
+            // Somebody may import it meanwhile.
+            let retry_in = Some(left.min(crate::backoff::FIRST));
+            return Err(ImageError { reason: "ImagePullBackOff", message, retry_in });
         }
         let queued = base::clock::now();
         tell(EventType::Normal, "Pulling", format!("Pulling image {named:?}"));
@@ -141,7 +145,6 @@ impl Images {
                 );
                 let text = format!("Failed to pull image {named:?}: {described}");
                 tell(EventType::Warning, "Failed", text);
-                tell(EventType::Warning, "Failed", "Error: ErrImagePull".into());
                 self.failed(&key, &described);
                 // Soon again: not to pull, but to say that it waits.
                 let retry_in = Some(SHOWN);

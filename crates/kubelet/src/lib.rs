@@ -35,6 +35,7 @@ mod env;
 mod env_file;
 mod eviction;
 mod expand;
+mod figures;
 mod grpc;
 mod handler;
 mod hosts;
@@ -45,6 +46,7 @@ mod local_volume;
 mod log_rotation;
 mod logind;
 mod machine;
+mod measured;
 mod mirrors;
 mod names;
 mod node;
@@ -69,6 +71,7 @@ mod static_pods;
 mod status;
 mod status_writer;
 mod stop;
+mod sysctls;
 mod users;
 mod volumes;
 mod worker;
@@ -89,6 +92,7 @@ pub use config::{Config, KUBELET_VERSION, ServerAuth, ServerTls};
 use context::Context;
 use device_plugins::DevicePlugins;
 use pods::PodSet;
+pub use sysctls::{SysctlError, Sysctls};
 
 /// Why a kubelet does not start.
 #[derive(Debug, thiserror::Error)]
@@ -134,24 +138,17 @@ async fn start(
     mut config: Config,
     tasks: &Tasks,
 ) -> Result<(), Error> {
-    let listener = match config.server_tls {
-        Some(_) => Some(server::bind(config.bind_address).await?),
-        None => None,
-    };
-    let health_listener = match config.healthz_address {
-        Some(address) => Some(server::bind(address).await?),
-        None => None,
-    };
-    // Port 0 asked for a free one: the node object tells which it became.
-    if let Some(address) = listener.as_ref().and_then(|l| l.local_addr()) {
-        config.bind_address = address;
-    }
+    let (listener, health_listener) = listen(&mut config).await?;
+    let figures = Arc::new(figures::Figures::default());
+    let runtime: Arc<dyn cri::Runtime> =
+        Arc::new(measured::Measured::new(runtime, figures.clone()));
     let informers = Informers::new(client.clone(), tasks.clone());
     let pods = informers.scoped::<Pod>(None, &format!("spec.nodeName={}", config.node_name), "");
     let nodes = informers.scoped::<Node>(None, &format!("metadata.name={}", config.node_name), "");
     let services = informers.of::<Service>();
     let (network_in, network) = watch::channel("pod network is not configured yet".to_string());
     let machine = machine::Machine::read();
+    warn_of_swap(&machine);
     let hurry = Arc::new(Notify::new());
     set_up_network(&*runtime, config.pod_cidr.as_deref(), &network_in).await;
     let problem = network.borrow().clone();
@@ -172,6 +169,7 @@ async fn start(
         runtime_name,
         machine,
         probes: Arc::default(),
+        figures,
         pod_resources: Default::default(),
         is_shutting_down: watch::channel(false).0,
         services,
@@ -197,6 +195,35 @@ async fn start(
         server.listen_health(listener);
     }
     Ok(())
+}
+
+/// The servers' sockets: that of the kubelet's API, and that of its health.
+async fn listen(
+    config: &mut Config,
+) -> Result<(Option<transport::Listener>, Option<transport::Listener>), Error> {
+    let listener = match config.server_tls {
+        Some(_) => Some(server::bind(config.bind_address).await?),
+        None => None,
+    };
+    let health = match config.healthz_address {
+        Some(address) => Some(server::bind(address).await?),
+        None => None,
+    };
+    // Port 0 asked for a free one: the node object tells which it became.
+    if let Some(address) = listener.as_ref().and_then(|one| one.local_addr()) {
+        config.bind_address = address;
+    }
+    Ok((listener, health))
+}
+
+/// Upstream's kubelet refuses to start then, unless `failSwapOn` is false.
+fn warn_of_swap(machine: &machine::Machine) {
+    if machine.swap > 0 {
+        tracing::warn!(
+            bytes = machine.swap,
+            "swap is on: containers may use it beyond their memory limits; swapoff -a turns it off"
+        );
+    }
 }
 
 fn new_resolver(config: &Config) -> hosts::Resolver {

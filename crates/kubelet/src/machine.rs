@@ -23,21 +23,52 @@ impl Machine {
     pub fn read() -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_string();
         let meminfo = text("/proc/meminfo");
-        let machine_id = Some(text("/etc/machine-id")).filter(|id| !id.is_empty());
+        let Names { machine_id, system_uuid, boot_id } = Names::read(Path::new("/"));
         let kernel = text("/proc/sys/kernel/osrelease");
         Self {
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as i64),
             memory: meminfo_bytes(&meminfo, "MemTotal"),
             swap: meminfo_bytes(&meminfo, "SwapTotal"),
-            system_uuid: Some(text("/sys/class/dmi/id/product_uuid"))
-                .filter(|id| !id.is_empty())
-                .or(machine_id.clone())
-                .unwrap_or_default(),
-            machine_id: machine_id.unwrap_or_default(),
-            boot_id: text("/proc/sys/kernel/random/boot_id"),
+            system_uuid,
+            machine_id,
+            boot_id,
             kernel,
             os_image: os_image(&text("/etc/os-release")),
             architecture: base::platform::ARCHITECTURE,
+        }
+    }
+}
+
+/// What the installed system, the (virtual) machine and this boot of it are called.
+/// Upstream: cAdvisor's `machine.Info` and `GetSystemUUID`.
+#[derive(Debug, PartialEq, Eq)]
+struct Names {
+    machine_id: String,
+    system_uuid: String,
+    boot_id: String,
+}
+
+impl Names {
+    fn read(root: &Path) -> Self {
+        const MACHINE: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
+        // Firmware's word: x86 and arm64 have DMI, POWER a device tree, s390x neither.
+        const SYSTEM: [&str; 4] = [
+            "sys/class/dmi/id/product_uuid",
+            "proc/device-tree/system-id",
+            "proc/device-tree/vm,uuid",
+            "etc/machine-id",
+        ];
+        let first = |places: &[&str]| {
+            let read = |place: &&str| fs::read_to_string(root.join(place)).ok();
+            let texts = places.iter().filter_map(read);
+            let mut trimmed =
+                texts.map(|text| text.trim_matches(['\0', ' ', '\n', '\t']).to_owned());
+            trimmed.find(|text| !text.is_empty()).unwrap_or_default()
+        };
+        Self {
+            machine_id: first(&MACHINE),
+            system_uuid: first(&SYSTEM),
+            boot_id: first(&["proc/sys/kernel/random/boot_id"]),
         }
     }
 }
@@ -133,6 +164,35 @@ pub fn processes() -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_has_names() {
+        let root = tempfile::tempdir().expect("a directory");
+        let put = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            fs::write(path, text).expect("a file");
+        };
+        let check = |machine_id: &str, system_uuid: &str| {
+            let names = Names::read(root.path());
+            assert_eq!(
+                (names.machine_id.as_str(), names.system_uuid.as_str()),
+                (machine_id, system_uuid)
+            );
+        };
+        check("", "");
+        put("var/lib/dbus/machine-id", "of-dbus\n");
+        check("of-dbus", "");
+        // An image that was not booted yet has an empty file.
+        put("etc/machine-id", "\n");
+        check("of-dbus", "");
+        put("etc/machine-id", "own\n");
+        check("own", "own");
+        put("proc/device-tree/vm,uuid", "of-tree\0");
+        check("own", "of-tree");
+        put("sys/class/dmi/id/product_uuid", "OF-DMI\n");
+        check("own", "OF-DMI");
+    }
 
     #[test]
     fn files_are_read() {

@@ -75,6 +75,11 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// The newest container of that name that has ended.
+    pub fn newest_exited(&self, name: &str) -> Option<&ObservedContainer> {
+        self.containers.iter().find(|c| c.name == name && c.state == State::Exited)
+    }
+
     /// The newest container of that name.
     pub fn container(&self, name: &str) -> Option<&ObservedContainer> {
         self.containers.iter().find(|c| c.name == name)

@@ -394,6 +394,7 @@ impl PodSet {
                 message: shutdown::REFUSED_MESSAGE.into(),
             });
         }
+        self.context.config.sysctls.check(pod)?;
         let own = names::uid(pod);
         let active: Vec<Arc<Pod>> = self
             .workers()

@@ -66,7 +66,7 @@ struct Verdict {
 }
 
 struct Running {
-    tasks: Vec<AbortHandle>,
+    tasks: Vec<(Kind, AbortHandle)>,
     has_startup: bool,
     has_readiness: bool,
 }
@@ -112,8 +112,15 @@ impl Shared {
 impl Drop for Probes {
     fn drop(&mut self) {
         for running in self.running.values() {
-            running.tasks.iter().for_each(AbortHandle::abort);
+            running.abort(|_| true);
         }
+    }
+}
+
+impl Running {
+    fn abort(&self, which: impl Fn(Kind) -> bool) {
+        let chosen = self.tasks.iter().filter(|(kind, _)| which(*kind));
+        chosen.for_each(|(_, task)| task.abort());
     }
 }
 
@@ -135,7 +142,7 @@ impl Probes {
         self.running.retain(|id, running| {
             let keep = ids.contains(&id.as_str());
             if !keep {
-                running.tasks.iter().for_each(AbortHandle::abort);
+                running.abort(|_| true);
                 self.shared.verdicts.lock().expect("no panic while held").remove(id);
             }
             keep
@@ -143,6 +150,18 @@ impl Probes {
         for target in targets {
             if !self.running.contains_key(&target.container_id) {
                 self.start(target);
+            }
+        }
+    }
+
+    /// The pod ends: only whether its containers are ready matters still.
+    /// Upstream: StopLivenessAndStartup.
+    pub fn keep_readiness_only(&self) {
+        for (id, running) in &self.running {
+            running.abort(|kind| kind != Kind::Readiness);
+            self.shared.write(id, Kind::Liveness, true);
+            if running.has_startup {
+                self.shared.write(id, Kind::Startup, true);
             }
         }
     }
@@ -182,9 +201,13 @@ impl Probes {
                 events: self.events.clone(),
                 record: self.counts.begin(kind.name(), &target.container.name, &target.about),
             };
-            tasks.push(self.tasks.spawn("probe", one.run()));
+            tasks.push((kind, self.tasks.spawn("probe", one.run())));
         }
         self.running.insert(id, Running { tasks, has_startup, has_readiness });
+    }
+
+    pub fn any(&self) -> bool {
+        !self.running.is_empty()
     }
 
     /// For decisions: what failed.

@@ -5,14 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use api::qos;
+pub use api::qos::{BEST_EFFORT, BURSTABLE, GUARANTEED};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 pub type ResourceList = BTreeMap<String, Quantity>;
-
-pub const GUARANTEED: &str = "Guaranteed";
-pub const BURSTABLE: &str = "Burstable";
-pub const BEST_EFFORT: &str = "BestEffort";
 
 pub const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
@@ -158,34 +156,9 @@ fn pod_sum(
     running
 }
 
-/// Guaranteed, Burstable or BestEffort, from cpu and memory of all containers.
+/// Upstream: ComputePodQOS.
 pub fn qos_class(pod: &Pod) -> &'static str {
-    let Some(spec) = &pod.spec else { return BEST_EFFORT };
-    let pod_level = spec.resources.iter().filter(|r| r.requests.is_some() || r.limits.is_some());
-    let all: Vec<Option<&ResourceRequirements>> = if pod_level.clone().count() > 0 {
-        pod_level.map(Some).collect()
-    } else {
-        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-        containers.map(|c| c.resources.as_ref()).collect()
-    };
-    let mut any = false;
-    let mut guaranteed = true;
-    let (mut requests, mut limits) = ([0_i64; 2], [0_i64; 2]);
-    for resources in all {
-        for (index, name) in ["cpu", "memory"].into_iter().enumerate() {
-            let (request, limit) = (request(resources, name), limit(resources, name));
-            let positive = |q: Option<&Quantity>| q.map(milli).filter(|amount| *amount > 0);
-            any |= positive(request).is_some() || positive(limit).is_some();
-            guaranteed &= positive(limit).is_some();
-            requests[index] += positive(request).or(positive(limit)).unwrap_or(0);
-            limits[index] += positive(limit).unwrap_or(0);
-        }
-    }
-    match any {
-        false => BEST_EFFORT,
-        true if guaranteed && requests == limits => GUARANTEED,
-        true => BURSTABLE,
-    }
+    pod.spec.as_ref().map_or(BEST_EFFORT, qos::class)
 }
 
 pub fn cpu_shares(milli_cpu: i64) -> i64 {

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::hosts::{self, Resolver};
 use crate::names;
 use crate::resources::{self, cpu_quota, cpu_shares, pod_limits, pod_requests};
+use crate::sysctls::with_dots;
 
 pub fn sandbox_config(
     pod: &Pod,
@@ -97,7 +98,8 @@ fn linux(pod: &Pod, cgroup_parent: &str, users: &UserNamespace) -> LinuxPodSandb
             }),
             ..LinuxSandboxSecurityContext::default()
         }),
-        sysctls: sysctls.into_iter().map(|s| (s.name, s.value)).collect(),
+        // Runtimes look for dots.
+        sysctls: sysctls.into_iter().map(|s| (with_dots(&s.name), s.value)).collect(),
         overhead: None,
         resources: Some(pod_resources(pod)),
     }

@@ -4,13 +4,14 @@
 //! Upstream: `kuberuntime_manager.go` SyncPod, `kuberuntime_container.go` startContainer.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::{ErrorExt, EventType};
 use cri::{PodSandboxConfig, UserNamespace};
 use futures::future::{join, join_all};
-use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret};
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret, Volume};
 use machinery::selector::Selector;
 
 use crate::claims::{Claimed, not_set_up};
@@ -25,9 +26,10 @@ use crate::hosts;
 use crate::images::ImageError;
 use crate::names;
 use crate::objects::{ObjectError, TokenOrder};
-use crate::observed::{Observed, Role, State, ephemeral_as_container};
+use crate::observed::{Observed, Role, ephemeral_as_container};
 use crate::plan::Plan;
 use crate::resize::amounts;
+use crate::resources::is_sidecar;
 use crate::sandbox::sandbox_config;
 use crate::status::RESTARTING;
 use crate::users;
@@ -35,17 +37,32 @@ use crate::volumes::payload::{Tokens, references};
 use crate::volumes::{self, Gathered, Occasion, Ready, VolumeError};
 use crate::worker::Worker;
 
+const CRASH_LOOP: &str = "CrashLoopBackOff";
+
 /// Why a container did not start.
-struct NotStarted {
+#[derive(Clone, Debug)]
+pub(crate) struct NotStarted {
     reason: &'static str,
     message: String,
     /// Try again no later than this.
     retry_in: Option<Duration>,
 }
 
+/// A container that is not tried again before its time, whatever wakes its pod.
+pub(crate) struct Held {
+    error: NotStarted,
+    until: jiff::Timestamp,
+}
+
 impl NotStarted {
     fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into(), retry_in: Some(Duration::from_secs(10)) }
+    }
+
+    /// The container was made, and has ended: how long it waits is the back-off's to say, once
+    /// people could see why.
+    fn after_creation(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { retry_in: Some(Duration::from_secs(1)), ..Self::new(reason, message) }
     }
 
     /// The pod is to stop: nothing is wrong.
@@ -117,36 +134,73 @@ impl Worker {
         };
         let volumes = self.prepare_volumes(occasion).await?;
         let place = match plan.create_sandbox {
-            true => self.create_sandbox(plan.attempt, observed, volumes).await?,
+            true => {
+                self.context.figures.pod_starts();
+                let made = self.create_sandbox(plan.attempt, observed, volumes).await;
+                made.inspect_err(|()| self.context.figures.pod_not_started())?
+            }
             false => self.existing_place(observed, volumes).await?,
         };
         progress |= plan.create_sandbox;
         let pod = self.pod.clone();
         let Some(spec) = &pod.spec else { return Ok(None) };
-        let queue = in_order(&plan, spec);
-        let mut wait = None;
-        for (role, container) in queue {
-            match self.start_container(role, &container, observed, &place).await {
-                Ok(()) => {
-                    self.waiting.remove(&container.name);
-                    progress = true;
-                }
-                Err(error) => {
-                    let known = (error.reason.to_string(), error.message);
-                    self.waiting.insert(container.name.clone(), known);
-                    let retry = error.retry_in.unwrap_or(crate::worker::RELIST);
-                    wait = Some(wait.map_or(retry, |w: Duration| w.min(retry)));
-                    // A failed init container holds back what comes after it.
-                    if role == Role::Init {
-                        break;
-                    }
-                }
-            }
-        }
+        let (started, wait) = self.start_all(in_order(&plan, spec), observed, &place).await;
         match wait {
-            Some(wait) if !progress => Ok(Some(wait.max(Duration::from_millis(50)))),
+            Some(wait) if !(progress || started) => Ok(Some(wait.max(Duration::from_millis(50)))),
             _ => Ok(None),
         }
+    }
+
+    /// Whether one of them started, and when the first of the others is to be tried again.
+    async fn start_all(
+        &mut self,
+        queue: Vec<(Role, Container)>,
+        observed: &Observed,
+        place: &Place,
+    ) -> (bool, Option<Duration>) {
+        let (mut progress, mut wait) = (false, None);
+        for (role, container) in queue {
+            let done = match self.held(&container.name) {
+                Some(error) => Err(error),
+                None => {
+                    let done = self.start_container(role, &container, observed, place).await;
+                    if let Err(error) = &done
+                        && error.reason != CRASH_LOOP
+                        && error.retry_in != Some(Duration::ZERO)
+                    {
+                        self.context.figures.container_not_started(role, error.reason);
+                    }
+                    done
+                }
+            };
+            let Err(error) = done else {
+                self.waiting.remove(&container.name);
+                progress = true;
+                continue;
+            };
+            let retry = error.retry_in.unwrap_or(crate::worker::RELIST);
+            wait = Some(wait.map_or(retry, |w: Duration| w.min(retry)));
+            self.hold(&container.name, error, retry);
+            // A failed init container holds back what comes after it.
+            if role == Role::Init && !is_sidecar(&container) {
+                break;
+            }
+        }
+        (progress, wait)
+    }
+
+    /// Why a container must not be tried yet.
+    fn held(&self, name: &str) -> Option<NotStarted> {
+        let held = self.held.get(name)?;
+        let left = Duration::try_from(held.until.duration_since(base::clock::now())).ok()?;
+        let retry_in = Some(left).filter(|left| !left.is_zero())?;
+        Some(NotStarted { retry_in: Some(retry_in), ..held.error.clone() })
+    }
+
+    fn hold(&mut self, name: &str, error: NotStarted, retry: Duration) {
+        self.waiting.insert(name.to_owned(), (error.reason.to_string(), error.message.clone()));
+        let until = base::clock::now() + retry;
+        self.held.insert(name.to_owned(), Held { error, until });
     }
 
     fn addresses(&self, observed: &Observed) -> Addresses {
@@ -367,6 +421,7 @@ impl Worker {
                 BTreeMap::new()
             }
         };
+        self.claim_paths = paths_of_claims(&pod, &ready);
         for failure in &failures {
             self.context.tell(&pod, EventType::Warning, failure.reason, failure.text.clone());
         }
@@ -379,10 +434,10 @@ impl Worker {
         let all = self.references();
         objects.keep(&self.uid, &all.0, &all.1);
         let maps = join_all(config_maps.iter().map(|name| async move {
-            (name, objects.config_map(namespace, name, &self.uid, &self.wake).await)
+            (name, objects.config_map(namespace, name, &self.uid, &self.objects_changed).await)
         }));
         let secrets = join_all(secrets.iter().map(|name| async move {
-            (name, objects.secret(namespace, name, &self.uid, &self.wake).await)
+            (name, objects.secret(namespace, name, &self.uid, &self.objects_changed).await)
         }));
         let (maps, secrets) = join(maps, secrets).await;
         let mut out = Sources::default();
@@ -456,6 +511,7 @@ impl Worker {
         place: &Place,
     ) -> Result<(), NotStarted> {
         self.hold_back(role, container, observed)?;
+        self.context.figures.container_starts(role);
         let image = self.image(role, container, place).await?;
         let context = self.context.clone();
         let pod = self.pod.clone();
@@ -510,9 +566,9 @@ impl Worker {
             self.actuated.write(&self.dir);
         }
         if let Err(error) = runtime.start_container(&id).await {
-            // Nothing ran: the next try makes a new container.
-            let _ = runtime.remove_container(&id).await;
-            return Err(failed("RunContainerError", error.to_string()));
+            forget_if_never_run(&**runtime, &id).await;
+            let failure = failed("RunContainerError", error.to_string());
+            return Err(NotStarted::after_creation(failure.reason, failure.message));
         }
         tell(EventType::Normal, "Started", "Container started".into());
         self.hooked.remove(&id);
@@ -526,11 +582,14 @@ impl Worker {
         container: &Container,
         observed: &Observed,
     ) -> Result<(), NotStarted> {
-        let exited = observed.container(&container.name).filter(|c| c.state == State::Exited);
+        // The newest that has ended: one that a probe had killed just now still runs in this picture.
+        let exited = observed.newest_exited(&container.name);
         let Some(ended) = exited.and_then(|c| c.finished_at.or(c.created_at)) else {
             return Ok(());
         };
-        let key = format!("{}/{}", container.name, names::container_hash(container));
+        // What is changed in place makes a new start. Upstream: GetBackoffKey.
+        let resources = serde_json::to_string(&container.resources).unwrap_or_default();
+        let key = format!("{}/{}/{resources}", container.name, names::container_hash(container));
         let now = base::clock::now();
         if let Some(left) = self.crashes.remaining(&key, ended, now) {
             let full = names::full(&self.pod);
@@ -541,7 +600,7 @@ impl Worker {
             let delay = base::duration::show(self.crashes.delay(&key));
             let message = format!("back-off {delay} restarting failed container={name} pod={full}");
             let retry_in = Some(left);
-            return Err(NotStarted { reason: "CrashLoopBackOff", message, retry_in });
+            return Err(NotStarted { reason: CRASH_LOOP, message, retry_in });
         }
         self.crashes.step(&key, ended, now);
         Ok(())
@@ -562,7 +621,7 @@ impl Worker {
         container: &Container,
         place: &Place,
     ) -> Result<cri::Image, NotStarted> {
-        let events = self.context.events.clone();
+        let (events, failed) = (self.context.events.clone(), about.clone());
         let tell = move |kind: EventType, reason: &str, text: String| {
             events.event_about(about.clone(), kind, reason, text);
         };
@@ -576,7 +635,13 @@ impl Worker {
                 retry_in: Some(Duration::ZERO),
             }),
         };
-        done.map_err(|e| NotStarted { reason: e.reason, message: e.message, retry_in: e.retry_in })
+        done.map_err(|e| {
+            if e.retry_in != Some(Duration::ZERO) {
+                let text = format!("Error: {}", e.reason);
+                self.context.events.event_about(failed, EventType::Warning, "Failed", text);
+            }
+            NotStarted { reason: e.reason, message: e.message, retry_in: e.retry_in }
+        })
     }
 
     /// The images that the container mounts as volumes, pulled as their volumes ask.
@@ -612,7 +677,12 @@ impl Worker {
         let references = self.pod.spec.iter().flat_map(|s| s.image_pull_secrets.iter().flatten());
         for reference in references {
             let home = names::namespace(&self.pod);
-            let found = self.context.objects.secret(home, &reference.name, &self.uid, &self.wake);
+            let found = self.context.objects.secret(
+                home,
+                &reference.name,
+                &self.uid,
+                &self.objects_changed,
+            );
             match found.await {
                 Ok(Some(secret)) => out.push(secret),
                 Ok(None) | Err(_) => {
@@ -759,11 +829,22 @@ impl Worker {
         };
         let (Outcome::Failure(text) | Outcome::Error(text)) = outcome else { return Ok(()) };
         let about = reference(&self.pod, Some((role, &container.name)));
-        let told = format!("PostStartHook failed: {text}");
+        // Without the text, which may have secrets in it.
+        let told = "PostStartHook failed";
         self.context.events.event_about(about, EventType::Warning, "FailedPostStartHook", told);
         let grace = self.grace();
-        self.stop_container(role, container, id, "FailedPostStartHook", grace).await;
-        Err(NotStarted::new("PostStartHookError", text))
+        let stopping = self.stopping();
+        stopping.stop_container(role, container, id, "FailedPostStartHook", grace).await;
+        Err(NotStarted::after_creation("PostStartHookError", text))
+    }
+}
+
+/// A runtime records a container that did not start as one that has ended. One that still waits to
+/// be started would be found by nobody: the next try makes another.
+async fn forget_if_never_run(runtime: &dyn cri::Runtime, id: &str) {
+    let status = runtime.container_status(id).await;
+    if status.is_ok_and(|status| status.state() == cri::ContainerState::Created) {
+        let _ = runtime.remove_container(id).await;
     }
 }
 
@@ -812,6 +893,15 @@ pub(crate) async fn run_hook(
         tokio::time::sleep(Duration::from_secs(sleep.seconds.max(0) as u64)).await;
     }
     Outcome::Success
+}
+
+/// Where the pod's claims are mounted; devices are no place to look at.
+fn paths_of_claims(pod: &Pod, ready: &BTreeMap<String, Ready>) -> BTreeMap<String, PathBuf> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let claims = volumes.filter(|v| v.persistent_volume_claim.is_some() || v.ephemeral.is_some());
+    let place =
+        |volume: &Volume| Some((volume.name.clone(), ready.get(&volume.name)?.path.clone()));
+    claims.filter_map(place).filter(|(_, path)| path.is_dir()).collect()
 }
 
 /// Names of the ConfigMaps and Secrets in the pod's volumes.

@@ -2,17 +2,21 @@
 //!
 //! In: containers that must end. Out: they have ended.
 //! Order at a pod's end: main containers together, then sidecars one by one, the last started
-//! first; then the sandbox. A shorter grace period that arrives meanwhile counts at once.
-//! Upstream: `kuberuntime_container.go` killContainer, `kuberuntime_termination_order.go`.
+//! first; then the sandbox. A shorter grace period that arrives meanwhile counts at once. Readiness
+//! probes go on meanwhile, and their verdicts are published: Services ask.
+//! Upstream: `kuberuntime_container.go` killContainer, `kuberuntime_termination_order.go`,
+//! `status_manager.go` SetContainerReadiness.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use client::EventType;
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 
-use crate::context::reference;
+use crate::context::{Context, reference};
 use crate::downward::Addresses;
 use crate::handler::Outcome;
 use crate::names;
@@ -60,10 +64,20 @@ impl Worker {
                     std::future::pending::<()>().await;
                 }
             };
-            let again = tokio::select! {
-                biased;
-                () = shorter => true,
-                () = self.stop_all(&observed, grace) => false,
+            self.probes.keep_readiness_only();
+            let stopping = self.stopping();
+            let mut work = std::pin::pin!(stopping.stop_all(&observed, grace));
+            let mut shorter = std::pin::pin!(shorter);
+            let wake = self.wake.clone();
+            let again = loop {
+                tokio::select! {
+                    biased;
+                    () = &mut shorter => break true,
+                    () = &mut work => break false,
+                    () = wake.notified(), if self.probes.any() => {
+                        self.publish(&observed, false);
+                    }
+                }
             };
             if again {
                 // Hooks ran or were given up; only signals are left.
@@ -92,7 +106,7 @@ impl Worker {
     /// For a pod that starts anew: everything of the old sandbox ends.
     pub(crate) async fn stop_everything(&mut self, observed: &Observed) {
         let grace = self.grace();
-        self.stop_all(observed, grace).await;
+        self.stopping().stop_all(observed, grace).await;
         for sandbox in &observed.sandboxes {
             if let Err(error) = self.context.runtime.stop_pod_sandbox(&sandbox.id).await {
                 tracing::warn!(pod = names::full(&self.pod), %error, "a sandbox does not stop");
@@ -100,6 +114,66 @@ impl Worker {
         }
     }
 
+    /// One container that will be replaced, or that failed a probe.
+    pub(crate) async fn stop_for_restart(&self, observed: &Observed, kill: &Kill) {
+        let known = find_container(&self.pod, &kill.name).unwrap_or_else(|| {
+            (Role::Main, Container { name: kill.name.clone(), ..Container::default() })
+        });
+        let (role, container) = known;
+        let probe = match kill.by_probe {
+            Some(Probe::Liveness) => container.liveness_probe.as_ref(),
+            Some(Probe::Startup) => container.startup_probe.as_ref(),
+            None => None,
+        };
+        let own = probe.and_then(|p| p.termination_grace_period_seconds);
+        let grace = own.map_or_else(|| self.grace(), |s| Duration::from_secs(s.max(1) as u64));
+        if observed.by_id(&kill.id).is_some() {
+            self.stopping().stop_container(role, &container, &kill.id, &kill.message, grace).await;
+        }
+    }
+
+    /// All containers are to start anew: these leave the runtime, without hooks. Their logs stay.
+    pub(crate) async fn remove_for_restart(&mut self, all: &[Remove]) -> Result<(), ()> {
+        self.waiting.clear();
+        for one in all {
+            let known = find_container(&self.pod, &one.name).filter(|_| one.kill);
+            if let Some((role, container)) = known {
+                self.hooked.insert(one.id.clone());
+                let stopping = self.stopping();
+                stopping.stop_container(role, &container, &one.id, "killing", MINIMUM).await;
+            }
+            match self.context.runtime.remove_container(&one.id).await {
+                Err(error) if !error.is_not_found() => {
+                    tracing::warn!(pod = names::full(&self.pod), container = one.name, %error, "a container is not removed yet");
+                    return Err(());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What ends containers needs of the worker, which meanwhile goes on to publish.
+    pub(crate) fn stopping(&self) -> Stopping {
+        let ips = self.published.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok());
+        Stopping {
+            context: self.context.clone(),
+            pod: self.pod.clone(),
+            hooked: self.hooked.clone(),
+            addresses: Addresses { pod: ips.collect(), host: self.context.host_ips() },
+        }
+    }
+}
+
+pub(crate) struct Stopping {
+    context: Arc<Context>,
+    pod: Arc<Pod>,
+    /// Containers whose hook ran already.
+    hooked: HashSet<String>,
+    addresses: Addresses,
+}
+
+impl Stopping {
     async fn stop_all(&self, observed: &Observed, grace: Duration) {
         let deadline = Instant::now() + grace;
         let known = |c: &ObservedContainer| {
@@ -133,44 +207,6 @@ impl Worker {
         }
     }
 
-    /// One container that will be replaced, or that failed a probe.
-    pub(crate) async fn stop_for_restart(&self, observed: &Observed, kill: &Kill) {
-        let known = find_container(&self.pod, &kill.name).unwrap_or_else(|| {
-            (Role::Main, Container { name: kill.name.clone(), ..Container::default() })
-        });
-        let (role, container) = known;
-        let probe = match kill.by_probe {
-            Some(Probe::Liveness) => container.liveness_probe.as_ref(),
-            Some(Probe::Startup) => container.startup_probe.as_ref(),
-            None => None,
-        };
-        let own = probe.and_then(|p| p.termination_grace_period_seconds);
-        let grace = own.map_or_else(|| self.grace(), |s| Duration::from_secs(s.max(1) as u64));
-        if observed.by_id(&kill.id).is_some() {
-            self.stop_container(role, &container, &kill.id, &kill.message, grace).await;
-        }
-    }
-
-    /// All containers are to start anew: these leave the runtime, without hooks. Their logs stay.
-    pub(crate) async fn remove_for_restart(&mut self, all: &[Remove]) -> Result<(), ()> {
-        self.waiting.clear();
-        for one in all {
-            let known = find_container(&self.pod, &one.name).filter(|_| one.kill);
-            if let Some((role, container)) = known {
-                self.hooked.insert(one.id.clone());
-                self.stop_container(role, &container, &one.id, "killing", MINIMUM).await;
-            }
-            match self.context.runtime.remove_container(&one.id).await {
-                Err(error) if !error.is_not_found() => {
-                    tracing::warn!(pod = names::full(&self.pod), container = one.name, %error, "a container is not removed yet");
-                    return Err(());
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
     /// The `Killing` event, the hook, the signal, the end.
     pub(crate) async fn stop_container(
         &self,
@@ -185,9 +221,8 @@ impl Worker {
         let begun = Instant::now();
         let hook = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
         if let Some(hook) = hook.filter(|_| !self.hooked.contains(id)) {
-            let ips = self.published.pod_ips.iter().flatten().filter_map(|ip| ip.ip.parse().ok());
-            let addresses = Addresses { pod: ips.collect(), host: self.context.host_ips() };
-            let run = run_hook(&*self.context.runtime, &self.pod, container, id, hook, &addresses);
+            let (runtime, addresses) = (&*self.context.runtime, &self.addresses);
+            let run = run_hook(runtime, &self.pod, container, id, hook, addresses);
             let outcome = tokio::time::timeout(grace, run).await;
             if let Ok(Outcome::Failure(_) | Outcome::Error(_)) = outcome {
                 let told = "PreStopHook failed";

@@ -19,6 +19,7 @@
 //! Upstream: `pkg/kubelet/pod_workers.go`, `kubelet.go` SyncPod, SyncTerminatingPod.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::allocation::{self, Actuated, Progress, Standing};
 use crate::backoff::Delays;
@@ -43,6 +45,7 @@ use crate::plan::{Plan, plan, restart_all};
 use crate::probe::{Probes, Target};
 use crate::resize;
 use crate::runtime::observe;
+use crate::start::Held;
 use crate::status::{Facts, pod_status};
 use crate::status_writer::StatusWriter;
 use crate::volumes::PodDir;
@@ -94,6 +97,8 @@ pub struct View {
     pub pod: Option<Arc<Pod>>,
     pub status: PodStatus,
     pub observed: Observed,
+    /// Where the volumes of its claims are, by the pod's names for them.
+    pub claims: BTreeMap<String, PathBuf>,
     /// Its resources are free again.
     pub stopped: bool,
 }
@@ -125,9 +130,15 @@ pub struct Worker {
     pub(crate) pod: Arc<Pod>,
     pub(crate) uid: String,
     pub(crate) dir: PodDir,
-    probes: Probes,
+    pub(crate) probes: Probes,
     /// Why containers do not start, by name: (reason, message).
     pub(crate) waiting: BTreeMap<String, (String, String)>,
+    /// Containers that are not tried before their time, by name.
+    pub(crate) held: BTreeMap<String, Held>,
+    /// The generation of the pod that those failed with.
+    held_generation: Option<i64>,
+    /// Told when a ConfigMap or Secret of the pod's changed: what was held may start now.
+    pub(crate) objects_changed: Arc<Notify>,
     pub(crate) crashes: Delays,
     pub(crate) published: PodStatus,
     status: StatusWriter,
@@ -140,6 +151,8 @@ pub struct Worker {
     stopped: bool,
     /// When a token of this pod must be replaced.
     pub(crate) refresh: Option<Timestamp>,
+    /// Where the volumes of its claims are, by the pod's names for them.
+    pub(crate) claim_paths: BTreeMap<String, PathBuf>,
     /// What the kernel was told of each container.
     pub(crate) actuated: Actuated,
     /// The change of resources that is being carried out.
@@ -150,6 +163,8 @@ pub struct Worker {
     pub(crate) pod_cgroup_is_old: bool,
     /// The condition that tells of an eviction for the node's sake.
     disruption: Option<PodCondition>,
+    /// When a pod was first seen that does not run yet.
+    seen: Option<Instant>,
     tell: Tell,
 }
 
@@ -189,6 +204,8 @@ impl Worker {
         let pod = first.pod;
         let uid = names::uid(&pod).to_string();
         let own = Tasks::new(format!("pod {}", names::full(&pod)));
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let seen = matches!(phase, None | Some("Pending")).then(Instant::now);
         let worker = Self {
             dir: PodDir::new(&context.config.root_dir, &uid),
             probes: Probes::new(
@@ -207,17 +224,22 @@ impl Worker {
             pod,
             uid,
             waiting: BTreeMap::new(),
+            held: BTreeMap::new(),
+            held_generation: None,
+            objects_changed: Arc::default(),
             crashes: Delays::of_crashes(),
             retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(10)).with_jitter(0.1),
             forced: None,
             hooked: HashSet::new(),
             stopped: false,
             refresh: None,
+            claim_paths: BTreeMap::new(),
             actuated: Actuated::default(),
             resizing: None,
             granted: None,
             pod_cgroup_is_old: false,
             disruption: None,
+            seen,
             tell: Box::new(tell),
         };
         tasks.spawn("pod-worker", async move {
@@ -231,13 +253,24 @@ impl Worker {
     async fn run(mut self) -> Self {
         self.actuated = Actuated::read(&self.dir);
         self.admit_devices().await;
+        let mut is_first = true;
         loop {
-            match self.step().await {
+            let begun = Instant::now();
+            let next = self.step().await;
+            let what = match (self.stopped, is_first) {
+                (true, _) => "terminated",
+                (false, true) => "create",
+                (false, false) => "sync",
+            };
+            is_first = false;
+            self.context.figures.step(what, begun.elapsed());
+            match next {
                 Next::Finished => return self,
                 Next::Again => {}
                 Next::Wait(limit) => {
                     tokio::select! {
                         () = self.wake.notified() => {}
+                        () = self.objects_changed.notified() => self.held.clear(),
                         changed = self.input.changed() => if changed.is_err() { return self },
                         () = tokio::time::sleep(limit) => {}
                     }
@@ -276,6 +309,10 @@ impl Worker {
     async fn step(&mut self) -> Next {
         let input = self.input.borrow_and_update().clone();
         self.pod = input.pod.clone();
+        if self.held_generation != self.pod.metadata.generation {
+            self.held_generation = self.pod.metadata.generation;
+            self.held.clear();
+        }
         self.adopt_foreign_conditions();
         if let Some((reason, message)) = input.evict.clone().filter(|_| self.forced.is_none()) {
             if input.disrupts {
@@ -435,7 +472,7 @@ impl Worker {
 
     /// True when the pod is over. What is exclusively its own is free before anybody hears of that, and
     /// nobody does while containers run, as upstream has it (`mergePodStatus`).
-    fn publish(&mut self, observed: &Observed, terminal: bool) -> bool {
+    pub(crate) fn publish(&mut self, observed: &Observed, terminal: bool) -> bool {
         let refused = self.input.borrow().standing.refused.clone();
         let resize = allocation::conditions(refused.as_ref(), self.resizing.as_ref());
         let facts = Facts {
@@ -460,6 +497,7 @@ impl Worker {
         } else if ends && !runs {
             self.context.device_plugins.forget(&self.uid);
         }
+        self.count(&status);
         let is_news = status != self.published || self.pod.status.as_ref() != Some(&status);
         self.published = status.clone();
         // The node knows it before the API does: a scheduler gives a finished pod's room away at once.
@@ -467,12 +505,23 @@ impl Worker {
             pod: Some(self.pod.clone()),
             status: status.clone(),
             observed: observed.clone(),
+            claims: self.claim_paths.clone(),
             stopped: self.stopped,
         };
         if is_news {
             self.status.set(status);
         }
         ends
+    }
+
+    /// What the next status adds to the figures.
+    fn count(&mut self, next: &PodStatus) {
+        self.context.figures.ends(&self.published, next);
+        if next.phase.as_deref() == Some("Running")
+            && let Some(seen) = self.seen.take()
+        {
+            self.context.figures.pod_runs(seen.elapsed());
+        }
     }
 
     /// Conditions that others wrote (readiness gates, disruption targets) count and stay.

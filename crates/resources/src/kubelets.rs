@@ -13,14 +13,14 @@ use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
 use base::features::{self, Feature};
 use base::percent;
-use http::{HeaderMap, Request, Response, header};
+use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use machinery::field::{FieldErrors, Path};
 use machinery::status::Reason;
 use machinery::{Object, StatusError, names};
 use transport::HttpClient;
 
+use crate::log_options;
 use crate::log_stream::{self, Handshake};
 
 /// The kubelet's port, where a Node does not say.
@@ -188,10 +188,13 @@ impl Connect for PodStream {
         key: &Key,
         mut request: Request<Body>,
     ) -> Result<Response<Body>, StatusError> {
-        let found = registry.find::<Pod>(&key.namespace, &key.name).await?;
-        let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
         let query = request.uri().query().unwrap_or_default().to_owned();
         let pairs = parse_query(&query);
+        if self.what == What::Log {
+            log_options::check(key, &pairs)?;
+        }
+        let found = registry.find::<Pod>(&key.namespace, &key.name).await?;
+        let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
         let container = match self.what {
             What::PortForward => String::new(),
             _ => container_of(&pod, &pairs)?,
@@ -199,9 +202,6 @@ impl Connect for PodStream {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         if node.is_empty() {
             return self.unscheduled(key);
-        }
-        if self.what == What::Log {
-            check_stream(key, &pairs)?;
         }
         let path = self.path(key, &container, &pairs);
         if self.what != What::Log {
@@ -222,11 +222,11 @@ impl Connect for PodStream {
 }
 
 impl PodStream {
-    /// Upstream answers an empty log for a pod that is on no node yet, and refuses the rest.
+    /// A pod that is on no node yet has no log, and nothing that could be reached.
     fn unscheduled(&self, key: &Key) -> Result<Response<Body>, StatusError> {
         match self.what {
             What::Log => {
-                let answer = Response::builder().header(header::CONTENT_TYPE, "text/plain");
+                let answer = Response::builder().status(http::StatusCode::NO_CONTENT);
                 answer.body(transport::empty()).map_err(StatusError::internal)
             }
             _ => Err(StatusError::bad_request(format!(
@@ -276,28 +276,6 @@ impl PodStream {
             What::Attach => format!("/attach/{place}/{container}{}", pass(STREAMS)),
             What::PortForward => format!("/portForward/{place}{}", pass(&[("ports", "port")])),
         }
-    }
-}
-
-/// One of the two outputs alone is a matter of a gate. Upstream: `ValidatePodLogOptions`.
-fn check_stream(key: &Key, pairs: &[(String, String)]) -> Result<(), StatusError> {
-    const STREAMS: &[&str] = &["All", "Stderr", "Stdout"];
-    let value = |name: &str| pairs.iter().find(|(one, _)| one == name).map(|(_, value)| value);
-    let Some(stream) = value("stream") else { return Ok(()) };
-    let (mut errors, path) = (FieldErrors::default(), Path::new("stream"));
-    if !features::enabled(Feature::PodLogsQuerySplitStreams) {
-        errors.forbidden(&path, "may not be specified");
-    } else if !STREAMS.contains(&stream.as_str()) {
-        errors.not_supported(&path, stream, STREAMS);
-    } else if stream != "All" && value("tailLines").is_some() {
-        let detail = "`tailLines` and specific `stream` are mutually exclusive for now";
-        errors.forbidden(&path, detail);
-        // Upstream names no field here.
-        errors.0.iter_mut().for_each(|error| error.field.clear());
-    }
-    match errors.is_empty() {
-        true => Ok(()),
-        false => Err(StatusError::invalid("", "PodLogOptions", &key.name, errors)),
     }
 }
 
@@ -403,34 +381,6 @@ mod tests {
         assert_eq!(
             stream.path(&Key::new("ns", "pod"), "c", &pairs),
             "/exec/ns/pod/c?command=sh&command=-c&command=echo%20a%2Bb&input=1&tty=false&output=1"
-        );
-    }
-
-    #[test]
-    fn one_output_alone_has_a_gate() {
-        let check = |is_on: bool, query: &str, expected: &str| {
-            let gates = features::Gates::DEFAULT.with(Feature::PodLogsQuerySplitStreams, is_on);
-            let said =
-                features::scoped(gates, || check_stream(&Key::new("n", "p"), &parse_query(query)));
-            let said = said.map_err(|error| error.message.clone());
-            assert_eq!(said.err().unwrap_or_default(), expected, "{query}");
-        };
-        const WRONG: &str = "PodLogOptions \"p\" is invalid: ";
-        let wrong = |why: &str| format!("{WRONG}{why}");
-        check(false, "follow=true", "");
-        check(false, "stream=All", &wrong("stream: Forbidden: may not be specified"));
-        check(true, "stream=Stderr", "");
-        check(
-            true,
-            "stream=stderr",
-            &wrong(
-                "stream: Unsupported value: \"stderr\": supported values: \"All\", \"Stderr\", \"Stdout\"",
-            ),
-        );
-        check(
-            true,
-            "stream=Stdout&tailLines=3",
-            &wrong(": Forbidden: `tailLines` and specific `stream` are mutually exclusive for now"),
         );
     }
 }

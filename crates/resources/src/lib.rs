@@ -18,6 +18,7 @@ pub mod fairness;
 mod gated;
 mod job;
 mod kubelets;
+mod log_options;
 mod log_stream;
 mod metrics;
 mod native;

@@ -112,10 +112,12 @@ impl Settings {
         let network = plain.starts_with("net.");
         let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| plain.starts_with(p))
             || plain == "kernel.sem";
-        // No way up: the path must be what the name says.
-        let plain_path =
-            name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
-        if plain_path && ((network && !self.host_network) || (ipc && !self.host_ipc)) {
+        // The file is the one that the name says: no step leads up, or elsewhere.
+        let file = sysctl_file(name);
+        let is_plain = file.to_str().is_some_and(|path| {
+            path.split('/').skip(1).all(|part| !matches!(part, "" | "." | ".."))
+        });
+        if is_plain && ((network && !self.host_network) || (ipc && !self.host_ipc)) {
             Ok(())
         } else {
             Err(io::Error::other(format!("sysctl {name:?} is not in a namespace of the pod")))
@@ -268,8 +270,15 @@ fn pin(namespace: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The first separator tells what the other one means: `net.ipv4.conf.eth0/1.x` is about `eth0.1`.
 fn sysctl_file(name: &str) -> PathBuf {
-    let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    let has_dots = name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('.'));
+    let swap = |c| match c {
+        '.' => '/',
+        '/' => '.',
+        other => other,
+    };
+    let path = if has_dots { name.chars().map(swap).collect() } else { name.to_owned() };
     Path::new("/proc/sys").join(path)
 }
 
@@ -323,6 +332,18 @@ mod tests {
     }
 
     #[test]
+    fn switches_are_files() {
+        for (name, path) in [
+            ("net.core.somaxconn", "net/core/somaxconn"),
+            ("net/core/somaxconn", "net/core/somaxconn"),
+            ("net.ipv4.conf.eth0/1.x", "net/ipv4/conf/eth0.1/x"),
+            ("net/ipv4/conf/eth0.1/x", "net/ipv4/conf/eth0.1/x"),
+        ] {
+            assert_eq!(sysctl_file(name), Path::new("/proc/sys").join(path), "{name}");
+        }
+    }
+
+    #[test]
     fn the_hosts_switches_are_out_of_reach() {
         let own = Settings::default();
         let check = |name: &str, settings: &Settings, fine| {
@@ -336,6 +357,7 @@ mod tests {
         check("net/./core", &own, false);
         check("net//core", &own, false);
         check("vm.swappiness", &own, false);
+        check("net.//.kernel.panic", &own, false);
         check("kernel.panic", &own, false);
         check("net.core.somaxconn", &Settings { host_network: true, ..own.clone() }, false);
         check("kernel.shmmax", &Settings { host_ipc: true, ..own.clone() }, false);

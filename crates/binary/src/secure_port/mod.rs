@@ -217,11 +217,13 @@ async fn guarded(
 }
 
 /// The certificate that is shown: brought along, kept in a directory, or in memory only.
-struct Pair {
+pub struct Pair {
     files: Option<(PathBuf, PathBuf)>,
     /// Whether it may be made here.
     is_own: bool,
-    /// What it is called besides `localhost`.
+    /// Whom a certificate made here names.
+    subject: String,
+    /// Under which names and addresses it serves.
     names: Vec<String>,
 }
 
@@ -241,7 +243,30 @@ impl Pair {
         if !flags.bind_address.is_unspecified() && !names.contains(&address) {
             names.push(address);
         }
-        Self { files, is_own, names }
+        Self { files, is_own, subject: "localhost".into(), names }
+    }
+
+    /// The certificate of a kubelet: the files that its owner brought along, or one that is made for
+    /// `names` and kept in `directory`. Upstream: InitializeTLS.
+    pub fn of_kubelet(
+        brought: Option<(PathBuf, PathBuf)>,
+        directory: &Path,
+        subject: &str,
+        names: Vec<String>,
+    ) -> Self {
+        let is_own = brought.is_none();
+        let own = || (directory.join("kubelet.crt"), directory.join("kubelet.key"));
+        let files = Some(brought.unwrap_or_else(own));
+        Self { files, is_own, subject: subject.to_owned(), names }
+    }
+
+    /// TLS with this certificate, which a task of `tasks` keeps up to date.
+    pub fn serve(self, tasks: &Tasks) -> anyhow::Result<ServerTls> {
+        let issued = self.next(None)?;
+        let tls = transport::tls::server_tls(&identity(&issued)?, &ClientCerts::Request)?;
+        let kept = tls.clone();
+        tasks.spawn("serving certificate", async move { self.keep(issued, kept).await });
+        Ok(tls)
     }
 
     /// The one to use from now on; `present` while it will do.
@@ -264,8 +289,9 @@ impl Pair {
     /// As upstream: an authority whose key nobody keeps, and a leaf of it.
     fn make(&self) -> anyhow::Result<Issued> {
         let stamp = base::clock::now().as_second();
-        let authority = Authority::generate(&format!("localhost-ca@{stamp}"))?;
-        let profile = Profile::server(format!("localhost@{stamp}"), vec![]).with_sans(&self.names);
+        let subject = &self.subject;
+        let authority = Authority::generate(&format!("{subject}-ca@{stamp}"))?;
+        let profile = Profile::server(format!("{subject}@{stamp}"), vec![]).with_sans(&self.names);
         let mut issued = authority.issue(&profile)?;
         issued.cert_pem.push_str(authority.cert_pem());
         if let Some((cert, key)) = &self.files {
@@ -379,10 +405,29 @@ mod tests {
         let again = pair.next(None).expect("read");
         assert_eq!(again.cert_pem, first.cert_pem, "a second start has the same");
         // Without a directory each process has its own, and one for as long as it lasts.
-        let pair = Pair { files: None, is_own: true, names: vec!["localhost".into()] };
+        let names = vec!["localhost".into()];
+        let pair = Pair { files: None, is_own: true, subject: "localhost".into(), names };
         let first = pair.next(None).expect("made");
         let again = pair.next(Some(&first)).expect("the same");
         assert_eq!(again.cert_pem, first.cert_pem);
+    }
+
+    #[test]
+    fn a_kubelet_brings_a_certificate_or_makes_one() {
+        let root = tempfile::tempdir().expect("a directory");
+        let directory = root.path().join("pki");
+        let names = || vec!["n1".to_owned(), "192.0.2.1".to_owned()];
+        let made = Pair::of_kubelet(None, &directory, "n1", names()).next(None).expect("made");
+        let chain = pki::certificates(made.cert_pem.as_bytes()).expect("PEM");
+        assert!(chain[0].common_name.starts_with("n1@"), "{}", chain[0].common_name);
+        let again = Pair::of_kubelet(None, &directory, "n1", names()).next(None).expect("read");
+        assert_eq!(again.cert_pem, made.cert_pem, "a second start has the same");
+        let brought = (directory.join("kubelet.crt"), directory.join("kubelet.key"));
+        let pair = Pair::of_kubelet(Some(brought), root.path(), "n1", names());
+        assert_eq!(pair.next(None).expect("read").cert_pem, made.cert_pem);
+        let missing = (root.path().join("none.crt"), root.path().join("none.key"));
+        let pair = Pair::of_kubelet(Some(missing), root.path(), "n1", names());
+        assert!(pair.next(None).is_err(), "what was brought along is not made up");
     }
 
     #[tokio::test]

@@ -37,7 +37,7 @@ use driver::Driver;
 pub use mounting::{Failure, Mounted, Order, Source, has_volumes};
 pub use node::keep as keep_node;
 pub use registration::{Plugins, watch as watch_registry};
-pub use usage::Usage;
+pub use usage::{Amount, Usage};
 
 pub const PLUGIN: &str = "kubernetes.io/csi";
 

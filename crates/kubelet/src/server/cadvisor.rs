@@ -5,13 +5,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 
 use cri::{CpuUsage, MemoryUsage, NetworkUsage, UInt64Value};
 use http::Response;
 use transport::Body;
 
+use super::kernel_counts;
 use super::readings::Readings;
 use super::stats::prometheus;
+use crate::cgroups::Cgroups;
 use crate::context::Context;
 use crate::names;
 use crate::observed::State;
@@ -19,7 +22,22 @@ use crate::pods::PodSet;
 use crate::worker::View;
 
 /// Name, type, help.
-const FAMILIES: [(&str, &str, &str); 16] = [
+const FAMILIES: [(&str, &str, &str); 23] = [
+    (
+        "container_cpu_cfs_periods_total",
+        "counter",
+        "Number of elapsed enforcement period intervals.",
+    ),
+    (
+        "container_cpu_cfs_throttled_periods_total",
+        "counter",
+        "Number of throttled period intervals.",
+    ),
+    (
+        "container_cpu_cfs_throttled_seconds_total",
+        "counter",
+        "Total time duration the container has been throttled.",
+    ),
     ("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed in seconds."),
     ("container_fs_inodes_used", "gauge", "Number of inodes used by the writable layer."),
     (
@@ -46,11 +64,27 @@ const FAMILIES: [(&str, &str, &str); 16] = [
         "counter",
         "Cumulative count of errors encountered while receiving",
     ),
+    (
+        "container_network_receive_packets_dropped_total",
+        "counter",
+        "Cumulative count of packets dropped while receiving",
+    ),
+    ("container_network_receive_packets_total", "counter", "Cumulative count of packets received"),
     ("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted"),
     (
         "container_network_transmit_errors_total",
         "counter",
         "Cumulative count of errors encountered while transmitting",
+    ),
+    (
+        "container_network_transmit_packets_dropped_total",
+        "counter",
+        "Cumulative count of packets dropped while transmitting",
+    ),
+    (
+        "container_network_transmit_packets_total",
+        "counter",
+        "Cumulative count of packets transmitted",
     ),
     ("container_processes", "gauge", "Number of processes running inside the container."),
     (
@@ -112,7 +146,41 @@ impl Samples {
         }
     }
 
-    fn pod(&mut self, view: &View, readings: &Readings) {
+    /// What the kernel counts beside the runtime's figures.
+    fn kernel(&mut self, labels: &Labels, cgroup: &Path) {
+        let Some(counted) = kernel_counts::throttling(cgroup) else { return };
+        let plain = labels.with(&[]);
+        for (family, value) in [
+            ("container_cpu_cfs_periods_total", counted.periods as f64),
+            ("container_cpu_cfs_throttled_periods_total", counted.throttled_periods as f64),
+            ("container_cpu_cfs_throttled_seconds_total", counted.throttled_seconds),
+        ] {
+            self.add(family, &plain, Some(value), 0);
+        }
+    }
+
+    /// A pod that is in the node's network has no packets of its own.
+    fn packets(&mut self, labels: &Labels, view: &View, cgroups: &Cgroups) {
+        let Some(pod) = &view.pod else { return };
+        let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+        let mut running = view.observed.running().filter(|_| !on_host);
+        let Some(cgroup) = running.find_map(|one| cgroups.of_container(pod, &one.id, "cpu")) else {
+            return;
+        };
+        for one in kernel_counts::packets(&cgroup) {
+            let labels = labels.with(&[("interface", &one.interface)]);
+            for (family, value) in [
+                ("container_network_receive_packets_dropped_total", one.received_dropped),
+                ("container_network_receive_packets_total", one.received),
+                ("container_network_transmit_packets_dropped_total", one.sent_dropped),
+                ("container_network_transmit_packets_total", one.sent),
+            ] {
+                self.add(family, &labels, Some(value as f64), 0);
+            }
+        }
+    }
+
+    fn pod(&mut self, view: &View, readings: &Readings, cgroups: &Cgroups) {
         let Some(pod) = &view.pod else { return };
         let mut labels = Labels {
             container: String::new(),
@@ -132,11 +200,15 @@ impl Samples {
                 self.add("container_processes", &labels.with(&[]), count, used.timestamp);
             }
         }
+        self.packets(&labels, view, cgroups);
         for one in view.observed.containers.iter().filter(|one| one.state == State::Running) {
             let Some(stats) = readings.containers.get(&one.id) else { continue };
             labels.container.clone_from(&one.name);
             labels.image.clone_from(&one.image);
             labels.name.clone_from(&one.id);
+            if let Some(cgroup) = cgroups.of_container(pod, &one.id, "cpu") {
+                self.kernel(&labels, &cgroup);
+            }
             stats.cpu.iter().for_each(|used| self.cpu(&labels, used));
             stats.memory.iter().for_each(|used| self.memory(&labels, used));
             let plain = labels.with(&[]);
@@ -191,7 +263,7 @@ pub async fn metrics(context: &Context, pods: &PodSet) -> Response<Body> {
     let readings = Readings::take(&*context.runtime).await;
     let mut samples = Samples::default();
     for view in pods.views() {
-        samples.pod(&view, &readings);
+        samples.pod(&view, &readings, &context.cgroups);
     }
     samples.add("machine_cpu_cores", "", Some(context.machine.cpus as f64), 0);
     samples.add("machine_memory_bytes", "", Some(context.machine.memory as f64), 0);

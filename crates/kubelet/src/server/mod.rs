@@ -12,11 +12,13 @@
 
 mod auth;
 mod cadvisor;
+mod kernel_counts;
 mod logs;
 mod readings;
 mod stats;
 mod streams;
 mod summary;
+mod system_logs;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -119,7 +121,7 @@ impl Server {
             ["stats", "summary"] => {
                 Ok(summary::summary(&self.0.context, &self.0.pods, &self.0.rates).await)
             }
-            ["metrics"] => Ok(stats::metrics(&self.0.pods, &self.0.context)),
+            ["metrics"] => Ok(stats::metrics(&self.0.pods, &self.0.context).await),
             ["metrics", "resource"] => {
                 Ok(stats::resource_metrics(&self.0.context, &self.0.pods).await)
             }
@@ -142,6 +144,9 @@ impl Server {
                 if debug =>
             {
                 self.attach(request, namespace, pod, container, &query)
+            }
+            ["logs", ..] if debug && matches!(*request.method(), Method::GET | Method::HEAD) => {
+                system_logs::serve(system_logs::DIRECTORY, path).await
             }
             ["portForward", namespace, pod] | ["portForward", namespace, pod, _] if debug => {
                 self.port_forward(request, namespace, pod, &query)

@@ -3,7 +3,7 @@
 //! In: the runtime's counters, the machine. Out: Prometheus text.
 //! Upstream: `pkg/kubelet/metrics`, `pkg/kubelet/metrics/collectors/resource_metrics.go`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use http::{Response, StatusCode};
 use transport::Body;
 
 use super::readings::Readings;
+use super::summary;
 use super::text;
 use crate::context::Context;
 use crate::machine::{self, available_memory};
@@ -34,7 +35,7 @@ pub fn probes(counts: &Counts) -> Response<Body> {
 }
 
 /// The kubelet's own figures.
-pub fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
+pub async fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     let views = pods.views();
     let running = views.iter().filter(|v| v.observed.running().next().is_some()).count();
     let mut states: HashMap<&str, usize> = HashMap::new();
@@ -56,6 +57,12 @@ pub fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     for (state, count) in states {
         let _ = writeln!(out, "kubelet_running_containers{{container_state=\"{state}\"}} {count}");
     }
+    let name = "kubelet_node_name";
+    let help = "[ALPHA] The node's name. The count is always 1.";
+    let node = &context.config.node_name;
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{node={node:?}}} 1");
+    context.figures.encode(&mut out);
+    encode_volumes(&mut out, context, &views).await;
     base::features::encode_metrics(&mut out);
     context.users.encode(&mut out);
     context.device_plugins.counts.encode(&mut out);
@@ -63,6 +70,53 @@ pub fn metrics(pods: &PodSet, context: &Context) -> Response<Body> {
     client::encode_queues(&mut out);
     client::encode_requests(&mut out);
     prometheus(out)
+}
+
+/// How full the volumes of claims are; each claim once, whoever uses it.
+async fn encode_volumes(out: &mut String, context: &Context, views: &[View]) {
+    const FAMILIES: [(&str, &str); 6] = [
+        ("available_bytes", "Number of available bytes in the volume"),
+        ("capacity_bytes", "Capacity in bytes of the volume"),
+        ("inodes", "Maximum number of inodes in the volume"),
+        ("inodes_free", "Number of free inodes in the volume"),
+        ("inodes_used", "Number of used inodes in the volume"),
+        ("used_bytes", "Number of used bytes in the volume"),
+    ];
+    let mut claims = BTreeMap::new();
+    for view in views {
+        let Some(pod) = &view.pod else { continue };
+        for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            let Some(claim) = summary::claim_of(names::name(pod), volume) else { continue };
+            let key = (names::namespace(pod).to_owned(), claim);
+            if claims.contains_key(&key) {
+                continue;
+            }
+            if let Some(usage) = summary::usage(context, view, &volume.name).await {
+                claims.insert(key, usage);
+            }
+        }
+    }
+    for (at, (name, help)) in FAMILIES.iter().enumerate() {
+        let name = format!("kubelet_volume_stats_{name}");
+        let mut head = format!("# HELP {name} [ALPHA] {help}\n# TYPE {name} gauge\n");
+        for ((namespace, claim), usage) in &claims {
+            let (bytes, inodes) = (usage.bytes.as_ref(), usage.inodes.as_ref());
+            let value = [
+                bytes.map(|all| all.available),
+                bytes.map(|all| all.total),
+                inodes.map(|all| all.total),
+                inodes.map(|all| all.available),
+                inodes.map(|all| all.used),
+                bytes.map(|all| all.used),
+            ][at];
+            let Some(value) = value else { continue };
+            out.push_str(&std::mem::take(&mut head));
+            let _ = writeln!(
+                out,
+                "{name}{{namespace={namespace:?},persistentvolumeclaim={claim:?}}} {value}"
+            );
+        }
+    }
 }
 
 /// The families of `/metrics/resource`: name, type, help.

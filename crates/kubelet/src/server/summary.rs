@@ -17,6 +17,7 @@ use transport::Body;
 use super::json_answer;
 use super::readings::{Rates, Readings, total};
 use crate::context::Context;
+use crate::csi::{Amount, Usage};
 use crate::local_storage::disk_usage;
 use crate::machine::{self, Disk, available_memory};
 use crate::names;
@@ -154,6 +155,28 @@ fn own_directory(dir: &PodDir, volume: &Volume) -> Option<PathBuf> {
     Some(dir.volume(plugin, &volume.name))
 }
 
+/// The claim that a pod's volume stands for.
+pub fn claim_of(pod: &str, volume: &Volume) -> Option<String> {
+    let named = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
+    named.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{pod}-{}", volume.name)))
+}
+
+/// How full the volume of a claim is: by its driver's word, else by its file system's.
+pub async fn usage(context: &Context, view: &View, volume: &str) -> Option<Usage> {
+    let pod = view.pod.as_ref()?;
+    if let Some(usage) = context.csi.usage(names::uid(pod), volume).await {
+        return Some(usage);
+    }
+    let disk = Disk::of(view.claims.get(volume)?)?;
+    let amount = |total: u64, free: u64| {
+        Some(Amount { available: free, total, used: total.saturating_sub(free) })
+    };
+    Some(Usage {
+        bytes: amount(disk.bytes, disk.free_bytes),
+        inodes: amount(disk.inodes, disk.free_inodes),
+    })
+}
+
 struct World<'a> {
     readings: &'a Readings,
     rates: &'a Rates,
@@ -257,17 +280,13 @@ impl World<'_> {
         let dir = PodDir::new(&context.config.root_dir, names::uid(pod));
         let mut out = vec![];
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-            let claim = volume.persistent_volume_claim.as_ref().map(|c| c.claim_name.clone());
-            let claim = claim.or(volume
-                .ephemeral
-                .as_ref()
-                .map(|_| format!("{}-{}", names::name(pod), volume.name)));
+            let claim = claim_of(names::name(pod), volume);
             let mut fs = match own_directory(&dir, volume) {
                 Some(path) => {
                     let disk = Disk::of(&path).unwrap_or_default();
                     fs_of(&disk, self.disks.get(&path).copied(), None, self.now)
                 }
-                None => match context.csi.usage(names::uid(pod), &volume.name).await {
+                None => match usage(context, view, &volume.name).await {
                     Some(usage) => self.drivers(&usage),
                     None => continue,
                 },
@@ -282,7 +301,7 @@ impl World<'_> {
         out
     }
 
-    fn drivers(&self, usage: &crate::csi::Usage) -> Map<String, Value> {
+    fn drivers(&self, usage: &Usage) -> Map<String, Value> {
         let mut out = known([
             ("availableBytes", usage.bytes.map(|all| all.available)),
             ("capacityBytes", usage.bytes.map(|all| all.total)),

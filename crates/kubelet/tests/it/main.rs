@@ -10,3 +10,4 @@ mod eviction;
 mod paths;
 mod pods;
 mod shutdown;
+mod starts;

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use api::qos;
 use apiserver::request::RequestContext;
 use apiserver::resource::{Column, Grace, Strategy};
 use k8s_openapi::api::core::v1::{Container, Pod, PodIP, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use machinery::Object;
 use serde::Deserialize;
 use serde_json::Value;
@@ -48,12 +50,16 @@ impl Strategy for PodStrategy {
         let spec = pod.spec.get_or_insert_default();
         podspec::default_spec(spec);
         podspec::default_pod(spec);
+        // Upstream: conversion of pods, not of templates.
+        if spec.termination_grace_period_seconds.is_some_and(|seconds| seconds < 0) {
+            spec.termination_grace_period_seconds = Some(1);
+        }
         spec.preemption_policy.take_if(|policy| policy.is_empty());
     }
 
     fn prepare_create(&self, _ctx: &RequestContext, object: &mut dyn Object) {
         let pod = object.expect_mut::<Pod>();
-        let qos = qos_class(pod.spec.as_ref());
+        gated::pod(pod, None);
         let gated = pod
             .spec
             .as_ref()
@@ -61,11 +67,13 @@ impl Strategy for PodStrategy {
             .is_some_and(|g| !g.is_empty());
         let mut status = PodStatus {
             phase: Some("Pending".into()),
-            qos_class: Some(qos.into()),
+            qos_class: pod.spec.as_ref().map(|spec| qos::class(spec).into()),
             ..PodStatus::default()
         };
         if gated {
+            let now = base::clock::now().as_second();
             let condition = k8s_openapi::api::core::v1::PodCondition {
+                last_transition_time: jiff::Timestamp::from_second(now).ok().map(Time),
                 type_: "PodScheduled".into(),
                 status: "False".into(),
                 reason: Some("SchedulingGated".into()),
@@ -75,7 +83,6 @@ impl Strategy for PodStrategy {
             status.conditions = Some(vec![condition]);
         }
         pod.status = Some(status);
-        gated::pod(pod, None);
         label_keys::merge(pod);
     }
 
@@ -219,29 +226,6 @@ fn selectable(pod: Selectable) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Guaranteed: every container limits cpu and memory and requests just that. BestEffort: nobody
-/// asks for any. Burstable: the rest.
-pub(crate) fn qos_class(spec: Option<&PodSpec>) -> &'static str {
-    let Some(spec) = spec else { return "BestEffort" };
-    let (mut any, mut guaranteed) = (false, true);
-    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
-        let resources = container.resources.as_ref();
-        let requests = resources.and_then(|asked| asked.requests.as_ref());
-        let limits = resources.and_then(|asked| asked.limits.as_ref());
-        for name in ["cpu", "memory"] {
-            let request = requests.and_then(|list| list.get(name));
-            let limit = limits.and_then(|list| list.get(name));
-            any |= request.is_some() || limit.is_some();
-            guaranteed &= limit.is_some() && (request.is_none() || request == limit);
-        }
-    }
-    match (any, guaranteed) {
-        (false, _) => "BestEffort",
-        (true, true) => "Guaranteed",
-        (true, false) => "Burstable",
-    }
-}
-
 /// Takes what a resize may change; containers that were renamed, reordered, added or removed are
 /// left for validation to refuse.
 fn take_resources(spec: &mut PodSpec, wanted: PodSpec) {
@@ -298,26 +282,5 @@ mod tests {
             ["", "", "", "", "false", "", "10.0.0.1", ""],
         );
         assert!(PodStrategy.fields_in(b"[").expect("it can").is_err());
-    }
-
-    #[test]
-    fn qos_follows_requests_and_limits() {
-        for (resources, expected) in [
-            (json!({}), "BestEffort"),
-            (json!({"requests": {"cpu": "1"}}), "Burstable"),
-            (
-                json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}),
-                "Guaranteed",
-            ),
-            (
-                json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "1Gi"}}),
-                "Burstable",
-            ),
-        ] {
-            let spec = serde_json::from_value(
-                json!({"containers": [{"name": "c", "resources": resources}]}),
-            );
-            assert_eq!(qos_class(Some(&spec.expect("a spec"))), expected);
-        }
     }
 }

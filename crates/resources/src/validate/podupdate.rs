@@ -207,7 +207,7 @@ pub(super) fn resize(at: &At<'_>, old: &At<'_>) {
     let (spec, before) = (at.get("spec"), old.get("spec"));
     let qos = |at: &At<'_>| {
         let spec = serde_json::from_value(at.get("spec").value.clone()).ok();
-        crate::core::pod::qos_class(spec.as_ref())
+        api::qos::class(&spec.unwrap_or_default())
     };
     if qos(at) != qos(old) {
         let class = at.get("status.qosClass").str();

@@ -343,8 +343,14 @@ impl RuntimeService for Fake {
     }
 
     async fn start_container(&self, id: &str) -> Result<()> {
+        let asked = self.called("start_container", id).map(drop);
+        if asked.is_err() {
+            // As runtimes do: a container that did not start has ended.
+            self.end(id, 128, "StartError");
+        }
+        asked?;
         {
-            let mut world = self.called("start_container", id)?;
+            let mut world = self.world();
             let found = world.containers.get_mut(id).ok_or_else(|| no("container", id))?;
             if found.status.state() != ContainerState::Created {
                 return Err(Error::FailedPrecondition(format!("container {id:?} was started")));

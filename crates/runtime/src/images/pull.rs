@@ -67,26 +67,14 @@ impl Puller {
 
     async fn pull_from_any(&self, name: &Name, auth: Option<&AuthConfig>) -> Result<ImageRecord> {
         let registries = Registries::read(self.registries.as_deref())?;
-        let mut last = None;
+        let mut failures = vec![];
         for endpoint in registries.endpoints(&name.registry, &name.repository)? {
             match self.pull_from(&endpoint, name, auth, &registries).await {
                 Ok(record) => return Ok(record),
-                Err(error) => {
-                    tracing::debug!(image = %name, host = endpoint.host, %error, "no luck here");
-                    // A clear answer says more than a host that cannot be reached.
-                    if matches!(last, None | Some(Error::Registry(_) | Error::Io { .. })) {
-                        last = Some(error);
-                    }
-                }
+                Err(error) => failures.push((endpoint.host, error)),
             }
         }
-        let text = |error: Error| match error {
-            Error::NotFound(text) => Error::NotFound(failed(name, &text)),
-            Error::Denied(text) => Error::Denied(failed(name, &text)),
-            Error::Registry(text) => Error::Registry(failed(name, &text)),
-            other => other,
-        };
-        Err(text(last.unwrap_or_else(|| Error::Registry("no registry to ask".into()))))
+        Err(told(name, failures))
     }
 
     async fn pull_from(
@@ -97,10 +85,7 @@ impl Puller {
         registries: &Registries,
     ) -> Result<ImageRecord> {
         let client = client(endpoint)?;
-        let auth = match auth.and_then(|auth| from_kubelet(auth, &endpoint.host)) {
-            Some(auth) => auth,
-            None => registries.auth(&endpoint.host).map_or(RegistryAuth::Anonymous, from_file),
-        };
+        let auth = credentials(auth, &endpoint.host, &name.registry, registries);
         let (host, repository) = (endpoint.host.clone(), endpoint.repository.clone());
         let reference = match (&name.digest, &name.tag) {
             (Some(digest), _) => Reference::with_digest(host, repository, digest.clone()),
@@ -220,8 +205,44 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.unwrap_or_else(died)
 }
 
-fn failed(name: &Name, text: &str) -> String {
-    format!("failed to pull and unpack image \"{name}\": {text}")
+/// One error for what every place answered. What kind it is, the clearest of them says: a place that
+/// cannot be reached says less than one that refuses.
+fn told(name: &Name, failures: Vec<(String, Error)>) -> Error {
+    let is_several = failures.len() > 1;
+    let texts: Vec<String> = failures
+        .iter()
+        .map(
+            |(host, error)| if is_several { format!("{host}: {error}") } else { error.to_string() },
+        )
+        .collect();
+    let text = match texts.join("; ") {
+        none if none.is_empty() => "no registry to ask".to_owned(),
+        text => text,
+    };
+    let text = format!("failed to pull and unpack image \"{name}\": {text}");
+    let mut clear = failures.into_iter().map(|(_, error)| error);
+    match clear.find(|error| !matches!(error, Error::Registry(_) | Error::Io { .. })) {
+        Some(Error::NotFound(_)) => Error::NotFound(text),
+        Some(Error::Denied(_)) => Error::Denied(text),
+        Some(Error::Invalid(_)) => Error::Invalid(text),
+        _ => Error::Registry(text),
+    }
+}
+
+/// The error and its causes: the outer ones alone do not tell a name that is not known from a port
+/// where nobody listens, or from a certificate that is not trusted.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        next = cause.source();
+    }
+    text
 }
 
 fn client(endpoint: &Endpoint) -> Result<Client> {
@@ -247,14 +268,36 @@ fn client(endpoint: &Endpoint) -> Result<Client> {
     Ok(Client::new(config))
 }
 
-/// `None` when the credentials are for another registry, or say nothing.
-fn from_kubelet(auth: &AuthConfig, host: &str) -> Option<RegistryAuth> {
+/// Those that the pod brings for this host; those of the host's own; those that the pod brings for
+/// the image's registry, of which this host is a mirror. Upstream: containerd sends what kubelets give
+/// it to every mirror.
+fn credentials(
+    auth: Option<&AuthConfig>,
+    host: &str,
+    registry: &str,
+    registries: &Registries,
+) -> RegistryAuth {
+    let brought = |place: &str| auth.filter(|auth| is_for(auth, place)).and_then(from_kubelet);
+    brought(host)
+        .or_else(|| registries.auth(host).map(from_file))
+        .or_else(|| brought(registry))
+        .unwrap_or(RegistryAuth::Anonymous)
+}
+
+/// Kubelets need not say whom credentials are for: they chose them by the image's name.
+fn is_for(auth: &AuthConfig, host: &str) -> bool {
     let server = auth.server_address.trim_start_matches("https://").trim_start_matches("http://");
     let server = server.split('/').next().unwrap_or_default();
-    if !server.is_empty() && server != host && !(server == "index.docker.io" && host == "docker.io")
-    {
-        return None;
-    }
+    let is_docker =
+        |host: &str| matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io");
+    let is_pattern = server
+        .strip_prefix("*.")
+        .is_some_and(|suffix| host.split_once('.').is_some_and(|(_, rest)| rest == suffix));
+    server.is_empty() || server == host || is_pattern || (is_docker(server) && is_docker(host))
+}
+
+/// `None` when the credentials say nothing.
+fn from_kubelet(auth: &AuthConfig) -> Option<RegistryAuth> {
     if !auth.username.is_empty() {
         return Some(RegistryAuth::Basic(auth.username.clone(), auth.password.clone()));
     }
@@ -285,7 +328,7 @@ fn decode(text: &str) -> Option<RegistryAuth> {
 
 fn convert(error: OciDistributionError) -> Error {
     use oci_client::errors::OciErrorCode;
-    let text = error.to_string();
+    let text = chain(&error);
     match &error {
         OciDistributionError::ImageManifestNotFoundError(_)
         | OciDistributionError::ServerError { code: 404, .. } => Error::NotFound(text),
@@ -305,5 +348,158 @@ fn convert(error: OciDistributionError) -> Error {
         OciDistributionError::UnauthorizedError { .. }
         | OciDistributionError::AuthenticationFailure(_) => Error::Denied(text),
         _ => Error::Registry(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A registry of one image without layers, which wants `u:p`.
+    struct Registry {
+        answers: BTreeMap<String, (String, Vec<u8>)>,
+    }
+
+    impl Registry {
+        fn new() -> Self {
+            let digest = |bytes: &[u8]| {
+                use sha2::Digest;
+                let digest = sha2::Sha256::digest(bytes);
+                let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("sha256:{hex}")
+            };
+            let (os, architecture) = super::super::config::Platform::ours();
+            let config = serde_json::json!({"os": os, "architecture": architecture,
+                "config": {}, "rootfs": {"type": "layers", "diff_ids": []}});
+            let config = config.to_string().into_bytes();
+            let kind = "application/vnd.oci.image.manifest.v1+json";
+            let manifest = serde_json::json!({"schemaVersion": 2, "mediaType": kind, "layers": [],
+                "config": {"mediaType": "application/vnd.oci.image.config.v1+json",
+                    "digest": digest(&config), "size": config.len()}});
+            let manifest = manifest.to_string().into_bytes();
+            let blob = format!("/v2/app/blobs/{}", digest(&config));
+            let answers = BTreeMap::from([
+                ("/v2/".to_owned(), ("application/json".to_owned(), b"{}".to_vec())),
+                ("/v2/app/manifests/v1".to_owned(), (kind.to_owned(), manifest)),
+                (blob, ("application/octet-stream".to_owned(), config)),
+            ]);
+            Self { answers }
+        }
+
+        async fn serve(self, listener: TcpListener) {
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = self.answer(stream).await;
+            }
+        }
+
+        async fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
+            let mut request = vec![];
+            while !request.ends_with(b"\r\n\r\n") {
+                request.push(stream.read_u8().await?);
+            }
+            let request = String::from_utf8_lossy(&request).into_owned();
+            let path = request.split(' ').nth(1).unwrap_or_default();
+            let (status, more, body) = if !request.contains("Basic dTpw") {
+                (401, "WWW-Authenticate: Basic realm=\"x\"".to_owned(), vec![])
+            } else {
+                match self.answers.get(path) {
+                    Some((kind, body)) => (200, format!("Content-Type: {kind}"), body.clone()),
+                    None => (404, "X-None: none".to_owned(), vec![]),
+                }
+            };
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 {status} X\r\n{more}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await?;
+            stream.write_all(&body).await?;
+            stream.shutdown().await
+        }
+    }
+
+    fn secret(server: &str) -> AuthConfig {
+        AuthConfig {
+            username: "u".into(),
+            password: "p".into(),
+            server_address: server.into(),
+            ..AuthConfig::default()
+        }
+    }
+
+    async fn on_loopback() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        (listener, address)
+    }
+
+    #[tokio::test]
+    async fn pull_secrets_go_to_the_registry_and_to_its_mirrors() {
+        let (listener, address) = on_loopback().await;
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(&directory.path().join("images")).expect("a store");
+        let mirrors = directory.path().join("registries.yaml");
+        let text = format!(
+            "mirrors:\n  \"{address}\":\n    endpoint: [\"http://{address}\"]\n  private.example:\n    endpoint: [\"http://{address}\"]\n"
+        );
+        std::fs::write(&mirrors, text).expect("written");
+        let plain = Puller::new(store.clone(), None);
+        let mirrored = Puller::new(store, Some(mirrors));
+        let work = async {
+            let image = format!("{address}/app:v1");
+            for puller in [&plain, &mirrored] {
+                for server in ["", &address, &format!("http://{address}/v2/")] {
+                    puller.pull(&image, Some(secret(server))).await.expect(server);
+                }
+            }
+            let private = "private.example/app:v1";
+            let pulled = mirrored.pull(private, Some(secret("private.example"))).await;
+            pulled.expect("by the mirror");
+            let refused = plain.pull(&image, Some(secret("other.example"))).await;
+            assert!(matches!(refused, Err(Error::Denied(_))), "{refused:?}");
+        };
+        tokio::select! {
+            () = Registry::new().serve(listener) => {}
+            () = work => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn errors_say_why_of_each_place() {
+        let (listener, closed) = on_loopback().await;
+        drop(listener);
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = ImageStore::open(&directory.path().join("images")).expect("a store");
+        let refused = Puller::new(store, None).pull(&format!("{closed}/app:v1"), None).await;
+        let text = refused.expect_err("nobody listens").to_string();
+        assert!(text.contains("Connection refused"), "{text}");
+
+        let name = Name::parse("r.example/app:v1").expect("a name");
+        let unreachable = || Error::Registry("no route".into());
+        let both = vec![("a:1".into(), Error::Denied("401".into())), ("b".into(), unreachable())];
+        let error = told(&name, both);
+        let expected =
+            "failed to pull and unpack image \"r.example/app:v1\": a:1: 401; b: no route";
+        assert_eq!(error.to_string(), expected);
+        assert!(matches!(error, Error::Denied(_)));
+        let error = told(&name, vec![("b".into(), unreachable())]);
+        assert!(error.to_string().ends_with("\": no route") && matches!(error, Error::Registry(_)));
+    }
+
+    #[test]
+    fn whom_credentials_are_for() {
+        let check = |server: &str, host: &str, expected: bool| {
+            assert_eq!(is_for(&secret(server), host), expected, "{server} {host}");
+        };
+        check("", "r.example", true);
+        check("https://index.docker.io/v1/", "docker.io", true);
+        check("https://r.example/v2/", "r.example", true);
+        check("*.example", "r.example", true);
+        check("r.example", "r.example:5000", false);
+        check("other.example", "r.example", false);
     }
 }

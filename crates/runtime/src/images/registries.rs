@@ -15,9 +15,11 @@
 //! ```
 //!
 //! Mirrors are tried in order, the registry itself last. A rewrite changes the repository for
-//! mirrors only.
+//! mirrors only. A registry on the machine's own loopback speaks HTTP unless its `tls` is configured.
+//! Upstream: containerd's `registryEndpoints`, `defaultScheme`.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -105,9 +107,10 @@ impl Registries {
             }
         }
         let tls = self.tls(registry);
+        let speaks_tls = self.configs.get(registry).is_some_and(|config| config.tls.is_some());
         let own = Endpoint {
             host: registry.to_owned(),
-            plain_http: false,
+            plain_http: is_local(registry) && !speaks_tls,
             repository: repository.to_owned(),
             tls,
         };
@@ -139,6 +142,16 @@ impl Mirror {
         }
         Ok(repository.to_owned())
     }
+}
+
+/// Whether `host[:port]` is this machine's loopback.
+fn is_local(registry: &str) -> bool {
+    let host = match registry.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|c| c.is_ascii_digit()) => host,
+        _ => registry,
+    };
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// `[scheme://]host[:port][/v2]`.
@@ -174,6 +187,8 @@ configs:
   mirror.example:
     auth: {username: u, password: p}
     tls: {insecure_skip_verify: true}
+  "localhost:5001":
+    tls: {ca_file: /etc/ca.pem}
 "#,
         )
         .expect("valid");
@@ -196,6 +211,11 @@ configs:
         );
         check("127.0.0.1:5500", "app", &[("127.0.0.1:5500", true, "app")]);
         check("quay.io", "a/b", &[("quay.io", false, "a/b")]);
+        for local in ["localhost", "localhost:5000", "127.0.0.2:5000", "[::1]:5000"] {
+            check(local, "a", &[(local, true, "a")]);
+        }
+        check("localhost:5001", "a", &[("localhost:5001", false, "a")]);
+        check("localhost.example", "a", &[("localhost.example", false, "a")]);
         assert_eq!(registries.auth("mirror.example").expect("there").username, "u");
         assert!(parse_endpoint("ftp://x").is_err());
     }
