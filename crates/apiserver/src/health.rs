@@ -218,26 +218,28 @@ impl Health {
     }
 
     /// `/metrics/slis` of a server, whose paths may have checks of their own.
-    pub fn encode_slis<'a>(all: impl IntoIterator<Item = &'a Self>, out: &mut String) {
+    pub fn slis<'a>(all: impl IntoIterator<Item = &'a Self>) -> String {
         const LAST: &str = "kubernetes_healthcheck";
         const TOTAL: &str = "kubernetes_healthchecks_total";
         let of = |health: &Self| health.results.lock().expect("no panic under the lock").clone();
         let results: BTreeMap<_, _> = all.into_iter().flat_map(of).collect();
-        family(out, LAST, "gauge", "[STABLE] 1 where a health check last succeeded, else 0.");
+        let mut out = String::new();
+        family(&mut out, LAST, "gauge", "[STABLE] 1 where a health check last succeeded, else 0.");
         for ((name, probe), results) in &results {
             let labels = labels([("name", name.as_str()), ("type", probe)]);
-            samples(out, LAST, [(&labels, u8::from(results.succeeds))]);
+            samples(&mut out, LAST, [(&labels, u8::from(results.succeeds))]);
         }
-        family(out, TOTAL, "counter", "[STABLE] Outcomes of health checks.");
+        family(&mut out, TOTAL, "counter", "[STABLE] Outcomes of health checks.");
         for ((name, probe), results) in &results {
             for (status, count) in [("error", results.errors), ("success", results.successes)] {
                 let labels = labels([("name", name.as_str()), ("status", status), ("type", probe)]);
                 if count > 0 {
-                    samples(out, TOTAL, [(&labels, count)]);
+                    samples(&mut out, TOTAL, [(&labels, count)]);
                 }
             }
         }
-        process::encode_start(out);
+        process::encode_start(&mut out);
+        out
     }
 }
 
@@ -292,8 +294,7 @@ mod tests {
         assert_eq!(ask(&health, "/readyz", "").await.0, 500);
         assert_eq!(ask(&health, "/livez", "").await.0, 200);
         // One path asked for as a whole counts; what is excluded, or asked alone, does not.
-        let mut slis = String::new();
-        Health::encode_slis([&health], &mut slis);
+        let slis = Health::slis([&health]);
         let hook = "poststarthook/rbac/bootstrap-roles";
         for line in [
             format!("kubernetes_healthcheck{{name=\"{hook}\",type=\"livez\"}} 1"),

@@ -60,23 +60,24 @@ pub const OPERATORS: Library = Library {
     ],
 };
 
-/// With its collection `kubernetes.core`, and the client that this uses.
+/// With its collection `kubernetes.core`, of the many that its package brings, and the client that
+/// this uses.
 pub const ANSIBLE: Library = Library {
     package: "ansible",
     version: "12.3.0",
     tools: ["python3", "pip"],
-    install: &[
-        "python3",
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--target",
-        DIRECTORY,
-        "ansible==12.3.0",
-        "kubernetes==36.0.2",
-    ],
+    install: &["sh", "-e", "-c", INSTALL_ANSIBLE],
 };
+
+const INSTALL_ANSIBLE: &str = "\
+python3 -m pip install -q --target DIRECTORY ansible-core==2.19.14 kubernetes==36.0.2
+python3 -m pip download -q --no-deps -d DIRECTORY/package ansible==12.3.0
+python3 -c 'import sys, zipfile
+package = zipfile.ZipFile(sys.argv[1])
+package.extractall(sys.argv[2], [name for name in package.namelist() if \"/kubernetes/core/\" in name])
+' DIRECTORY/package/*.whl DIRECTORY
+rm -r DIRECTORY/package
+";
 
 /// fabric8's and the official one, as `pom.xml` names them.
 pub const JAVA: Library = Library {

@@ -63,11 +63,7 @@ pub async fn serve(
             revision_at(shared, &query).await
         }
         "/metrics" => Ok(figures(shared.metrics.encode())),
-        "/metrics/slis" => {
-            let mut slis = String::new();
-            Health::encode_slis([&shared.health], &mut slis);
-            Ok(figures(slis))
-        }
+        "/metrics/slis" => Ok(figures(Health::slis([&shared.health]))),
         path if path.starts_with("/debug/api_priority_and_fairness/") => {
             let page = match &shared.limiter {
                 Limiter::Fair(fairness) => fairness.dump(path),

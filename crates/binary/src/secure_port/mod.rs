@@ -133,9 +133,7 @@ impl Page {
         match path {
             "/metrics" => figures(self.metrics()),
             "/metrics/slis" => {
-                let mut slis = String::new();
-                Health::encode_slis(self.0.health.iter().map(|(_, health)| health), &mut slis);
-                figures(slis)
+                figures(Health::slis(self.0.health.iter().map(|(_, health)| health)))
             }
             "/configz" => json(&self.0.configz),
             "/version" => json(&apiserver::serve::Version::default().json()),

@@ -75,58 +75,9 @@ impl CreateHandler for Bind {
         }
         let (row, name) = (ctx.resource.clone(), key.name.clone());
         let modify = move |object: &mut dyn Object| {
-            let conflict =
-                |why: String| StatusError::conflict(&row.group, "pods/binding", &name, why);
-            if let Some(uid) = binding
-                .metadata
-                .uid
-                .as_deref()
-                .filter(|uid| !uid.is_empty() && *uid != object.uid())
-            {
-                return Err(conflict(format!(
-                    "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                    object.uid()
-                )));
-            }
-            let version = object.meta().resource_version.as_deref().unwrap_or_default();
-            if let Some(wanted) = binding
-                .metadata
-                .resource_version
-                .as_deref()
-                .filter(|wanted| !wanted.is_empty() && *wanted != version)
-            {
-                return Err(conflict(format!(
-                    "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
-                )));
-            }
-            let pod = object.expect_mut::<Pod>();
-            if pod.metadata.deletion_timestamp.is_some() {
-                return Err(conflict(format!(
-                    "pod {name} is being deleted, cannot be assigned to a host"
-                )));
-            }
-            let spec = pod.spec.get_or_insert_default();
-            match spec.node_name.as_deref() {
-                None | Some("") => {}
-                Some(there) => {
-                    return Err(conflict(format!(
-                        "pod {name} is already assigned to node {there:?}"
-                    )));
-                }
-            }
-            if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
-                return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
-            }
-            spec.node_name = Some(node.clone());
-            for (key, value) in binding.metadata.annotations.iter().flatten() {
-                pod.metadata.annotations.get_or_insert_default().insert(key.clone(), value.clone());
-            }
-            // Admission puts the node's zone and region there.
-            for (key, value) in binding.metadata.labels.iter().flatten() {
-                pod.metadata.labels.get_or_insert_default().insert(key.clone(), value.clone());
-            }
-            set_scheduled(pod);
-            Ok(())
+            bind(object, &binding, &node).map_err(|why| {
+                StatusError::conflict(&row.group, "pods/binding", &name, why.to_string())
+            })
         };
         let mut inner = ctx.clone();
         // Part "binding": neither the spec's immutability nor the status' separation applies.
@@ -134,6 +85,57 @@ impl CreateHandler for Bind {
         registry.write(&inner, key, Intent::Modify(Box::new(modify))).await?;
         Ok(Created::Success)
     }
+}
+
+/// Why a pod cannot be bound, in upstream's words.
+#[derive(Debug, thiserror::Error)]
+enum Unbound {
+    #[error("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}")]
+    OtherUid { wanted: String, found: String },
+    #[error(
+        "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {found}"
+    )]
+    OtherVersion { wanted: String, found: String },
+    #[error("pod {0} is being deleted, cannot be assigned to a host")]
+    Deleted(String),
+    #[error("pod {0} is already assigned to node {1:?}")]
+    Assigned(String, String),
+    #[error("pod {0} has non-empty .spec.schedulingGates")]
+    Gated(String),
+}
+
+/// Assigns the pod to the node, if it is the pod that the binding means and has none.
+fn bind(object: &mut dyn Object, binding: &Binding, node: &str) -> Result<(), Unbound> {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (name, found) = (object.name().to_owned(), object.uid().to_owned());
+    if let Some(wanted) = given(&binding.metadata.uid).filter(|wanted| *wanted != found) {
+        return Err(Unbound::OtherUid { wanted, found });
+    }
+    let found = object.meta().resource_version.clone().unwrap_or_default();
+    if let Some(wanted) = given(&binding.metadata.resource_version).filter(|one| *one != found) {
+        return Err(Unbound::OtherVersion { wanted, found });
+    }
+    let pod = object.expect_mut::<Pod>();
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Err(Unbound::Deleted(name));
+    }
+    let spec = pod.spec.get_or_insert_default();
+    if let Some(there) = given(&spec.node_name) {
+        return Err(Unbound::Assigned(name, there));
+    }
+    if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
+        return Err(Unbound::Gated(name));
+    }
+    spec.node_name = Some(node.to_owned());
+    for (key, value) in binding.metadata.annotations.iter().flatten() {
+        pod.metadata.annotations.get_or_insert_default().insert(key.clone(), value.clone());
+    }
+    // Admission puts the node's zone and region there.
+    for (key, value) in binding.metadata.labels.iter().flatten() {
+        pod.metadata.labels.get_or_insert_default().insert(key.clone(), value.clone());
+    }
+    set_scheduled(pod);
+    Ok(())
 }
 
 fn set_scheduled(pod: &mut Pod) {

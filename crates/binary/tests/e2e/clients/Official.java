@@ -142,7 +142,7 @@ public class Official {
 
   static void exec(ApiClient client) throws Exception {
     String[] command = {"sh", "-c", "echo from inside; exit 3"};
-    Process ran = new Exec(client).exec(SPACE, pod(client), command, false, false);
+    Process ran = new Exec(client).exec(SPACE, pod(client), command, "main", false, false);
     String printed = new String(ran.getInputStream().readAllBytes());
     check(ran.waitFor(LIMIT, TimeUnit.SECONDS) && ran.exitValue() == 3, ran.exitValue());
     check(printed.equals("from inside\n"), printed);

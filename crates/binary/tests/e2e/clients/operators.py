@@ -57,8 +57,7 @@ def operator():
         with said:
             assert said.wait_for(lambda: what in seen, LIMIT), f"{what} is missing in {seen}"
 
-    registry = kopf.OperatorRegistry()
-    selected = {"labels": {"operated": kopf.PRESENT}, "registry": registry}
+    selected = {"labels": {"operated": kopf.PRESENT}}
 
     @kopf.on.create("v1", "configmaps", **selected)
     def made(patch, **_):
@@ -74,9 +73,7 @@ def operator():
         say("gone")
 
     stop, ready = threading.Event(), threading.Event()
-    running = kopf.operator(
-        registry=registry, namespaces=[SPACE], standalone=True, stop_flag=stop, ready_flag=ready
-    )
+    running = kopf.operator(namespaces=[SPACE], standalone=True, stop_flag=stop, ready_flag=ready)
     thread = threading.Thread(target=lambda: asyncio.run(running))
     thread.start()
     try:
@@ -85,7 +82,12 @@ def operator():
         settings = ConfigMap({"metadata": metadata, "data": {"a": "1"}})
         settings.create()
         heard("made")
-        settings.wait("jsonpath='{.metadata.annotations.made}'=yes", timeout=LIMIT)
+        for _ in range(LIMIT):
+            settings.refresh()
+            if settings.annotations.get("made") == "yes":
+                break
+            threading.Event().wait(1)
+        assert settings.annotations.made == "yes", settings.raw
         settings.patch({"data": {"a": "2"}})
         heard("changed")
         settings.delete()
