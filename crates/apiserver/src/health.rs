@@ -42,7 +42,7 @@ pub struct Health {
     results: Arc<Mutex<BTreeMap<(String, String), Results>>>,
 }
 
-/// What a check came to so far.
+/// The outcomes of a check so far.
 #[derive(Clone, Copy, Default)]
 struct Results {
     succeeds: bool,

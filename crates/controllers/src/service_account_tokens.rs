@@ -131,7 +131,7 @@ struct Tokens {
     accounts: Lister<ServiceAccount>,
 }
 
-/// What a Secret lacks.
+/// The parts that a Secret lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lacks {
     ca: bool,
@@ -259,7 +259,7 @@ impl Tokens {
     }
 }
 
-/// Writes what is lacking. Pure.
+/// Fills in the lacking parts. Pure.
 fn complete(
     secret: &mut Secret,
     lacks: Lacks,
@@ -332,7 +332,7 @@ mod tests {
             "type": "kubernetes.io/service-account-token", "data": data})
     }
 
-    /// What the controller asks for, besides reads.
+    /// The writes that the controller asks for.
     async fn writes(known: Value, live: Value, account: Option<Value>) -> Vec<String> {
         let asked = Arc::new(Mutex::new(vec![]));
         let seen = asked.clone();

@@ -123,7 +123,7 @@ impl<T: Object> SpecStatus<T> {
         self
     }
 
-    /// Who deletes an object without a word about its dependents keeps them.
+    /// A delete that names no policy keeps the object's dependents.
     pub(crate) fn orphans(mut self) -> Self {
         self.orphans = true;
         self

@@ -112,8 +112,8 @@ pub fn accept<'s>(
     Ok((response, chosen))
 }
 
-/// Answers a handshake of whoever has no subprotocols of its own: the only one that is offered is
-/// taken, whatever it is. Upstream: a handler of `golang.org/x/net/websocket`.
+/// Answers a handshake for a service without subprotocols of its own: the only one that is offered
+/// is taken. Upstream: a handler of `golang.org/x/net/websocket`.
 pub fn accept_sole(headers: &HeaderMap) -> Result<Response<()>, HandshakeError> {
     let wanted = offered(headers);
     match wanted[..] {

@@ -92,7 +92,7 @@ pub async fn exec(session: ServerSession, streams: Result<ExecStreams, cri::Erro
     let _ = status.send(exit_status(outcome));
 }
 
-/// What the end of the client's input is to an attached container.
+/// The effect of the end of a client's input on an attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputEnd {
     /// The end of its own input; the client goes on reading.
@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// Who speaks and ends, and whether the connection ends with it.
+    /// The client's half-close is passed on, and the pod's answer arrives, however late.
     #[tokio::test(start_paused = true)]
     async fn a_forwarded_connection_ends_with_the_pod() {
         let (near, client) = tokio::io::duplex(4);

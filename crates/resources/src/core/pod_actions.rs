@@ -416,7 +416,7 @@ mod tests {
     use super::*;
     use crate::core::service::tests::registry_of;
 
-    /// What an eviction leaves of a pod, whose version is 1 and whose uid is `u`.
+    /// Does the pod stay, after an eviction with these options?
     async fn evicted(query_is_dry: bool, name: &str, options: Value) -> Result<bool, String> {
         let registry = registry_of(&["pods", "poddisruptionbudgets"]).await;
         let ctx = registry.own_context::<Pod>();

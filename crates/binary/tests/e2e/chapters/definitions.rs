@@ -46,7 +46,7 @@ fn is_established(definition: &Value) -> bool {
         .any(|one| one["type"] == "Established" && one["status"] == "True")
 }
 
-/// Applies each twice: the second time nothing changes, and nobody but the applier owns its fields.
+/// Applies each definition twice: the second time changes nothing, and the applier owns its fields.
 fn apply(connection: &mut Connection, project: &Project) -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for text in project.definitions()?.into_iter().flatten() {

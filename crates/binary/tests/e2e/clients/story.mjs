@@ -123,7 +123,7 @@ async function pods() {
   assert.equal(await core.readNamespacedPodLog({ name: pod, namespace: SPACE }), 'hello\n');
 }
 
-// What the pod serves, to the end: its server closes, and so does the WebSocket.
+// Reads a forwarded port to its end: the pod's server closes, and so does the WebSocket.
 async function forward() {
   const list = await core.listNamespacedPod({ namespace: SPACE, labelSelector: 'app=js' });
   const pod = list.items[0].metadata.name;

@@ -120,7 +120,7 @@ def pods(core):
 
 
 def forward(core):
-    """What the pod serves, to the end: its server closes, and so does the socket."""
+    """Reads a forwarded port to its end: the pod's server closes, and so does the socket."""
     pod = core.list_namespaced_pod(SPACE, label_selector="app=py").items[0].metadata.name
     forwarded = portforward(core.connect_get_namespaced_pod_portforward, pod, SPACE, ports="8080")
     near = forwarded.socket(8080)
