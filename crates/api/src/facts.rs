@@ -139,6 +139,12 @@ pub fn definition(name: &str) -> Option<Definition> {
     index().by_name.get(name).copied()
 }
 
+/// All definitions, in no order.
+#[cfg(test)]
+pub fn definitions() -> impl Iterator<Item = Definition> {
+    index().by_name.values().copied()
+}
+
 /// The definition of a kind.
 pub fn definition_name(group: &str, version: &str, kind: &str) -> Option<&'static str> {
     index().by_kind.get(&(group, version, kind)).copied()

@@ -385,14 +385,21 @@ pub fn claim_is_in_scope(
     claim: &PersistentVolumeClaim,
     scope: &ScopedResourceSelectorRequirement,
 ) -> bool {
-    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref());
-    let current = claim
-        .status
-        .as_ref()
-        .and_then(|status| status.current_volume_attributes_class_name.as_deref());
-    let names: BTreeSet<_> = [wanted, current].into_iter().flatten().collect();
+    let names = attributes_classes(claim);
     scope.scope_name == "VolumeAttributesClass"
         && (names.iter().any(|name| matches(scope, name)) || names.is_empty() && matches(scope, ""))
+}
+
+/// The classes that a claim has to do with: the one it wants, the one its volume has, and the one
+/// that the volume is being given.
+pub fn attributes_classes(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
+    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref());
+    let status = claim.status.as_ref();
+    let current = status.and_then(|status| status.current_volume_attributes_class_name.as_deref());
+    let target = status
+        .and_then(|status| status.modify_volume_status.as_ref())
+        .and_then(|change| change.target_volume_attributes_class_name.as_deref());
+    [wanted, current, target].into_iter().flatten().filter(|name| !name.is_empty()).collect()
 }
 
 fn matches(scope: &ScopedResourceSelectorRequirement, name: &str) -> bool {
@@ -499,6 +506,33 @@ mod tests {
                 {"name": "i", "resources": {"requests": {"cpu": "3"}}}]});
         let used = json!({"count/pods": "1", "pods": "1", "cpu": "4", "requests.cpu": "4"});
         check(init, used);
+    }
+
+    #[test]
+    fn claims_are_in_the_scopes_of_all_their_classes() {
+        let claim: PersistentVolumeClaim = from_value(json!({"metadata": {},
+            "spec": {"volumeAttributesClassName": "silver"},
+            "status": {"currentVolumeAttributesClassName": "gold",
+                "modifyVolumeStatus": {"status": "Pending", "targetVolumeAttributesClassName": "bronze"}}}))
+        .unwrap();
+        let bare: PersistentVolumeClaim =
+            from_value(json!({"metadata": {}, "spec": {"volumeAttributesClassName": ""}})).unwrap();
+        for (operator, values, expected) in [
+            ("In", json!(["gold"]), (true, false)),
+            ("In", json!(["silver"]), (true, false)),
+            ("In", json!(["bronze", "other"]), (true, false)),
+            ("In", json!(["other"]), (false, false)),
+            ("Exists", json!(null), (true, false)),
+            ("DoesNotExist", json!(null), (false, true)),
+            ("NotIn", json!(["gold", "silver", "bronze"]), (false, true)),
+        ] {
+            let scope: ScopedResourceSelectorRequirement = from_value(
+                json!({"scopeName": "VolumeAttributesClass", "operator": operator, "values": values}),
+            )
+            .unwrap();
+            let got = (claim_is_in_scope(&claim, &scope), claim_is_in_scope(&bare, &scope));
+            assert_eq!(got, expected, "{operator} {values}");
+        }
     }
 
     #[test]

@@ -20,6 +20,15 @@ static MESSAGES: &str = include_str!("../facts/protobuf.tsv");
 /// Types that are structs in Go and scalars on the wire: `lastProbeTime: null`.
 const STRUCTS: &[&str] = &["time", "microtime", "quantity", "intstr"];
 
+/// Definitions without fields that are scalars. All others without fields are objects with whatever
+/// fields: `subresources.status` of a CustomResourceDefinition.
+const SCALARS: &[&str] = &[
+    "io.k8s.apimachinery.pkg.api.resource.Quantity",
+    "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime",
+    "io.k8s.apimachinery.pkg.apis.meta.v1.Time",
+    "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
+];
+
 /// Locked to look up and to add; types are made outside of it.
 static KNOWN: LazyLock<Mutex<HashMap<&'static str, Arc<Type>>>> = LazyLock::new(Mutex::default);
 
@@ -51,7 +60,8 @@ fn structure(definition: Definition) -> Type {
     };
     let fields: BTreeMap<Box<str>, Field> = definition.fields().map(field).collect();
     let atomic = definition.map_type == "atomic";
-    Type { map: Some(MapType { atomic, fields, rest: None }), ..Type::default() }
+    let rest = fields.is_empty().then_some(TypeRef::Deduced);
+    Type { map: Some(MapType { atomic, fields, rest }), ..Type::default() }
 }
 
 fn field_type(definition: &str, field: facts::Field, type_name: &str) -> TypeRef {
@@ -61,8 +71,8 @@ fn field_type(definition: &str, field: facts::Field, type_name: &str) -> TypeRef
         _ if OPAQUE.contains(&field.definition) => TypeRef::Untyped,
         (Some(name), _) => of(name).map_or(TypeRef::Untyped, TypeRef::To),
         (None, "") => TypeRef::to(Type::scalar(scalar(scalar_name))),
-        // Times, quantities, and numbers that may be texts.
-        (None, _) => TypeRef::to(Type::scalar(Scalar::Untyped)),
+        (None, name) if SCALARS.contains(&name) => TypeRef::to(Type::scalar(Scalar::Untyped)),
+        (None, name) => of(name).map_or(TypeRef::Untyped, TypeRef::To),
     };
     match (field.shape, facts.topology) {
         ("[]", topology) => {
@@ -328,6 +338,37 @@ mod tests {
             assert!(!map.atomic && map.rest.is_none() && !map.fields.is_empty(), "{name}");
         }
         assert!(of("io.k8s.api.core.v1.Zebra").is_none());
+    }
+
+    /// Upstream: `schemaconv.parseObject`, where an object without properties is a free-form one.
+    #[test]
+    fn objects_without_properties_are_maps() {
+        const CRD: &str =
+            "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceSubresources";
+        let map = |of: &Type| of.map.clone().expect("a map");
+        let subresources = map(&of(CRD).expect("known"));
+        let status = subresources.fields["status"].of.get();
+        assert_eq!(status.scalar, None);
+        assert_eq!(map(status).rest, Some(TypeRef::Deduced));
+        // Every field of every definition: a scalar is one on the wire as well.
+        let mut seen = 0;
+        for definition in facts::definitions() {
+            for field in definition.fields().filter(|field| field.shape.is_empty()) {
+                let target = facts::definition(field.definition);
+                let Some(target) = target.filter(|target| target.fields().next().is_none()) else {
+                    continue;
+                };
+                seen += 1;
+                let of = map(&of(definition.name).expect("known")).fields[field.name].of.clone();
+                let is_scalar = SCALARS.contains(&target.name);
+                assert_eq!(of.get().map.is_none(), is_scalar, "{} {}", definition.name, field.name);
+            }
+        }
+        assert!(seen > 100, "{seen}");
+    }
+
+    #[test]
+    fn writes_leave_what_the_table_says() {
         assert_eq!(resets("io.k8s.api.core.v1.Service", "status").excluded, [&["spec"]]);
         assert_eq!(resets("io.k8s.api.core.v1.Service", "").excluded, [&["status"]]);
         assert_eq!(resets("io.k8s.api.resource.v1.ResourceClaim", "status").excluded.len(), 2);

@@ -75,17 +75,14 @@ pub fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool 
 
 /// Whether the volume has what the claim asks for, whoever it is for.
 pub fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let (Some(has), Some(asks)) = (&volume.spec, &claim.spec) else { return false };
+    let Some(asks) = &claim.spec else { return false };
     let selector = asks.selector.as_ref().map(|selector| Selector::from_api(Some(selector)));
     let selected = match selector {
         None => true,
         Some(Ok(selector)) => selector.matches(volume.metadata.labels.as_ref()),
         Some(Err(_)) => false,
     };
-    suits_named(volume, claim)
-        && has.volume_attributes_class_name.as_deref().unwrap_or_default()
-            == asks.volume_attributes_class_name.as_deref().unwrap_or_default()
-        && selected
+    suits_named(volume, claim) && selected
 }
 
 /// As [`suits`], for a volume that the claim names: its selector does not matter then.
@@ -96,6 +93,8 @@ pub fn suits_named(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
     mode(&has.volume_mode) == mode(&asks.volume_mode)
         && capacity(has) >= size(claim)
         && class_of_volume(volume) == class_of(claim).unwrap_or_default()
+        && has.volume_attributes_class_name.as_deref().unwrap_or_default()
+            == asks.volume_attributes_class_name.as_deref().unwrap_or_default()
         && asks.access_modes.iter().flatten().all(|mode| modes.contains(mode))
 }
 

@@ -2,16 +2,20 @@
 //!
 //! Parts of the process add checks by name, in the order they are to be shown; what must happen
 //! once after the start (upstream: post-start hooks) is a [`Hook`]. `?verbose` lists all,
-//! `?exclude=NAME` leaves some out, `/readyz/NAME` asks one.
+//! `?exclude=NAME` leaves some out, `/readyz/NAME` asks one. `/metrics/slis` counts what the checks
+//! of whole paths came to. Upstream: `apiserver/pkg/server/healthz`, `component-base/metrics/
+//! prometheus/slis`.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::{Response, StatusCode};
 
 use crate::codec;
+use crate::metrics::{family, labels, process, samples};
 use crate::query::Query;
 use crate::resource::Body;
 
@@ -36,6 +40,16 @@ pub struct Health {
     /// Guards the list; copied before checks run, so never held across an await.
     checks: Arc<RwLock<Vec<Named>>>,
     is_shutting_down: Arc<AtomicBool>,
+    /// By check and path. Guards a small map; never held across an await.
+    results: Arc<Mutex<BTreeMap<(String, String), Results>>>,
+}
+
+/// The outcomes of a check so far.
+#[derive(Clone, Copy, Default)]
+struct Results {
+    succeeds: bool,
+    successes: u64,
+    errors: u64,
 }
 
 /// Something that must happen once. The check fails until [`Hook::done`].
@@ -60,7 +74,7 @@ impl Default for Health {
 impl Health {
     /// With no check yet, for programs that are no API server.
     pub fn bare() -> Self {
-        Self { checks: Arc::default(), is_shutting_down: Arc::default() }
+        Self { checks: Arc::default(), is_shutting_down: Arc::default(), results: Arc::default() }
     }
 
     pub fn add(&self, name: &str, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) {
@@ -89,11 +103,18 @@ impl Health {
 
     /// `poststarthook/NAME`, which fails until the hook is done.
     pub fn hook(&self, name: &str) -> Hook {
+        self.once(&format!("poststarthook/{name}"), false)
+    }
+
+    /// A check that fails until its hook is done; of `/readyz` alone, or of all three.
+    pub fn once(&self, name: &str, readiness_only: bool) -> Hook {
         let done = Arc::new(AtomicBool::new(false));
         let seen = done.clone();
-        self.add(&format!("poststarthook/{name}"), move || {
-            if seen.load(Ordering::Acquire) { Ok(()) } else { Err(NOT_FINISHED.into()) }
+        let check: Check = Arc::new(move || {
+            let is_done = seen.load(Ordering::Acquire);
+            Box::pin(async move { if is_done { Ok(()) } else { Err(NOT_FINISHED.into()) } })
         });
+        self.push(Named { name: name.into(), check, readiness_only });
         Hook(done)
     }
 
@@ -120,7 +141,7 @@ impl Health {
             parts.next().filter(|probe| matches!(*probe, "healthz" | "livez" | "readyz"))?;
         let checks = self.select(probe);
         match parts.next() {
-            None => Some(all(probe, &checks, query).await),
+            None => Some(self.all(probe, &checks, query).await),
             Some(name) => Some(match checks.iter().find(|check| check.name == name) {
                 None => codec::page_not_found(),
                 Some(check) => match run(check).await {
@@ -147,6 +168,81 @@ impl Health {
         }
         checks
     }
+
+    async fn all(&self, probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
+        let excluded: Vec<&str> = query.all("exclude").flat_map(|names| names.split(',')).collect();
+        let mut lines = String::new();
+        let mut failing = vec![];
+        let outcomes = futures::future::join_all(checks.iter().map(async |check| {
+            if excluded.contains(&check.name.as_str()) { None } else { Some(run(check).await) }
+        }));
+        for (check, outcome) in checks.iter().zip(outcomes.await) {
+            let name = &check.name;
+            if let Some(outcome) = &outcome {
+                self.note(name, probe, outcome.is_ok());
+            }
+            match outcome {
+                None => lines.push_str(&format!("[+]{name} excluded: ok\n")),
+                Some(Ok(())) => lines.push_str(&format!("[+]{name} ok\n")),
+                Some(Err(why)) => {
+                    lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
+                    failing.push((name.as_str(), why));
+                }
+            }
+        }
+        let unknown: Vec<String> = excluded
+            .iter()
+            .filter(|name| !checks.iter().any(|check| check.name == **name))
+            .map(|name| format!("{name:?}"))
+            .collect();
+        if !unknown.is_empty() {
+            let names = unknown.join(",");
+            lines.push_str(&format!(
+                "warn: some health checks cannot be excluded: no matches for {names}\n"
+            ));
+        }
+        if !failing.is_empty() {
+            log_failing(probe, &failing);
+            return failed(format!("{lines}{probe} check failed\n"));
+        }
+        match query.first("verbose") {
+            Some(_) => codec::text(StatusCode::OK, format!("{lines}{probe} check passed\n")),
+            None => codec::text(StatusCode::OK, "ok"),
+        }
+    }
+
+    fn note(&self, name: &str, probe: &str, succeeds: bool) {
+        let mut results = self.results.lock().expect("no panic under the lock");
+        let results = results.entry((name.to_owned(), probe.to_owned())).or_default();
+        results.succeeds = succeeds;
+        results.successes += u64::from(succeeds);
+        results.errors += u64::from(!succeeds);
+    }
+
+    /// `/metrics/slis` of a server, whose paths may have checks of their own.
+    pub fn slis<'a>(all: impl IntoIterator<Item = &'a Self>) -> String {
+        const LAST: &str = "kubernetes_healthcheck";
+        const TOTAL: &str = "kubernetes_healthchecks_total";
+        let of = |health: &Self| health.results.lock().expect("no panic under the lock").clone();
+        let results: BTreeMap<_, _> = all.into_iter().flat_map(of).collect();
+        let mut out = String::new();
+        family(&mut out, LAST, "gauge", "[STABLE] 1 where a health check last succeeded, else 0.");
+        for ((name, probe), results) in &results {
+            let labels = labels([("name", name.as_str()), ("type", probe)]);
+            samples(&mut out, LAST, [(&labels, u8::from(results.succeeds))]);
+        }
+        family(&mut out, TOTAL, "counter", "[STABLE] Outcomes of health checks.");
+        for ((name, probe), results) in &results {
+            for (status, count) in [("error", results.errors), ("success", results.successes)] {
+                let labels = labels([("name", name.as_str()), ("status", status), ("type", probe)]);
+                if count > 0 {
+                    samples(&mut out, TOTAL, [(&labels, count)]);
+                }
+            }
+        }
+        process::encode_start(&mut out);
+        out
+    }
 }
 
 /// One line for one probe; those who ask a server that is starting need not be logged at all.
@@ -164,45 +260,6 @@ async fn run(named: &Named) -> Result<(), String> {
     match tokio::time::timeout(PATIENCE, (named.check)()).await {
         Ok(outcome) => outcome,
         Err(_) => Err(format!("no answer within {} seconds", PATIENCE.as_secs())),
-    }
-}
-
-async fn all(probe: &str, checks: &[Named], query: &Query) -> Response<Body> {
-    let excluded: Vec<&str> = query.all("exclude").flat_map(|names| names.split(',')).collect();
-    let mut lines = String::new();
-    let mut failing = vec![];
-    let outcomes = futures::future::join_all(checks.iter().map(async |check| {
-        if excluded.contains(&check.name.as_str()) { None } else { Some(run(check).await) }
-    }));
-    for (check, outcome) in checks.iter().zip(outcomes.await) {
-        let name = &check.name;
-        match outcome {
-            None => lines.push_str(&format!("[+]{name} excluded: ok\n")),
-            Some(Ok(())) => lines.push_str(&format!("[+]{name} ok\n")),
-            Some(Err(why)) => {
-                lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
-                failing.push((name.as_str(), why));
-            }
-        }
-    }
-    let unknown: Vec<String> = excluded
-        .iter()
-        .filter(|name| !checks.iter().any(|check| check.name == **name))
-        .map(|name| format!("{name:?}"))
-        .collect();
-    if !unknown.is_empty() {
-        let names = unknown.join(",");
-        lines.push_str(&format!(
-            "warn: some health checks cannot be excluded: no matches for {names}\n"
-        ));
-    }
-    if !failing.is_empty() {
-        log_failing(probe, &failing);
-        return failed(format!("{lines}{probe} check failed\n"));
-    }
-    match query.first("verbose") {
-        Some(_) => codec::text(StatusCode::OK, format!("{lines}{probe} check passed\n")),
-        None => codec::text(StatusCode::OK, "ok"),
     }
 }
 
@@ -249,5 +306,21 @@ mod tests {
         health.begin_shutdown();
         assert_eq!(ask(&health, "/readyz", "").await.0, 500);
         assert_eq!(ask(&health, "/livez", "").await.0, 200);
+        // One path asked for as a whole counts; what is excluded, or asked alone, does not.
+        let slis = Health::slis([&health]);
+        let hook = "poststarthook/rbac/bootstrap-roles";
+        for line in [
+            format!("kubernetes_healthcheck{{name=\"{hook}\",type=\"livez\"}} 1"),
+            format!(
+                "kubernetes_healthchecks_total{{name=\"{hook}\",status=\"error\",type=\"livez\"}} 1"
+            ),
+            format!(
+                "kubernetes_healthchecks_total{{name=\"{hook}\",status=\"success\",type=\"livez\"}} 2"
+            ),
+            "kubernetes_healthcheck{name=\"shutdown\",type=\"readyz\"} 0".into(),
+        ] {
+            assert!(slis.lines().any(|one| one == line), "{line} in {slis}");
+        }
+        assert!(!slis.contains("healthz") && slis.contains("process_start_time_seconds"));
     }
 }

@@ -103,7 +103,7 @@ fn passed_on(request: &Request<Body>, upgrades: bool) -> HeaderMap {
 }
 
 /// Browsers show their token as a subprotocol, as they cannot set other headers.
-fn remove_token(headers: &mut HeaderMap) {
+pub(crate) fn remove_token(headers: &mut HeaderMap) {
     let offered = transport::ws::offered(headers);
     if !offered.iter().any(|one| one.starts_with(WEBSOCKET_TOKEN)) {
         return;

@@ -48,10 +48,18 @@ impl Shared {
 
     /// What `/` lists.
     pub fn paths(&self) -> Vec<String> {
-        let mut paths: Vec<String> =
-            ["/healthz", "/livez", "/readyz", "/metrics", "/openapi/v2", "/openapi/v3", "/version"]
-                .map(str::to_owned)
-                .into();
+        let mut paths: Vec<String> = [
+            "/healthz",
+            "/livez",
+            "/readyz",
+            "/metrics",
+            "/metrics/slis",
+            "/openapi/v2",
+            "/openapi/v3",
+            "/version",
+        ]
+        .map(str::to_owned)
+        .into();
         paths.extend(self.options.pages.iter().map(|page| page.path.clone()));
         paths.extend(self.discovery.paths(&self.registry, &self.options));
         paths.sort_unstable();

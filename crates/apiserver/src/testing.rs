@@ -14,6 +14,15 @@ use crate::resource::*;
 struct Plain;
 impl Strategy for Plain {}
 
+/// For strategic merge patches of plain maps.
+struct NoFacts;
+
+impl machinery::patch::Schema for NoFacts {
+    fn field(&self, _: &str, _: &str) -> Option<machinery::patch::FieldFacts> {
+        None
+    }
+}
+
 struct ScaleView;
 
 impl View for ScaleView {
@@ -90,6 +99,7 @@ pub fn descriptors() -> &'static Descriptors {
 
 pub fn table() -> ResourceTable {
     let mut deployments = row::<Deployment>("deployments", &["deploy"], true);
+    deployments.schema = Some(Arc::new(NoFacts));
     deployments.subresources = vec![
         Subresource {
             name: "status",

@@ -100,6 +100,29 @@ pub struct Reference {
     pub uid: String,
 }
 
+impl TokenKeys {
+    /// For tokens that live in Secrets, which name no audience and no issuer of a cluster.
+    pub fn of_secrets(signing_key_pem: &str) -> Result<Self, KeyError> {
+        Self::new(signing_key_pem, "", vec![LEGACY_ISSUER.to_owned()], vec![])
+    }
+
+    /// The token of a Secret: it has no end, but is worth no more than the Secret and its account.
+    /// Upstream: `serviceaccount.LegacyClaims`.
+    pub fn sign_secret(&self, account: &ObjectMeta, secret: &str) -> Result<String, KeyError> {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let (namespace, name) = (text(&account.namespace), text(&account.name));
+        self.sign(&Claims {
+            iss: LEGACY_ISSUER.to_owned(),
+            sub: format!("{USER_PREFIX}{namespace}:{name}"),
+            legacy_namespace: Some(namespace),
+            legacy_secret: Some(secret.to_owned()),
+            legacy_name: Some(name),
+            legacy_uid: Some(text(&account.uid)),
+            ..Claims::default()
+        })
+    }
+}
+
 fn one_or_many<'de, D: serde::Deserializer<'de>>(decoder: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

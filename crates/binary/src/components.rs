@@ -37,6 +37,9 @@ pub struct ControllerManager {
     /// PEM; published in every namespace
     #[arg(long)]
     root_ca_file: Option<PathBuf>,
+    /// PEM; signs the tokens in Secrets of type kubernetes.io/service-account-token
+    #[arg(long)]
+    service_account_private_key_file: Option<PathBuf>,
     #[arg(long)]
     cluster_signing_cert_file: Option<PathBuf>,
     #[arg(long)]
@@ -73,7 +76,10 @@ impl ControllerManager {
                 "ClusterSigningKeyFile": text(&self.cluster_signing_key_file),
             },
             "NodeIPAMController": {"NodeCIDRMaskSize": self.node_cidr_mask_size},
-            "SAController": {"RootCAFile": text(&self.root_ca_file)},
+            "SAController": {
+                "RootCAFile": text(&self.root_ca_file),
+                "ServiceAccountKeyFile": text(&self.service_account_private_key_file),
+            },
         }})
     }
 }
@@ -96,7 +102,9 @@ fn election(name: &str, elects: bool) -> Value {
 pub async fn controller_manager(flags: ControllerManager) -> anyhow::Result<()> {
     const NAME: &str = "kube-controller-manager";
     let configz = flags.configz();
+    let signing_key = read(flags.service_account_private_key_file.as_deref())?;
     let options = controllers::Options {
+        token_signer: signing_key.as_deref().map(crate::token_signer::of_key).transpose()?,
         cluster_cidr: flags.cluster_cidr,
         allocate_node_cidrs: flags.allocate_node_cidrs,
         node_cidr_mask_size: flags.node_cidr_mask_size,

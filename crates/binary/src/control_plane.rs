@@ -250,6 +250,7 @@ fn server_options(serving: &flags::Serving) -> apiserver::serve::Options {
 /// What clients look for in `/readyz?verbose`, by upstream's names. Each stands for work that is done
 /// here, too; all of it is begun in one step, when the first objects are there.
 const HOOKS: &[&str] = &[
+    INFORMERS,
     "start-apiserver-admission-initializer",
     "generic-apiserver-start-informers",
     "priority-and-fairness-config-consumer",
@@ -276,9 +277,14 @@ const HOOKS: &[&str] = &[
     "apiservice-wait-for-first-sync",
     "apiservice-discovery-controller",
     "kube-apiserver-autoregistration",
+    AUTOREGISTRATION,
     "apiservice-openapi-controller",
     "apiservice-openapiv3-controller",
 ];
+
+/// Checks that upstream does not call hooks; the first is of `/readyz` alone.
+const INFORMERS: &str = "informer-sync";
+const AUTOREGISTRATION: &str = "autoregister-completion";
 
 fn hooks(serving: &flags::Serving, health: &Health) -> Vec<Hook> {
     let is_fair = serving.enable_priority_and_fairness;
@@ -287,7 +293,12 @@ fn hooks(serving: &flags::Serving, health: &Health) -> Vec<Hook> {
         "max-in-flight-filter" => !is_fair,
         _ => true,
     };
-    HOOKS.iter().filter(is_done).map(|name| health.hook(name)).collect()
+    let hook = |name: &&str| match *name {
+        INFORMERS => health.once(name, true),
+        AUTOREGISTRATION => health.once(name, false),
+        name => health.hook(name),
+    };
+    HOOKS.iter().filter(is_done).map(hook).collect()
 }
 
 fn registry(

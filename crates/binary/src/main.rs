@@ -25,6 +25,7 @@ mod secure_port;
 mod server;
 mod snapshots;
 mod token;
+mod token_signer;
 
 use std::process::ExitCode;
 

@@ -136,6 +136,7 @@ fn start_controllers(
         allocate_node_cidrs: flags.allocate_node_cidrs,
         node_cidr_mask_size: flags.node_cidr_mask_size,
         root_ca: Some(pki.cluster_ca.cert_pem().to_owned()),
+        token_signer: Some(crate::token_signer::of_key(pki.service_account_key_pem())?),
         signing_cert: Some(pki.cluster_ca.cert_pem().to_owned()),
         signing_key: Some(pki.cluster_ca.key_pem().to_owned()),
         local_path_directory: Some(data_dir.join("storage")),

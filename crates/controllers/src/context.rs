@@ -7,7 +7,18 @@ use std::time::Duration;
 use base::task::Tasks;
 use client::{Client, EventRecorder, Informers};
 use ipnet::IpNet;
+use machinery::ObjectMeta;
 use pki::San;
+
+/// Signs tokens that live in Secrets, which never expire.
+pub trait TokenSigner: std::fmt::Debug + Send + Sync {
+    /// `account` is a ServiceAccount's metadata, `secret` the name of the Secret beside it.
+    fn sign(&self, account: &ObjectMeta, secret: &str) -> Result<String, SignError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SignError(pub Box<dyn std::error::Error + Send + Sync>);
 
 /// Flags of kube-controller-manager that controllers read.
 #[derive(Clone, Debug)]
@@ -20,6 +31,8 @@ pub struct Options {
     pub node_cidr_mask_size: u8,
     /// `--root-ca-file`, as PEM: published in every namespace.
     pub root_ca: Option<String>,
+    /// Made of `--service-account-private-key-file`; without it Secrets get no tokens.
+    pub token_signer: Option<Arc<dyn TokenSigner>>,
     /// `--cluster-signing-cert-file` and `-key-file`, as PEM.
     pub signing_cert: Option<String>,
     pub signing_key: Option<String>,
@@ -59,6 +72,7 @@ impl Default for Options {
             allocate_node_cidrs: false,
             node_cidr_mask_size: 24,
             root_ca: None,
+            token_signer: None,
             signing_cert: None,
             signing_key: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),

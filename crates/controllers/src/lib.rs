@@ -38,6 +38,7 @@ mod resource_claim;
 mod resource_quota;
 mod root_ca;
 mod service;
+mod service_account_tokens;
 mod service_cidr;
 mod serviceaccount;
 mod statefulset;
@@ -49,5 +50,5 @@ mod testing;
 mod ttl_after_finished;
 mod volume;
 
-pub use context::{Context, Descriptor, Options, Reserved};
+pub use context::{Context, Descriptor, Options, Reserved, SignError, TokenSigner};
 pub use table::{CONTROLLERS, run, selected};

@@ -128,14 +128,8 @@ fn gives_back_pod(old: &Pod, new: &Pod) -> bool {
 }
 
 fn gives_back_claim(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
-    let scope = |claim: &PersistentVolumeClaim| {
-        let (spec, status) = (claim.spec.as_ref(), claim.status.as_ref());
-        (
-            spec.and_then(|spec| spec.volume_attributes_class_name.clone()),
-            status.and_then(|status| status.current_volume_attributes_class_name.clone()),
-        )
-    };
-    scope(old) != scope(new) || less(&quota::of_claim(old), &quota::of_claim(new))
+    quota::attributes_classes(old) != quota::attributes_classes(new)
+        || less(&quota::of_claim(old), &quota::of_claim(new))
 }
 
 /// What a namespace has that is counted otherwise than by existing.

@@ -12,8 +12,9 @@ use crate::{
     autoscaler, bootstrap_tokens, certificates, cluster_role_aggregation, cronjob, csr_cleaner,
     daemonset, deployment, disruption, endpoints, endpointslice, endpointslice_mirroring, garbage,
     job, namespace, node_ipam, node_lifecycle, node_ttl, pod_gc, policy_status, replicaset,
-    replication, resource_claim, resource_quota, root_ca, service_cidr, serviceaccount,
-    statefulset, storage_version_migrator, taint_eviction, ttl_after_finished, volume,
+    replication, resource_claim, resource_quota, root_ca, service_account_tokens, service_cidr,
+    serviceaccount, statefulset, storage_version_migrator, taint_eviction, ttl_after_finished,
+    volume,
 };
 
 /// All controllers. Order does not matter.
@@ -29,6 +30,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     endpointslice::DESCRIPTOR,
     endpoints::DESCRIPTOR,
     serviceaccount::DESCRIPTOR,
+    service_account_tokens::DESCRIPTOR,
     root_ca::DESCRIPTOR,
     namespace::DESCRIPTOR,
     node_ipam::DESCRIPTOR,

@@ -94,6 +94,7 @@ impl<T: Object> Parts<T> {
 pub(crate) struct SpecStatus<T: 'static> {
     pub(crate) parts: Parts<T>,
     pub(crate) generation: bool,
+    orphans: bool,
     pub(crate) default: fn(&mut T),
     pub(crate) cells: fn(&T) -> Vec<Value>,
     /// Changes what is written, knowing what was there before; see [`crate::gated`].
@@ -107,6 +108,7 @@ impl<T: Object> SpecStatus<T> {
         Self {
             parts,
             generation: false,
+            orphans: false,
             default: |_| {},
             cells: |object| crate::print::name_and_age_cells(object),
             closed: |_, _| {},
@@ -118,6 +120,12 @@ impl<T: Object> SpecStatus<T> {
     /// Objects count the changes of their spec.
     pub(crate) fn generation(mut self) -> Self {
         self.generation = true;
+        self
+    }
+
+    /// A delete that names no policy keeps the object's dependents.
+    pub(crate) fn orphans(mut self) -> Self {
+        self.orphans = true;
         self
     }
 
@@ -176,6 +184,10 @@ impl<T: Object + k8s_openapi::Resource> Strategy for SpecStatus<T> {
 
     fn returns_deleted_object(&self) -> bool {
         RETURNED_WHEN_DELETED.contains(&T::KIND)
+    }
+
+    fn orphans_by_default(&self) -> bool {
+        self.orphans
     }
 
     fn selectable_names(&self) -> &'static [&'static str] {

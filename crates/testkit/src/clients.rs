@@ -1,13 +1,14 @@
 //! Foreign client libraries, as their users install them: by their package managers, once, into the
 //! cache.
 //!
-//! In: a Python with pip, a Node.js with npm, and their registries. Out: a directory that holds the
-//! library, or `None` with a line where the machine lacks the tools.
+//! In: a Python with pip, a Node.js with npm, a Java with Maven, and their registries. Out: a directory
+//! that holds the library, or `None` with a line where the machine lacks the tools or the registry
+//! does not give it.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::places;
 
@@ -17,16 +18,81 @@ pub struct Library {
     pub version: &'static str,
     /// Both must be there: what runs programs, and what installs packages.
     tools: [&'static str; 2],
-    /// The words before the directory that is to be made, and those after it.
-    install: (&'static [&'static str], &'static [&'static str]),
+    /// The command; `DIRECTORY` in a word stands for the directory that is to be filled.
+    install: &'static [&'static str],
 }
+
+const DIRECTORY: &str = "DIRECTORY";
 
 /// The client of the release that we follow.
 pub const PYTHON: Library = Library {
     package: "kubernetes",
     version: "36.0.2",
     tools: ["python3", "pip"],
-    install: (&["python3", "-m", "pip", "install", "--quiet", "--target"], &["kubernetes==36.0.2"]),
+    install: &[
+        "python3",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--target",
+        DIRECTORY,
+        "kubernetes==36.0.2",
+    ],
+};
+
+/// Two that speak to the API in ways of their own.
+pub const OPERATORS: Library = Library {
+    package: "kr8s-kopf",
+    version: "0.20.15-1.45.2",
+    tools: ["python3", "pip"],
+    install: &[
+        "python3",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--target",
+        DIRECTORY,
+        "kr8s==0.20.15",
+        "kopf==1.45.2",
+        "kubernetes==36.0.2",
+    ],
+};
+
+/// With its collection `kubernetes.core`, of the many that its package brings, and the client that
+/// this uses.
+pub const ANSIBLE: Library = Library {
+    package: "ansible",
+    version: "12.3.0",
+    tools: ["python3", "pip"],
+    install: &["sh", "-e", "-c", INSTALL_ANSIBLE],
+};
+
+const INSTALL_ANSIBLE: &str = "\
+python3 -m pip install -q --target DIRECTORY ansible-core==2.19.14 kubernetes==36.0.2
+python3 -m pip download -q --no-deps -d DIRECTORY/package ansible==12.3.0
+python3 -c 'import sys, zipfile
+package = zipfile.ZipFile(sys.argv[1])
+package.extractall(sys.argv[2], [name for name in package.namelist() if \"/kubernetes/core/\" in name])
+' DIRECTORY/package/*.whl DIRECTORY
+rm -r DIRECTORY/package
+";
+
+/// fabric8's and the official one, as `pom.xml` names them.
+pub const JAVA: Library = Library {
+    package: "java",
+    version: "fabric8-7.3.1-official-24.0.0",
+    tools: ["java", "mvn"],
+    install: &[
+        "mvn",
+        "-q",
+        "-B",
+        "-f",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../binary/tests/e2e/clients/pom.xml"),
+        "-DoutputDirectory=DIRECTORY",
+        "dependency:copy-dependencies",
+    ],
 };
 
 /// The newest that runs on Node.js 20.
@@ -34,10 +100,16 @@ pub const JAVASCRIPT: Library = Library {
     package: "@kubernetes/client-node",
     version: "1.4.0",
     tools: ["node", "npm"],
-    install: (
-        &["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix"],
-        &["@kubernetes/client-node@1.4.0"],
-    ),
+    install: &[
+        "npm",
+        "install",
+        "--silent",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        DIRECTORY,
+        "@kubernetes/client-node@1.4.0",
+    ],
 };
 
 impl Library {
@@ -54,12 +126,18 @@ impl Library {
         }
         let partial = directory.with_extension(format!("partial-{}", std::process::id()));
         std::fs::create_dir_all(&partial).with_context(|| partial.display().to_string())?;
-        let (before, after) = self.install;
-        let mut command = Command::new(before[0]);
-        let output = command.args(&before[1..]).arg(&partial).args(after).output()?;
+        let place = partial.to_str().context("the cache is a text")?;
+        let mut words = self.install.iter().map(|word| word.replace(DIRECTORY, place));
+        let program = words.next().context("a command")?;
+        let output = Command::new(&program).args(words).output()?;
         if !output.status.success() {
             let _ = std::fs::remove_dir_all(&partial);
-            bail!("{}: {}", before.join(" "), String::from_utf8_lossy(&output.stderr));
+            let told = [output.stdout, output.stderr].concat();
+            let told = String::from_utf8_lossy(&told).into_owned();
+            let why = told.lines().rfind(|line| line.to_lowercase().contains("error"));
+            let why = why.unwrap_or("no reason is given").trim();
+            println!("skipped: {program} cannot install {} {}: {why}", self.package, self.version);
+            return Ok(None);
         }
         // Of two runs at once the first one wins; they made the same.
         if std::fs::rename(&partial, &directory).is_err() {

@@ -18,6 +18,7 @@ pub mod http;
 pub mod images;
 pub mod load;
 pub mod measure;
+pub mod modules;
 pub mod nodes;
 pub mod places;
 pub mod registry;

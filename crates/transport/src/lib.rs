@@ -26,7 +26,7 @@ use http_body_util::BodyExt;
 
 pub use client::{ClientError, ClientOptions, CredentialSource, HttpClient, Shown, Token};
 pub use serve::{ConnectionInfo, Limits, Listener, serve};
-pub use upgrade::{Upgrade, UpgradedIo, forward, server_io};
+pub use upgrade::{LINGER, Upgrade, UpgradedIo, carry, forward, server_io};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -32,8 +32,9 @@ const SPDY_COMMAND: &[&str] =
     &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 const SPDY_FORWARD: &[&str] = &["portforward.k8s.io"];
 const TUNNEL_FORWARD: &str = "SPDY/3.1+portforward.k8s.io";
+/// No subprotocol at all means binary channels, too.
 const WEBSOCKET_FORWARD: &[&str] =
-    &[TUNNEL_FORWARD, "v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
+    &[TUNNEL_FORWARD, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", ""];
 
 /// What was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -296,6 +297,9 @@ async fn websocket_forwards(
     drop((messages, forwards));
     let receive = async {
         while let Some(Ok(message)) = source.next().await {
+            if let Message::Close(_) = message {
+                return;
+            }
             let Some((channel, data)) = format.decode(message) else { continue };
             let input = inputs.get_mut(usize::from(channel / 2)).filter(|_| channel % 2 == 0);
             if let Some(input) = input {
@@ -311,10 +315,15 @@ async fn websocket_forwards(
         Ok::<_, io::Error>(())
     };
     let sent = tokio::select! {
-        () = receive => Ok(()),
-        (_, sent) = async { tokio::join!(futures::future::join_all(outputs), send) } => sent,
+        () = receive => None,
+        (_, sent) = async { tokio::join!(futures::future::join_all(outputs), send) } => Some(sent),
     };
-    let _ = tokio::time::timeout(ws::GOODBYE, sink.send(ws::farewell())).await;
+    // A client that is gone hears no farewell.
+    let Some(sent) = sent else { return Ok(()) };
+    // Closing with unread input would reset the connection and take the last bytes along.
+    let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
+    let farewell = async { tokio::join!(sink.send(ws::farewell()), goodbye) };
+    let _ = tokio::time::timeout(ws::GOODBYE, farewell).await;
     sent
 }
 

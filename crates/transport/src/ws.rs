@@ -38,6 +38,8 @@ pub enum HandshakeError {
     NotAsked,
     #[error("the WebSocket handshake has no key, or not version 13")]
     Malformed,
+    #[error("the WebSocket handshake offers several subprotocols where one at most is known")]
+    Several,
     /// Upstream's words.
     #[error("requested protocol(s) are not supported: {0:?}; supports {1:?}")]
     Protocol(Vec<String>, Vec<String>),
@@ -110,6 +112,18 @@ pub fn accept<'s>(
     Ok((response, chosen))
 }
 
+/// Answers a handshake for a service without subprotocols of its own: the only one that is offered
+/// is taken. Upstream: a handler of `golang.org/x/net/websocket`.
+pub fn accept_sole(headers: &HeaderMap) -> Result<Response<()>, HandshakeError> {
+    let wanted = offered(headers);
+    match wanted[..] {
+        [] => accept(headers, &[""]),
+        [sole] => accept(headers, &[sole]),
+        _ => return Err(HandshakeError::Several),
+    }
+    .map(|(response, _)| response)
+}
+
 /// The server's end, once the connection has switched.
 pub async fn server<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> WebSocket<S> {
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config())).await
@@ -156,6 +170,38 @@ pub async fn connect(
 /// The end of all that was to be said. Without a code the peer takes it for a failure.
 pub fn farewell() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
+}
+
+/// Sends messages until there are no more, or the client is gone; what it sends is not looked at.
+pub async fn send_all<S, M>(socket: WebSocket<S>, messages: M)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    M: futures::Stream<Item = Message>,
+{
+    let (mut sink, mut source) = socket.split();
+    let mut messages = std::pin::pin!(messages);
+    let sent = async {
+        while let Some(message) = messages.next().await {
+            sink.send(message).await?;
+        }
+        Ok::<_, Error>(())
+    };
+    // The client may leave at any time: that is how it ends a watch.
+    let gone = async { while source.next().await.is_some_and(|read| !is_end(&read)) {} };
+    let is_there = tokio::select! {
+        sent = sent => sent.is_ok(),
+        () = gone => false,
+    };
+    if is_there {
+        // Its own farewell is waited for: closing with unread input would take ours along.
+        let goodbye = async { while source.next().await.is_some_and(|read| !is_end(&read)) {} };
+        let farewell = async { tokio::join!(sink.send(farewell()), goodbye) };
+        let _ = tokio::time::timeout(GOODBYE, farewell).await;
+    }
+}
+
+fn is_end(read: &Result<Message, Error>) -> bool {
+    matches!(read, Ok(Message::Close(_)) | Err(_))
 }
 
 /// A byte stream in a WebSocket's binary messages: how SPDY is tunnelled. Message borders mean
@@ -287,6 +333,21 @@ mod tests {
         check(Some("v9"), &["v4"], None);
         check(None, &["v4"], None);
         check(None, &["v4", ""], Some(""));
+        let sole = |offer: Option<&str>| {
+            let mut pairs = vec![
+                ("connection", "Upgrade"),
+                ("upgrade", "websocket"),
+                ("sec-websocket-version", "13"),
+                ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+            ];
+            pairs.extend(offer.map(|offer| ("sec-websocket-protocol", offer)));
+            let response = accept_sole(&headers(&pairs)).ok()?;
+            let chosen = response.headers().get("sec-websocket-protocol").cloned();
+            Some(chosen.map(|chosen| chosen.to_str().expect("text").to_owned()))
+        };
+        assert_eq!(sole(None), Some(None));
+        assert_eq!(sole(Some("any")), Some(Some("any".to_owned())));
+        assert_eq!(sole(Some("one, two")), None);
         assert!(matches!(accept(&HeaderMap::new(), &[""]), Err(HandshakeError::NotAsked)));
     }
 }

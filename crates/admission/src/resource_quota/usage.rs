@@ -91,6 +91,10 @@ impl Evaluator {
                 terminating(attributes.object_as()) != terminating(attributes.old_as())
             }
             (Self::Services | Self::Claims | Self::Devices(_), "") => true,
+            (Self::Claims, "status") => {
+                let (new, old) = (attributes.object_as(), attributes.old_as());
+                new.zip(old).is_some_and(|(new, old)| needs_more(new, old))
+            }
             (_, "") => operation == Operation::Create,
             _ => false,
         }
@@ -149,11 +153,9 @@ impl Evaluator {
                 .downcast::<Pod>()
                 .and_then(|pod| pod.spec.as_ref())
                 .is_some_and(|spec| pod_in_scope(scope, spec)),
-            Self::Claims if scope.scope_name == "VolumeAttributesClass" => {
-                let claim = object.downcast::<PersistentVolumeClaim>();
-                let spec = claim.and_then(|claim| claim.spec.as_ref());
-                selected(scope, spec.and_then(|spec| spec.volume_attributes_class_name.as_deref()))
-            }
+            Self::Claims => object
+                .downcast::<PersistentVolumeClaim>()
+                .is_some_and(|claim| quota::claim_is_in_scope(claim, scope)),
             _ => false,
         }
     }
@@ -317,6 +319,17 @@ fn claim_usage(claim: &PersistentVolumeClaim) -> Resources {
         charge("requests.storage", *given.unwrap_or(asked));
     }
     used
+}
+
+/// Can a claim's new status count towards another quota, or for more? Upstream:
+/// `RequiresQuotaReplenish`.
+fn needs_more(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim) -> bool {
+    let allocated = |claim: &PersistentVolumeClaim| {
+        let status = claim.status.as_ref();
+        status.and_then(|status| status.allocated_resources.clone())
+    };
+    allocated(new) != allocated(old)
+        || quota::attributes_classes(new) != quota::attributes_classes(old)
 }
 
 fn is_terminating(spec: Option<&PodSpec>) -> bool {

@@ -9,6 +9,18 @@ use super::text::family;
 const TICKS_PER_SECOND: f64 = 100.0;
 const PAGE: u64 = 4096;
 
+const START: &str = "process_start_time_seconds";
+
+/// When the process started, alone.
+pub fn encode_start(out: &mut String) {
+    let mut all = String::new();
+    encode(&mut all);
+    let is_it = |line: &&str| line.split([' ', '{']).any(|word| word == START);
+    all.lines().filter(is_it).for_each(|line| {
+        let _ = writeln!(out, "{line}");
+    });
+}
+
 /// Asked at each scrape; what cannot be read is left out.
 pub fn encode(out: &mut String) {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -54,12 +66,7 @@ pub fn encode(out: &mut String) {
             "[ALPHA] Resident memory size in bytes.",
             field(21).map(|pages| (pages * PAGE) as f64),
         ),
-        (
-            "process_start_time_seconds",
-            "gauge",
-            "[ALPHA] Start time of the process since unix epoch in seconds.",
-            started,
-        ),
+        (START, "gauge", "[ALPHA] Start time of the process since unix epoch in seconds.", started),
         (
             "process_virtual_memory_bytes",
             "gauge",

@@ -27,11 +27,10 @@ use crate::registry::Registry;
 use crate::resource::{Body, Resource, ResourceTable};
 use crate::schemas::{NoSchemas, SchemaSource};
 
-/// Media types of the protobuf form of v2: the old name, and the one with a dot.
-const PROTOBUF: [&str; 2] = [
-    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
-    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-];
+/// The media type of the protobuf form of v2. Answers carry this one: the old name, which clients may
+/// still ask by, is no media type that Go's `mime` reads.
+const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+const OLD_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
 
 pub struct OpenApi {
     schemas: Arc<dyn SchemaSource>,
@@ -177,12 +176,10 @@ fn hex(bytes: &[u8]) -> String {
 /// The first of the types that a client asks for by name decides; stars mean JSON.
 fn wanted_protobuf(headers: &HeaderMap) -> Option<&'static str> {
     let clauses = clauses(headers);
-    let known = clauses.iter().find_map(|clause| {
-        let protobuf = PROTOBUF.iter().find(|one| **one == clause.media).copied();
-        match clause.media {
-            "*/*" | "application/*" | "application/json" => Some(None),
-            _ => protobuf.map(Some),
-        }
+    let known = clauses.iter().find_map(|clause| match clause.media {
+        "*/*" | "application/*" | "application/json" => Some(None),
+        PROTOBUF | OLD_PROTOBUF => Some(Some(PROTOBUF)),
+        _ => None,
     });
     known.flatten()
 }

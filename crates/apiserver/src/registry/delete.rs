@@ -185,7 +185,7 @@ fn set_finalizers(object: &mut dyn Object, options: &DeleteOptions, orphans_by_d
     let (had_orphan, had_foreground) = (has(ORPHAN), has(FOREGROUND));
     let (orphan, foreground) =
         match (options.orphan_dependents, options.propagation_policy.as_deref()) {
-            (Some(orphan), _) => (orphan, !orphan && had_foreground),
+            (Some(orphan), _) => (orphan, false),
             (None, Some("Orphan")) => (true, false),
             (None, Some("Foreground")) => (false, true),
             (None, Some(_)) => (false, false),
@@ -209,6 +209,18 @@ fn options_value(ctx: &RequestContext, options: &DeleteOptions) -> Value {
     }
     if let Some(policy) = &options.propagation_policy {
         value["propagationPolicy"] = policy.clone().into();
+    }
+    if let Some(orphan) = options.orphan_dependents {
+        value["orphanDependents"] = orphan.into();
+    }
+    let preconditions = [
+        ("uid", &options.precondition_uid),
+        ("resourceVersion", &options.precondition_resource_version),
+    ];
+    for (name, wanted) in preconditions {
+        if let Some(wanted) = wanted {
+            value["preconditions"][name] = wanted.clone().into();
+        }
     }
     if ctx.dry_run {
         value["dryRun"] = json!(["All"]);

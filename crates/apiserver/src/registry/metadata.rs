@@ -340,11 +340,13 @@ fn validate_owners(meta: &ObjectMeta, path: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// A new object must not say which revision it is.
+/// A new object must not say which revision it is. Upstream's storage parses the version: `0`, and
+/// text that is no number, say nothing.
 pub(super) fn check_new_version(object: &dyn Object) -> Result<(), StatusError> {
-    match object.meta().resource_version.as_deref() {
-        None | Some("") => Ok(()),
-        Some(_) => Err(StatusError::new(
+    let version = object.meta().resource_version.as_deref().unwrap_or_default();
+    match version.parse::<u64>() {
+        Ok(0) | Err(_) => Ok(()),
+        Ok(_) => Err(StatusError::new(
             Reason::Unknown,
             "resourceVersion should not be set on objects to be created",
         )

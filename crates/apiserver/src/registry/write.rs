@@ -8,7 +8,7 @@
 //! A compare that fails on an intent which does not name its revision runs the lot again on fresh
 //! state, a bounded number of times. A dry run stops before the put.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use machinery::Object;
@@ -86,11 +86,10 @@ impl Registry {
         key: &Key,
         object: &dyn Object,
     ) -> Result<Attempt, StatusError> {
-        metadata::check_new_version(object)?;
         let generates = object.name().is_empty();
         let mut last = None;
         for _ in 0..NAME_ATTEMPTS {
-            match self.create_once(ctx, key, object.boxed_clone(), true).await {
+            match self.create_once(ctx, key, object.boxed_clone(), New::Posted).await {
                 Err(error) if generates && error.is(Reason::AlreadyExists) => last = Some(error),
                 other => return other,
             }
@@ -107,7 +106,7 @@ impl Registry {
         ctx: &RequestContext,
         key: &Key,
         object: Box<dyn Object>,
-        owns: bool,
+        new: New,
     ) -> Result<Attempt, StatusError> {
         let row = &ctx.resource;
         let strategy = &*row.strategy;
@@ -115,7 +114,7 @@ impl Registry {
         strategy.default(&mut *object);
         // Before the server fills in what its creator did not write. Apply did so when it merged.
         metadata::wipe_system_fields(object.meta_mut());
-        if owns {
+        if new != New::Applied {
             self.own(ctx, &mut *object, None);
         }
         metadata::fill_new(row, key, &mut *object);
@@ -151,20 +150,28 @@ impl Registry {
             Attributes::new(ctx, self, Operation::Create, &key, Some(&mut object), None, &options);
         self.chain().validate(&attributes).await?;
         let ctx = &ctx.relying_on(attributes.relied());
-        // A lost create gives back what it was allocated: that must not be what the object that is
-        // there already has, as the cluster IP that both ask for.
-        if let Some(there) = self.current(row, &key).await? {
-            let error = StatusError::already_exists(&row.group, &row.plural, &key.name);
-            let is_going = there.object()?.meta().deletion_timestamp.is_some();
-            let message = format!("object is being deleted: {error}");
-            return Err(if is_going { error.with_message(message) } else { error });
+        // As late as upstream, whose storage looks at it: a policy's refusal comes first, and a dry
+        // run stores nothing.
+        if new == New::Posted && !ctx.dry_run {
+            metadata::check_new_version(&*object)?;
         }
+        self.check_absent(row, &key).await?;
         match self.place(ctx, &key, &mut *object, None).await? {
             Some(written) => Ok(Attempt::Done(written)),
             // It is not that it is there: what admission went by has changed.
             None if self.current(row, &key).await?.is_none() => Ok(Attempt::Raced),
             None => Err(StatusError::already_exists(&row.group, &row.plural, &key.name)),
         }
+    }
+
+    /// A lost create gives back what it was allocated: that must not be what the object that is
+    /// there already has, as the cluster IP that both ask for.
+    async fn check_absent(&self, row: &Arc<Resource>, key: &Key) -> Result<(), StatusError> {
+        let Some(there) = self.current(row, key).await? else { return Ok(()) };
+        let error = StatusError::already_exists(&row.group, &row.plural, &key.name);
+        let is_going = there.object()?.meta().deletion_timestamp.is_some();
+        let message = format!("object is being deleted: {error}");
+        Err(if is_going { error.with_message(message) } else { error })
     }
 
     /// The end of the path: takes what the object needs, and puts it. What was taken for nothing is
@@ -324,28 +331,28 @@ impl Registry {
         if !ctx.subresource.is_empty() {
             return Err(missing());
         }
-        let (mut object, owns) = match intent {
+        let (mut object, new) = match intent {
             Intent::Update { object } if row.strategy.create_on_update() => {
-                (object.boxed_clone(), true)
+                (object.boxed_clone(), New::Put)
             }
             Intent::Patch { kind: PatchKind::Apply { force }, body } => {
-                (self.applied(ctx, None, body, *force, &*row.codec)?, false)
+                (self.applied(ctx, None, body, *force, &*row.codec)?, New::Applied)
             }
             _ => return Err(missing()),
         };
         if let Some(uid) = object.meta().uid.as_deref().filter(|uid| !uid.is_empty()) {
-            let why = match owns {
-                true => {
+            let why = match new {
+                New::Posted | New::Put => {
                     format!("Precondition failed: UID in precondition: {uid}, UID in object meta: ")
                 }
-                false => format!(
+                New::Applied => format!(
                     "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
                 ),
             };
             return Err(StatusError::conflict(&row.group, &row.plural, &key.name, why));
         }
         metadata::check_place(row, key, &mut *object)?;
-        match self.create_once(ctx, key, object, owns).await {
+        match self.create_once(ctx, key, object, new).await {
             Err(error) if error.is(Reason::AlreadyExists) => Ok(Attempt::Raced),
             other => other,
         }
@@ -421,7 +428,10 @@ impl Registry {
                     }
                     PatchKind::Apply { .. } => unreachable!("answered above"),
                 };
-                let patched = patched.map_err(patch_error)?;
+                let mut patched = patched.map_err(patch_error)?;
+                if *kind == PatchKind::Strategic {
+                    keep_type(&mut patched, &before);
+                }
                 let json = patched.to_string();
                 let explained = |reader, error: &DecodeError| {
                     let kind = (shown.api_version(), shown.kind());
@@ -454,7 +464,8 @@ impl Registry {
             return None;
         }
         let text = |name: &str| patched[name].as_str().unwrap_or_default();
-        let wanted = (row.group.as_str(), row.kind.as_str());
+        let wanted_group = shown.api_version().split_once('/').map_or("", |(group, _)| group);
+        let wanted = (wanted_group, shown.kind());
         decode::type_misfit(&self.resources(), text("apiVersion"), text("kind"), wanted)
     }
 
@@ -600,6 +611,16 @@ impl Registry {
     }
 }
 
+/// How an object that was not there came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum New {
+    Posted,
+    /// By an update, of kinds that may be created so.
+    Put,
+    /// The merge has noted the owners of its fields.
+    Applied,
+}
+
 /// Does the intent say which revision it changes? Then a lost race is the caller's to solve.
 fn names_its_revision(intent: &Intent) -> bool {
     match intent {
@@ -612,6 +633,16 @@ fn names_its_revision(intent: &Intent) -> bool {
 
 fn is_apply(intent: &Intent) -> bool {
     matches!(intent, Intent::Patch { kind: PatchKind::Apply { .. }, .. })
+}
+
+/// A strategic merge patch goes into Go's struct of what is patched, whatever kind it says it is:
+/// clients send a Deployment's `kind` to its scale.
+fn keep_type(patched: &mut Value, before: &Value) {
+    for name in ["apiVersion", "kind"] {
+        if patched[name].is_string() || patched[name].is_null() {
+            patched[name] = before[name].clone();
+        }
+    }
 }
 
 /// Is there nothing to write? That somebody wrote the same again is not worth a revision.
@@ -768,6 +799,13 @@ mod tests {
         // Nothing is taken from what is there.
         check("one", create("one"), Err(Reason::AlreadyExists), [1, 0, 0]).await;
         check("none", create("none"), Err(Reason::InternalError), [2, 0, 1]).await;
+        // A new object with a version is refused before anything is taken; `0` is none.
+        let at = |name: &str, version: &str| {
+            let mut object = object(name, "1");
+            object.metadata.resource_version = Some(version.into());
+            Intent::Create { object }
+        };
+        check("new", at("new", "7"), Err(Reason::Unknown), [2, 0, 1]).await;
         check("one", update("1"), Ok(Outcome::Unchanged), [3, 0, 1]).await;
         check("one", update("2"), Ok(Outcome::Updated), [4, 1, 1]).await;
         check("one", stale(), Err(Reason::Conflict), [4, 1, 1]).await;

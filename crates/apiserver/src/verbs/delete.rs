@@ -153,9 +153,13 @@ fn from_query(query: &Query) -> Result<Given, StatusError> {
         })?),
     };
     let dry_run: Vec<String> = query.all("dryRun").map(str::to_owned).collect();
+    let preconditions = Preconditions {
+        uid: text("uid").map(str::to_owned),
+        resource_version: text("resourceVersion").map(str::to_owned),
+    };
     Ok(Given {
         grace_period_seconds,
-        preconditions: None,
+        preconditions: Some(preconditions),
         orphan_dependents: text("orphanDependents").and_then(parse_bool),
         propagation_policy: text("propagationPolicy").map(str::to_owned),
         dry_run: (!dry_run.is_empty()).then_some(dry_run),

@@ -14,6 +14,7 @@ use crate::codec::cbor;
 use crate::codec::negotiate::{Messages, Offer, Speaks, clauses, negotiate};
 use crate::codec::protobuf::Protobuf;
 use crate::codec::{self, Accept};
+use crate::health::Health;
 use crate::limiter::Limiter;
 use crate::options::Page;
 use crate::query::Query;
@@ -61,7 +62,8 @@ pub async fn serve(
             only_get(&parts)?;
             revision_at(shared, &query).await
         }
-        "/metrics" => Ok(metrics(shared)),
+        "/metrics" => Ok(figures(shared.metrics.encode())),
+        "/metrics/slis" => Ok(figures(Health::slis([&shared.health]))),
         path if path.starts_with("/debug/api_priority_and_fairness/") => {
             let page = match &shared.limiter {
                 Limiter::Fair(fairness) => fairness.dump(path),
@@ -115,8 +117,8 @@ fn not_routed(served: &str) -> StatusError {
     StatusError::new(Reason::NotAcceptable, message)
 }
 
-fn metrics(shared: &Shared) -> Response<Body> {
-    let mut response = codec::text(StatusCode::OK, shared.metrics.encode());
+fn figures(text: String) -> Response<Body> {
+    let mut response = codec::text(StatusCode::OK, text);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response

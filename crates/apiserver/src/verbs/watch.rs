@@ -1,17 +1,27 @@
 //! `GET` of a collection with `watch`: frames, one per event, until the time is up.
+//!
+//! In: a call, the events of its row. Out: a body that streams them, or messages of a WebSocket for
+//! a client that asks for one: text where the frames are JSON, else binary. A WebSocket is fed by a
+//! task of the server. Upstream: `endpoints/handlers/watch.go`.
+//!
+//! Deviation: upstream refuses a WebSocket without `Origin` header (403), which says nothing of the
+//! client.
 
 use std::time::Duration;
 
-use futures::StreamExt;
-use http::{Response, StatusCode};
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::{Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use machinery::StatusError;
 use machinery::status::Reason;
+use transport::ws::{self, Message};
 
 use super::{Call, get, list_options};
 use crate::codec::frames::Framer;
 use crate::codec::{self, Media, cbor};
+use crate::relay;
 use crate::resource::Body;
 
 pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
@@ -41,11 +51,53 @@ pub async fn watch(call: Call) -> Result<Response<Body>, StatusError> {
         .map(move |event| {
             let frame = framer.frame(&event);
             numbers.sent(frame.len());
-            Ok(Frame::data(frame))
+            frame
         })
         .take_until(call.shared.shutdown());
-    let body = StreamBody::new(frames).boxed_unsync();
+    if ws::is_websocket(&call.parts.headers) {
+        return in_messages(call, content_type, frames);
+    }
+    let body = StreamBody::new(frames.map(|frame| Ok(Frame::data(frame)))).boxed_unsync();
     Ok(codec::respond(StatusCode::OK, content_type, body))
+}
+
+fn in_messages(
+    mut call: Call,
+    content_type: &'static str,
+    frames: impl Stream<Item = Bytes> + Send + 'static,
+) -> Result<Response<Body>, StatusError> {
+    relay::remove_token(&mut call.parts.headers);
+    let response = ws::accept_sole(&call.parts.headers);
+    let mut response = response.map_err(|error| StatusError::bad_request(error.to_string()))?;
+    let content_type = header::HeaderValue::from_static(content_type);
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    let (tasks, media) = (call.registry().tasks().clone(), call.accept.media);
+    let io = transport::server_io(&mut Request::from_parts(call.parts, ()));
+    tasks.spawn_contained("a watch in messages", async move {
+        match io.await {
+            Ok(io) => {
+                let messages = frames.map(move |frame| message(media, frame));
+                ws::send_all(ws::server(io).await, messages).await;
+            }
+            Err(error) => tracing::debug!(%error, "the client left before its watch began"),
+        }
+    });
+    Ok(response.map(|()| transport::empty()))
+}
+
+/// A frame as a message, which has borders of its own.
+fn message(media: Media, frame: Bytes) -> Message {
+    /// The length in front of a frame of protobuf.
+    const LENGTH: usize = 4;
+    match media {
+        Media::Protobuf(_) => Message::Binary(frame.slice(LENGTH.min(frame.len())..)),
+        Media::Cbor => Message::Binary(frame),
+        Media::Json | Media::Yaml => match frame.try_into() {
+            Ok(text) => Message::Text(text),
+            // Stored bytes are text; what is not would break the connection.
+            Err(_) => Message::Text("".into()),
+        },
+    }
 }
 
 /// Watches end at different times, so that their clients do not come back all at once.

@@ -126,12 +126,15 @@ impl Page {
         }
         let json =
             |value: &Value| codec::json(&Accept::JSON, StatusCode::OK, value.to_string().into());
+        let figures = |text: String| {
+            let content_type = "text/plain; version=0.0.4; charset=utf-8";
+            codec::respond(StatusCode::OK, content_type, codec::full(text))
+        };
         match path {
-            "/metrics" => codec::respond(
-                StatusCode::OK,
-                "text/plain; version=0.0.4; charset=utf-8",
-                codec::full(self.metrics()),
-            ),
+            "/metrics" => figures(self.metrics()),
+            "/metrics/slis" => {
+                figures(Health::slis(self.0.health.iter().map(|(_, health)| health)))
+            }
             "/configz" => json(&self.0.configz),
             "/version" => json(&apiserver::serve::Version::default().json()),
             _ => codec::page_not_found(),

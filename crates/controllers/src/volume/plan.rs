@@ -202,6 +202,10 @@ pub fn bound_status(
     if known.phase.as_deref() != Some("Bound") || known.capacity.is_none() {
         status.capacity = spec.capacity;
     }
+    // Only now: later it is the driver's resizer that changes it.
+    if known.phase.as_deref().is_none_or(|phase| phase == "Pending") {
+        status.current_volume_attributes_class_name = spec.volume_attributes_class_name;
+    }
     status.phase = Some("Bound".into());
     (status != known).then_some(status)
 }
@@ -342,6 +346,20 @@ mod tests {
         bound.status = bound_status(&bound, &volume);
         assert_eq!(bound.status.as_ref().unwrap().phase.as_deref(), Some("Bound"));
         assert_eq!(bound_status(&bound, &volume), None);
+    }
+
+    #[test]
+    fn a_claim_has_its_volumes_attributes_class_from_when_it_is_bound() {
+        let gold = json!({"volumeAttributesClassName": "gold"});
+        let volume = volume("v", "1Gi", gold.clone());
+        let mut claim = claim(json!({}), gold);
+        let status = bound_status(&claim, &volume).expect("it was not bound");
+        assert_eq!(status.current_volume_attributes_class_name.as_deref(), Some("gold"));
+        claim.status = Some(PersistentVolumeClaimStatus {
+            current_volume_attributes_class_name: Some("silver".into()),
+            ..status
+        });
+        assert_eq!(bound_status(&claim, &volume), None);
     }
 
     #[test]

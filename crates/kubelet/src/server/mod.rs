@@ -290,7 +290,10 @@ impl Server {
         let view = self.pod(namespace, pod)?;
         let target = self.running(namespace, pod, container)?;
         let spec = view.pod.as_ref().and_then(|p| p.spec.clone()).unwrap_or_default();
-        let tty = container_of(&spec, container).is_some_and(|c| c.tty == Some(true));
+        let described = container_of(&spec, container);
+        let tty = described.as_ref().is_some_and(|c| c.tty == Some(true));
+        let stdin_once = described.as_ref().is_some_and(|c| c.stdin_once == Some(true));
+        let input_end = streams::InputEnd::of(stdin_once, tty);
         let streams = Streams { tty, ..query.streams() };
         let runtime = self.0.context.runtime.clone();
         let (session, pump, response) = self.command(request, streams)?;
@@ -302,7 +305,8 @@ impl Server {
             stderr: streams.stderr && !tty,
         };
         self.0.tasks.spawn_contained("attach", async move {
-            let work = async { streams::attach(session, runtime.attach(ask).await).await };
+            let work =
+                async { streams::attach(session, runtime.attach(ask).await, input_end).await };
             let _ = tokio::join!(pump, work);
         });
         Ok(response)
@@ -357,10 +361,19 @@ impl Server {
         let io = transport::server_io(&mut request);
         let (mut forwards, pump) = remote::forwards(accepted, io, ports);
         let (runtime, tasks) = (self.0.context.runtime.clone(), self.0.tasks.clone());
+        // Closed when the client's session is over.
+        let (session, is_open) = tokio::sync::watch::channel(());
+        let pump = async move {
+            let pumped = pump.await;
+            drop(session);
+            pumped
+        };
         self.0.tasks.spawn_contained("port-forward", async move {
             let work = async {
                 while let Some(one) = forwards.recv().await {
-                    let connection = streams::forward(runtime.clone(), sandbox.clone(), one);
+                    let mut is_open = is_open.clone();
+                    let gone = async move { while is_open.changed().await.is_ok() {} };
+                    let connection = streams::forward(runtime.clone(), sandbox.clone(), one, gone);
                     tasks.spawn_contained("forwarded-connection", connection);
                 }
             };

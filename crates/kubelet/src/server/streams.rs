@@ -3,14 +3,18 @@
 //! In: a session from `transport::remote`, streams from the runtime. Out: nothing; the returned
 //! futures run until either side ends. Upstream: `pkg/kubelet/server/{remotecommand,portforward}`.
 
+use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 
 use cri::{AttachStreams, ExecStreams, Runtime};
+use futures::future::{Either, select};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use transport::channels::{ServerSession, TerminalSize};
 use transport::remote::Forward;
+use transport::{LINGER, carry};
 
 /// The Status that ends an exec.
 fn exit_status(outcome: Result<i32, String>) -> Vec<u8> {
@@ -88,53 +92,204 @@ pub async fn exec(session: ServerSession, streams: Result<ExecStreams, cri::Erro
     let _ = status.send(exit_status(outcome));
 }
 
+/// The effect of the end of a client's input on an attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputEnd {
+    /// The end of its own input; the client goes on reading.
+    Container,
+    /// The end of this client: the container's input stays open for the next one.
+    Client,
+}
+
+impl InputEnd {
+    /// Upstream: the runtimes' attach, which know of `stdinOnce`.
+    pub fn of(stdin_once: bool, tty: bool) -> Self {
+        if stdin_once && !tty { Self::Container } else { Self::Client }
+    }
+}
+
 /// Joins a container's own streams to a client.
-pub async fn attach(session: ServerSession, streams: Result<AttachStreams, cri::Error>) {
+pub async fn attach(
+    session: ServerSession,
+    streams: Result<AttachStreams, cri::Error>,
+    input_end: InputEnd,
+) {
     let ServerSession { stdin, stdout, stderr, resize: sizes, status } = session;
     let outcome = match streams {
         Err(error) => Err(error.to_string()),
         Ok(streams) => {
+            let ends = input_end == InputEnd::Client && stdin.is_some() && streams.stdin.is_some();
             let input = async {
-                tokio::join!(copy_out(stdin, streams.stdin), resize(sizes, streams.resize));
+                copy_out(stdin, streams.stdin).await;
+                if !ends {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let sizes = async {
+                resize(sizes, streams.resize).await;
                 std::future::pending::<()>().await
             };
             let output = async {
                 tokio::join!(copy_out(streams.stdout, stdout), copy_out(streams.stderr, stderr));
             };
             tokio::select! {
-                () = output => Ok(0),
-                () = input => return,
+                () = output => {}
+                () = input => {}
+                () = sizes => {}
             }
+            Ok(0)
         }
     };
     let _ = status.send(exit_status(outcome));
 }
 
-/// One forwarded connection.
-pub async fn forward(runtime: Arc<dyn Runtime>, sandbox: String, one: Forward) {
-    let Forward { port, mut data, mut error } = one;
-    match runtime.port_forward(&sandbox, port).await {
-        Ok(mut pod) => {
-            // Resets are how connections end; the client sees its stream close. A runtime that is
-            // another process tells of a refusal in words, in place of the first byte.
-            if let Err(why) = tokio::io::copy_bidirectional(&mut data, &mut pod).await
-                && why.kind() == std::io::ErrorKind::Other
-            {
-                let _ = error.write_all(why.to_string().as_bytes()).await;
-                let _ = error.shutdown().await;
+/// One forwarded connection. It ends with the pod's side; `client_gone` resolves when the client's
+/// session is over.
+pub async fn forward(
+    runtime: Arc<dyn Runtime>,
+    sandbox: String,
+    one: Forward,
+    client_gone: impl Future<Output = ()>,
+) {
+    let Forward { port, data, mut error } = one;
+    let told = match runtime.port_forward(&sandbox, port).await {
+        // Resets are how connections end; the client sees its stream close. A runtime that is
+        // another process tells of a refusal in words, in place of the first byte.
+        Ok(pod) => match join(data, pod, client_gone).await {
+            Err(why) if why.kind() == io::ErrorKind::Other => Some(why.to_string()),
+            _ => None,
+        },
+        Err(why) => Some(format!("error forwarding port {port} to pod {sandbox}: {why}")),
+    };
+    if let Some(text) = told {
+        // The client may be gone; there is no one else to tell.
+        let _ = error.write_all(text.as_bytes()).await;
+        let _ = error.shutdown().await;
+    }
+}
+
+/// Copies both ways. The pod's end is the end: what it said arrives, and a client that keeps its
+/// half open holds nothing open. A client's half-close is only passed on, for the pod may have an
+/// answer; unless the client is gone, whom no answer reaches.
+async fn join(
+    client: impl AsyncRead + AsyncWrite,
+    pod: impl AsyncRead + AsyncWrite,
+    client_gone: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let (from_client, to_client) = tokio::io::split(client);
+    let (from_pod, to_pod) = tokio::io::split(pod);
+    let up = pin!(carry(from_client, to_pod));
+    let down = pin!(carry(from_pod, to_client));
+    match select(up, down).await {
+        Either::Left((_, down)) => {
+            let gone = async {
+                client_gone.await;
+                tokio::time::sleep(LINGER).await;
+            };
+            tokio::select! {
+                ended = down => ended,
+                () = gone => Ok(()),
             }
         }
-        Err(why) => {
-            let text = format!("error forwarding port {port} to pod {sandbox}: {why}");
-            let _ = error.write_all(text.as_bytes()).await;
-            let _ = error.shutdown().await;
+        Either::Right((ended, up)) => {
+            let _ = tokio::time::timeout(LINGER, up).await;
+            ended
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt;
+
     use super::*;
+
+    /// The client's half-close is passed on, and the pod's answer arrives, however late.
+    #[tokio::test(start_paused = true)]
+    async fn a_forwarded_connection_ends_with_the_pod() {
+        let (near, client) = tokio::io::duplex(4);
+        let (far, mut pod) = tokio::io::duplex(4);
+        let joined = tokio::time::timeout(LINGER * 10, join(near, far, std::future::pending()));
+        let (mut from_join, mut to_join) = tokio::io::split(client);
+        let ask = async {
+            to_join.write_all(b"a question").await.expect("writes");
+            to_join.shutdown().await.expect("ends");
+        };
+        // The client's half-close does not take the answer away, however late it is.
+        let reply = async {
+            let mut question = String::new();
+            pod.read_to_string(&mut question).await.expect("reads");
+            tokio::time::sleep(LINGER * 3).await;
+            pod.write_all(b"an answer").await.expect("writes");
+            drop(pod);
+            question
+        };
+        let mut answer = String::new();
+        let ((), question, read, joined) =
+            tokio::join!(ask, reply, from_join.read_to_string(&mut answer), joined);
+        read.expect("reads");
+        assert_eq!((question.as_str(), answer.as_str()), ("a question", "an answer"));
+        joined.expect("it ends by itself").expect("it ends well");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_holds_nothing_open() {
+        let (near, mut client) = tokio::io::duplex(4);
+        let (far, mut pod) = tokio::io::duplex(4);
+        let talk = async {
+            pod.write_all(b"that is all").await.expect("writes");
+            drop(pod);
+        };
+        let mut heard = String::new();
+        let joined = tokio::time::timeout(LINGER * 10, join(near, far, std::future::pending()));
+        let ((), read, joined) = tokio::join!(talk, client.read_to_string(&mut heard), joined);
+        read.expect("reads");
+        assert_eq!(heard, "that is all");
+        joined.expect("it ends by itself").expect("it ends well");
+        // A client that is gone is not waited for, either.
+        let (near, client) = tokio::io::duplex(4);
+        let (far, _pod) = tokio::io::duplex(4);
+        drop(client);
+        let joined = tokio::time::timeout(LINGER * 10, join(near, far, std::future::ready(())));
+        joined.await.expect("it ends by itself").expect("it ends well");
+    }
+
+    /// Does an attach end with the client's input? Its container reads for ever, and says nothing.
+    #[tokio::test(start_paused = true)]
+    async fn an_attach_ends_with_its_input_where_the_containers_stays_open() {
+        for (stdin_once, tty, expected) in
+            [(true, false, false), (true, true, true), (false, false, true), (false, true, true)]
+        {
+            let (near, mut client) = tokio::io::duplex(64);
+            let (input, mut container) = tokio::io::duplex(64);
+            let (output, _silent) = tokio::io::duplex(64);
+            let (status, ended) = tokio::sync::oneshot::channel();
+            let session = ServerSession {
+                stdin: Some(near),
+                stdout: Some(tokio::io::duplex(64).0),
+                stderr: None,
+                resize: None,
+                status,
+            };
+            let streams = AttachStreams {
+                stdin: Some(Box::new(input)),
+                stdout: Some(Box::new(output)),
+                stderr: None,
+                resize: None,
+            };
+            let attached = attach(session, Ok(streams), InputEnd::of(stdin_once, tty));
+            let talk = async {
+                client.write_all(b"all").await.expect("writes");
+                drop(client);
+                let mut heard = [0; 3];
+                container.read_exact(&mut heard).await.expect("reads");
+            };
+            let both = async { tokio::join!(attached, talk) };
+            let is_over = tokio::time::timeout(LINGER, both).await.is_ok();
+            assert_eq!(is_over, expected, "{stdin_once} {tty}");
+            assert_eq!(ended.await.is_ok(), expected);
+        }
+    }
 
     #[test]
     fn ends_are_statuses() {

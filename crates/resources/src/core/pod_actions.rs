@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use apiserver::Registry;
-use apiserver::registry::{DeleteOptions, Intent};
+use apiserver::registry::{DeleteOptions, Intent, Stored};
 use apiserver::request::{Key, RequestContext};
 use apiserver::resource::{Behaviour, CreateHandler, Created, Strategy};
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
+use machinery::field::{FieldErrors, Path};
 use machinery::object::{Codec, Typed};
 use machinery::selector::Selector;
 use machinery::status::Reason;
@@ -63,53 +64,20 @@ impl CreateHandler for Bind {
         body: Box<dyn Object>,
     ) -> Result<Created, StatusError> {
         let binding = body.expect::<Binding>().clone();
+        if binding.name() != key.name {
+            return Err(StatusError::bad_request(
+                "name in URL does not match name in Binding object",
+            ));
+        }
         let node = binding.target.name.clone().unwrap_or_default();
         if binding.target.kind.as_deref().is_some_and(|kind| !kind.is_empty() && kind != "Node") {
             return Err(StatusError::bad_request("target.kind must be Node"));
         }
         let (row, name) = (ctx.resource.clone(), key.name.clone());
         let modify = move |object: &mut dyn Object| {
-            let conflict =
-                |why: String| StatusError::conflict(&row.group, "pods/binding", &name, why);
-            if let Some(uid) = binding
-                .metadata
-                .uid
-                .as_deref()
-                .filter(|uid| !uid.is_empty() && *uid != object.uid())
-            {
-                return Err(conflict(format!(
-                    "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                    object.uid()
-                )));
-            }
-            let pod = object.expect_mut::<Pod>();
-            if pod.metadata.deletion_timestamp.is_some() {
-                return Err(conflict(format!(
-                    "pod {name} is being deleted, cannot be assigned to a host"
-                )));
-            }
-            let spec = pod.spec.get_or_insert_default();
-            match spec.node_name.as_deref() {
-                None | Some("") => {}
-                Some(there) => {
-                    return Err(conflict(format!(
-                        "pod {name} is already assigned to node {there:?}"
-                    )));
-                }
-            }
-            if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
-                return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
-            }
-            spec.node_name = Some(node.clone());
-            for (key, value) in binding.metadata.annotations.iter().flatten() {
-                pod.metadata.annotations.get_or_insert_default().insert(key.clone(), value.clone());
-            }
-            // Admission puts the node's zone and region there.
-            for (key, value) in binding.metadata.labels.iter().flatten() {
-                pod.metadata.labels.get_or_insert_default().insert(key.clone(), value.clone());
-            }
-            set_scheduled(pod);
-            Ok(())
+            bind(object, &binding, &node).map_err(|why| {
+                StatusError::conflict(&row.group, "pods/binding", &name, why.to_string())
+            })
         };
         let mut inner = ctx.clone();
         // Part "binding": neither the spec's immutability nor the status' separation applies.
@@ -117,6 +85,57 @@ impl CreateHandler for Bind {
         registry.write(&inner, key, Intent::Modify(Box::new(modify))).await?;
         Ok(Created::Success)
     }
+}
+
+/// Why a pod cannot be bound, in upstream's words.
+#[derive(Debug, thiserror::Error)]
+enum Unbound {
+    #[error("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}")]
+    OtherUid { wanted: String, found: String },
+    #[error(
+        "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {found}"
+    )]
+    OtherVersion { wanted: String, found: String },
+    #[error("pod {0} is being deleted, cannot be assigned to a host")]
+    Deleted(String),
+    #[error("pod {0} is already assigned to node {1:?}")]
+    Assigned(String, String),
+    #[error("pod {0} has non-empty .spec.schedulingGates")]
+    Gated(String),
+}
+
+/// Assigns the pod to the node, if it is the pod that the binding means and has none.
+fn bind(object: &mut dyn Object, binding: &Binding, node: &str) -> Result<(), Unbound> {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (name, found) = (object.name().to_owned(), object.uid().to_owned());
+    if let Some(wanted) = given(&binding.metadata.uid).filter(|wanted| *wanted != found) {
+        return Err(Unbound::OtherUid { wanted, found });
+    }
+    let found = object.meta().resource_version.clone().unwrap_or_default();
+    if let Some(wanted) = given(&binding.metadata.resource_version).filter(|one| *one != found) {
+        return Err(Unbound::OtherVersion { wanted, found });
+    }
+    let pod = object.expect_mut::<Pod>();
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Err(Unbound::Deleted(name));
+    }
+    let spec = pod.spec.get_or_insert_default();
+    if let Some(there) = given(&spec.node_name) {
+        return Err(Unbound::Assigned(name, there));
+    }
+    if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
+        return Err(Unbound::Gated(name));
+    }
+    spec.node_name = Some(node.to_owned());
+    for (key, value) in binding.metadata.annotations.iter().flatten() {
+        pod.metadata.annotations.get_or_insert_default().insert(key.clone(), value.clone());
+    }
+    // Admission puts the node's zone and region there.
+    for (key, value) in binding.metadata.labels.iter().flatten() {
+        pod.metadata.labels.get_or_insert_default().insert(key.clone(), value.clone());
+    }
+    set_scheduled(pod);
+    Ok(())
 }
 
 fn set_scheduled(pod: &mut Pod) {
@@ -153,28 +172,71 @@ impl CreateHandler for Evict {
         key: &Key,
         body: Box<dyn Object>,
     ) -> Result<Created, StatusError> {
-        let options = body.expect::<Eviction>().delete_options.clone().unwrap_or_default();
+        let eviction = body.expect::<Eviction>();
+        if eviction.name() != key.name {
+            return Err(StatusError::bad_request(
+                "name in URL does not match name in Eviction object",
+            ));
+        }
+        let (mut delete, dry_run) = eviction_options(ctx, eviction)?;
+        let mut ctx = ctx.clone();
+        ctx.dry_run = dry_run;
         let found = registry.find::<Pod>(&key.namespace, &key.name).await?;
         let pod = found.ok_or_else(|| StatusError::not_found("", "pods", &key.name))?;
         if counts_against_budgets(&pod) {
             take_disruption(registry, &pod, ctx.dry_run).await?;
         }
+        delete.precondition_uid = delete.precondition_uid.or(pod.metadata.uid.clone());
         if !ctx.dry_run {
-            mark_disrupted(registry, ctx, key, &pod).await?;
+            let marked = mark_disrupted(registry, &ctx, key, &delete).await?;
+            // The mark itself made a new version of the pod.
+            if let Some(version) = &mut delete.precondition_resource_version {
+                *version = marked.revision().to_string();
+            }
         }
-        let preconditions = options.preconditions.unwrap_or_default();
-        let delete = DeleteOptions {
-            grace_period_seconds: options.grace_period_seconds,
-            propagation_policy: options.propagation_policy,
-            orphan_dependents: None,
-            precondition_uid: preconditions.uid.or(pod.metadata.uid.clone()),
-            precondition_resource_version: preconditions.resource_version,
-        };
-        let mut inner = ctx.clone();
-        inner.subresource = String::new();
-        registry.write(&inner, key, Intent::Delete { options: delete }).await?;
+        ctx.subresource = String::new();
+        registry.write(&ctx, key, Intent::Delete { options: delete }).await?;
         Ok(Created::Success)
     }
+}
+
+/// How the pod is to be deleted, and whether the eviction is a dry run: its body may say so as well
+/// as its query. Upstream: `propagateDryRun`.
+fn eviction_options(
+    ctx: &RequestContext,
+    eviction: &Eviction,
+) -> Result<(DeleteOptions, bool), StatusError> {
+    let options = eviction.delete_options.clone().unwrap_or_default();
+    if options.ignore_store_read_error_with_cluster_breaking_potential == Some(true) {
+        let mut errors = FieldErrors::default();
+        errors.invalid(
+            &Path::new("deleteOptions").child("ignoreStoreReadErrorWithClusterBreakingPotential"),
+            true,
+            "can not be set for pod eviction, try after removing the option",
+        );
+        return Err(StatusError::invalid("policy", "Eviction", eviction.name(), errors));
+    }
+    let in_body = options.dry_run.unwrap_or_default();
+    if ctx.dry_run && !in_body.is_empty() && in_body != ["All"] {
+        return Err(StatusError::new(
+            Reason::Unknown,
+            format!(
+                "Non-matching dry-run options in request and content: [All] and [{}]",
+                in_body.join(" ")
+            ),
+        )
+        .without_details());
+    }
+    let preconditions = options.preconditions.unwrap_or_default();
+    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let delete = DeleteOptions {
+        grace_period_seconds: options.grace_period_seconds,
+        propagation_policy: options.propagation_policy,
+        orphan_dependents: options.orphan_dependents,
+        precondition_uid: given(preconditions.uid),
+        precondition_resource_version: given(preconditions.resource_version),
+    };
+    Ok((delete, ctx.dry_run || !in_body.is_empty()))
 }
 
 /// Says in the pod's status what ends it.
@@ -182,16 +244,14 @@ async fn mark_disrupted(
     registry: &Registry,
     ctx: &RequestContext,
     key: &Key,
-    pod: &Pod,
-) -> Result<(), StatusError> {
+    wanted: &DeleteOptions,
+) -> Result<Stored, StatusError> {
     let mut inner = ctx.clone();
     inner.subresource = "status".into();
-    let uid = pod.uid().to_owned();
+    let wanted = wanted.clone();
     let modify = move |object: &mut dyn Object| {
+        check_preconditions(object, &wanted)?;
         let pod = object.expect_mut::<Pod>();
-        if pod.metadata.uid.as_ref() != Some(&uid) {
-            return Ok(());
-        }
         let observed = pod.metadata.generation;
         let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
         let known = conditions.iter().position(|one| one.type_ == "DisruptionTarget");
@@ -212,7 +272,27 @@ async fn mark_disrupted(
         }
         Ok(())
     };
-    registry.write(&inner, key, Intent::Modify(Box::new(modify))).await.map(|_| ())
+    let written = registry.write(&inner, key, Intent::Modify(Box::new(modify))).await?;
+    Ok(written.object)
+}
+
+/// Is it the pod, and the version of it, that the eviction means?
+fn check_preconditions(object: &dyn Object, wanted: &DeleteOptions) -> Result<(), StatusError> {
+    let conflict = |why: String| Err(StatusError::conflict("", "Pod", object.name(), why));
+    if let Some(uid) = wanted.precondition_uid.as_deref().filter(|uid| *uid != object.uid()) {
+        return conflict(format!(
+            "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
+            object.uid()
+        ));
+    }
+    let version = object.meta().resource_version.as_deref().unwrap_or_default();
+    let wanted = wanted.precondition_resource_version.as_deref();
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != version) {
+        return conflict(format!(
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
+        ));
+    }
+    Ok(())
 }
 
 const REFUSED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
@@ -334,6 +414,84 @@ mod tests {
     use k8s_openapi::serde_json::{Value, from_value, json};
 
     use super::*;
+    use crate::core::service::tests::registry_of;
+
+    /// Does the pod stay, after an eviction with these options?
+    async fn evicted(query_is_dry: bool, name: &str, options: Value) -> Result<bool, String> {
+        let registry = registry_of(&["pods", "poddisruptionbudgets"]).await;
+        let ctx = registry.own_context::<Pod>();
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns"},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        let pod: Pod = from_value(pod).expect("a pod");
+        let key = Key::new("ns", "p");
+        let intent = Intent::Create { object: Box::new(pod) };
+        let made = registry.write(&ctx, &key, intent).await.expect("written");
+        let made = made.object.object().expect("a pod");
+        let version = made.meta().resource_version.clone().unwrap_or_default();
+        let options = options.to_string().replace("UID", made.uid()).replace("VERSION", &version);
+        let options: Value = k8s_openapi::serde_json::from_str(&options).expect("JSON");
+        let body = json!({"metadata": {"name": name}, "deleteOptions": options});
+        let body: Eviction = from_value(body).expect("an eviction");
+        let mut ctx = ctx.clone();
+        ctx.subresource = "eviction".into();
+        ctx.dry_run = query_is_dry;
+        let answer = Evict.create(&registry, &ctx, &key, Box::new(body)).await;
+        let left = registry.find::<Pod>("ns", "p").await.expect("readable");
+        let is_marked = left.iter().any(|pod| {
+            let status = pod.status.clone().unwrap_or_default();
+            status.conditions.iter().flatten().any(|one| one.type_ == "DisruptionTarget")
+        });
+        let stays = left.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+        assert!(!(stays && is_marked), "a pod that stays is not marked");
+        answer.map(|_| stays).map_err(|error| format!("{} {}", error.code, error.message))
+    }
+
+    /// The body's options count as the query's do. Upstream: `propagateDryRun`.
+    #[tokio::test]
+    async fn evictions_obey_the_options_in_their_body() {
+        for (query_is_dry, options, stays) in [
+            (false, json!(null), false),
+            (false, json!({}), false),
+            (true, json!(null), true),
+            (true, json!({}), true),
+            (false, json!({"dryRun": ["All"]}), true),
+            (true, json!({"dryRun": ["All"]}), true),
+            (false, json!({"preconditions": {"uid": "UID", "resourceVersion": "VERSION"}}), false),
+        ] {
+            let left = evicted(query_is_dry, "p", options.clone()).await;
+            assert_eq!(left, Ok(stays), "{query_is_dry} {options}");
+        }
+        for (query_is_dry, name, options, expected) in [
+            (false, "other", json!({}), "400 name in URL does not match name in Eviction object"),
+            (
+                true,
+                "p",
+                json!({"dryRun": ["None"]}),
+                "500 Non-matching dry-run options in request and content: [All] and [None]",
+            ),
+            (
+                false,
+                "p",
+                json!({"preconditions": {"uid": "other"}}),
+                "409 Operation cannot be fulfilled on Pod \"p\": the UID in the precondition (other)",
+            ),
+            (
+                false,
+                "p",
+                json!({"preconditions": {"resourceVersion": "9999"}}),
+                "409 Operation cannot be fulfilled on Pod \"p\": the ResourceVersion in the precondition (9999)",
+            ),
+            (
+                false,
+                "p",
+                json!({"ignoreStoreReadErrorWithClusterBreakingPotential": true}),
+                "422 Eviction.policy \"p\" is invalid: deleteOptions.ignoreStoreReadErrorWithClusterBreakingPotential: Invalid value: true: can not be set for pod eviction, try after removing the option",
+            ),
+        ] {
+            let why = evicted(query_is_dry, name, options.clone()).await.expect_err("refused");
+            assert!(why.starts_with(expected), "{options}: {why}");
+        }
+    }
 
     #[test]
     fn budgets_refuse_in_upstreams_words() {

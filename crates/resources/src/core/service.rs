@@ -800,7 +800,10 @@ pub(crate) mod tests {
             panic!("a client without server is valid")
         };
         let kubelets = Arc::new(Kubelets::new(http.clone(), http));
-        rows.push(row(30_000..=30_001, &kubelets).build(Some(facts)));
+        rows.push(row(30_000..=30_001, &kubelets).build(Some(facts.clone())));
+        if kept.contains(&"pods") {
+            rows.push(crate::core::pod::row(&kubelets).build(Some(facts)));
+        }
         let store = store::Sim::open();
         let table = ResourceTable::new(rows);
         Registry::new(store, table, Chain::default(), Tasks::new("test"))

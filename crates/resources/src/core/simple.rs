@@ -132,6 +132,7 @@ pub(super) fn replication_controller() -> Row {
     Row::new::<ReplicationController>(
         SpecStatus::new(parts!(ReplicationController))
             .generation()
+            .orphans()
             .default(default)
             .closed(gated::replication_controller)
             .cells(cells)

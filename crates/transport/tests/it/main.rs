@@ -336,27 +336,59 @@ async fn ports_are_forwarded_over_spdy_in_a_websocket() {
     world.shutdown().await;
 }
 
+/// Messages of both subprotocols' forms, and of none, which is binary.
 #[tokio::test]
 async fn ports_are_forwarded_over_websocket_channels() {
     use futures::{SinkExt, StreamExt};
+    use transport::ws::Message;
     let world = World::start(ClientCerts::Request).await;
     let client = HttpClient::new(&world.options("jane", true)).expect("a client");
-    let protocols = &["v4.channel.k8s.io"];
+    let check = async |protocols: &[&str], ports: [Message; 2], said: [Message; 2]| {
+        let path = "/portforward?port=80";
+        let (mut socket, chosen) =
+            transport::ws::connect(&client, path, protocols).await.expect("a WebSocket");
+        assert_eq!(chosen, protocols.first().copied().unwrap_or_default());
+        let mut next = async || socket.next().await.expect("a message").expect("no error");
+        assert_eq!([next().await, next().await], ports, "{protocols:?}");
+        let [hello, echo] = said;
+        socket.send(hello).await.expect("sends");
+        assert_eq!(socket.next().await.expect("a message").expect("no error"), echo);
+    };
+    let binary = |text: &'static [u8]| Message::Binary(Bytes::from_static(text));
+    for protocols in [&["v4.channel.k8s.io"][..], &[]] {
+        let ports = [binary(&[0, 80, 0]), binary(&[1, 80, 0])];
+        check(protocols, ports, [binary(b"\0hello"), binary(b"\0hello")]).await;
+    }
+    let ports = [Message::text("0UAA="), Message::text("1UAA=")];
+    let hello = || Message::text("0aGVsbG8=");
+    check(&["v4.base64.channel.k8s.io"], ports, [hello(), hello()]).await;
+    world.shutdown().await;
+}
+
+/// The pod's side closes: the client reads what was said, then a farewell.
+#[tokio::test]
+async fn a_websocket_ends_with_the_forwarded_connection() {
+    use futures::StreamExt;
+    use transport::ws::Message;
+    let world = World::start(ClientCerts::Request).await;
+    let client = HttpClient::new(&world.options("jane", true)).expect("a client");
     let (mut socket, _) =
-        transport::ws::connect(&client, "/portforward", protocols).await.expect("a WebSocket");
-    let mut next = async || match socket.next().await {
-        Some(Ok(transport::ws::Message::Binary(bytes))) => bytes.to_vec(),
-        other => panic!("{other:?}"),
+        transport::ws::connect(&client, "/portforward?port=2", &[]).await.expect("a WebSocket");
+    let all = async {
+        let mut heard = vec![];
+        let mut is_well = false;
+        while let Some(Ok(message)) = socket.next().await {
+            match message {
+                Message::Close(_) => is_well = true,
+                message => heard.push(message.into_data().to_vec()),
+            }
+        }
+        (heard, is_well)
     };
-    assert_eq!(next().await, [0, 80, 0]);
-    assert_eq!(next().await, [1, 80, 0]);
-    let message = transport::ws::Message::Binary(Bytes::from_static(b"\0hello"));
-    socket.send(message).await.expect("sends");
-    let Some(Ok(transport::ws::Message::Binary(bytes))) = socket.next().await else {
-        panic!("no answer");
-    };
-    assert_eq!(&bytes[..], b"\0hello");
-    drop(socket);
+    let (heard, is_well) = testkit::wait::soon("the farewell", all).await;
+    assert!(is_well);
+    assert_eq!(heard[..2], [[0, 2, 0], [1, 2, 0]]);
+    assert_eq!(heard[2..].concat(), b"\0farewell");
     world.shutdown().await;
 }
 
@@ -419,20 +451,28 @@ fn exec(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     response.map(|()| transport::empty())
 }
 
-/// A pod whose ports echo, but for port 1, which nobody listens on.
+/// A pod whose ports echo, but for port 1, which nobody listens on, and port 2, which says a word
+/// and closes.
 fn forward(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     let (response, accepted) =
         transport::remote::accept_forward(request.headers()).expect("a handshake");
     let Some(accepted) = accepted else { return response.map(|()| transport::empty()) };
     let io = transport::server_io(&mut request);
     let tasks = world.tasks.clone();
+    let query = request.uri().query().unwrap_or_default();
+    let ports = query.strip_prefix("port=").and_then(|port| port.parse().ok());
+    let ports: Vec<u16> = ports.into_iter().collect();
     world.tasks.spawn_graceful("forward", async move {
-        let (mut forwards, pump) = transport::remote::forwards(accepted, io, vec![80]);
+        let (mut forwards, pump) = transport::remote::forwards(accepted, io, ports);
         let serve = async move {
             while let Some(mut forward) = forwards.recv().await {
                 tasks.spawn_graceful("connection", async move {
                     if forward.port == 1 {
                         forward.error.write_all(b"refused").await.expect("writes");
+                        return;
+                    }
+                    if forward.port == 2 {
+                        forward.data.write_all(b"farewell").await.expect("writes");
                         return;
                     }
                     let (mut reader, mut writer) = forward.data.into_inner();

@@ -16,14 +16,55 @@ pub fn python(story: &mut Story) -> Result<()> {
     let Some(library) = clients::PYTHON.ensure()? else { return Ok(()) };
     let mut command = tool(story, "python3")?;
     command.arg(script("story.py")).arg(IMAGE).env("PYTHONPATH", library);
-    run(story, command, "version\nnamespace\ndeployment\napply\npods\npages\nending\n")
+    let steps = "version namespace deployment apply pods forward dry-eviction token pages ending";
+    run(story, command, steps)
+}
+
+pub fn python_operators(story: &mut Story) -> Result<()> {
+    let Some(library) = clients::OPERATORS.ensure()? else { return Ok(()) };
+    let mut command = tool(story, "python3")?;
+    command.arg(script("operators.py")).arg(IMAGE).env("PYTHONPATH", library);
+    run(story, command, "namespace forward operator ending")
+}
+
+pub fn ansible(story: &mut Story) -> Result<()> {
+    let Some(library) = clients::ANSIBLE.ensure()? else { return Ok(()) };
+    let mut command = tool(story, "python3")?;
+    let home = story.server.host().directory().join("ansible");
+    command.args(["-m", "ansible", "playbook", "-c", "local", "-i", "localhost,", "-e"]);
+    command.arg(format!("image={IMAGE}")).arg("-e");
+    command.arg("ansible_python_interpreter={{ ansible_playbook_python }}");
+    command.arg(script("playbook.yaml")).env("PYTHONPATH", &library);
+    command.env("ANSIBLE_COLLECTIONS_PATH", &library).env("ANSIBLE_HOME", home);
+    command.env("LC_ALL", "C.UTF-8").env("ANSIBLE_LOCALHOST_WARNING", "false");
+    let output = story.server.host().output(&mut command)?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{printed}{complaint}");
+    Ok(())
+}
+
+pub fn fabric8(story: &mut Story) -> Result<()> {
+    java(story, "Fabric8.java")
+}
+
+pub fn official_java(story: &mut Story) -> Result<()> {
+    java(story, "Official.java")
+}
+
+/// One file, which `java` compiles by itself.
+fn java(story: &Story, program: &str) -> Result<()> {
+    let Some(library) = clients::JAVA.ensure()? else { return Ok(()) };
+    let mut command = tool(story, "java")?;
+    command.arg("-cp").arg(library.join("*")).arg(script(program)).arg(IMAGE);
+    run(story, command, "namespace informer apply scale exec forward ending")
 }
 
 pub fn javascript(story: &mut Story) -> Result<()> {
     let Some(library) = clients::JAVASCRIPT.ensure()? else { return Ok(()) };
     let mut command = tool(story, "node")?;
     command.arg(script("story.mjs")).arg(IMAGE).arg(library);
-    run(story, command, "namespace\ndeployment\napply\npods\ninformer\nending\n")
+    run(story, command, "namespace deployment apply pods forward informer ending")
 }
 
 /// An API server of their own, whose gate is open.
@@ -63,6 +104,8 @@ fn run(story: &Story, mut command: Command, steps: &str) -> Result<()> {
     let output = story.server.host().output(&mut command)?;
     let printed = String::from_utf8_lossy(&output.stdout);
     let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && printed == steps, "{printed}{complaint}");
+    let told: Vec<&str> = printed.lines().collect();
+    let wanted: Vec<&str> = steps.split(' ').collect();
+    ensure!(output.status.success() && told == wanted, "{printed}{complaint}");
     Ok(())
 }

@@ -176,6 +176,7 @@ pub fn describe(story: &mut Story) -> Result<()> {
 pub fn streams(story: &mut Story) -> Result<()> {
     logs(story)?;
     exec(story)?;
+    inline(story)?;
     copy(story)?;
     let pod = story.first_pod("app=web")?;
     for (number, what) in [("18080", format!("pod/{pod}")), ("18081", "service/web".to_owned())] {
@@ -220,6 +221,25 @@ fn exec(story: &Story) -> Result<()> {
     let big = ["exec", "client", "--", "sh", "-c", "yes | head -c 3000000"];
     let length = story.server.kubectl(&big)?.len();
     ensure!(length == 3_000_000, "{length} bytes arrived");
+    Ok(())
+}
+
+/// `kubectl run -i` ends with its input: with the container's own, or as the one client of an input that
+/// stays open.
+fn inline(story: &Story) -> Result<()> {
+    let image = "--image=docker.io/library/busybox:1.35";
+    let script = "echo read: && cat && echo closed";
+    for (name, stays_open) in [("once", false), ("open", true)] {
+        let leave = format!("--leave-stdin-open={stays_open}");
+        let run = ["run", name, image, "--restart=Never", "--attach", "--stdin", &leave, "--quiet"];
+        let command = ["--", "sh", "-c", script];
+        story.server.kubectl_with(&[&run[..], &command].concat(), "typed\n")?;
+        let wanted = if stays_open { "read:\ntyped" } else { "read:\ntyped\nclosed" };
+        story.soon_shows(LONG, &format!("logs {name}"), wanted)?;
+        let phase = if stays_open { "Running" } else { "Succeeded" };
+        story.soon(LONG, &format!("pod {name}"), ".status.phase", phase)?;
+        story.kubectl(&format!("delete pod {name} --grace-period=0 --force"))?;
+    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@ mod commands;
 mod containerd;
 mod containers;
 mod csi;
+mod definitions;
 mod density;
 mod devices;
 mod ending;
@@ -58,9 +59,14 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("commands: watch and wait", commands::watch),
     chapter("commands: discovery, schema, identity, health", commands::surface),
     chapter("clients: Python's works unchanged", clients::python),
+    chapter("clients: kr8s and kopf work unchanged", clients::python_operators),
+    chapter("clients: Ansible's collection works unchanged", clients::ansible),
     chapter("clients: JavaScript's works unchanged", clients::javascript),
+    chapter("clients: fabric8, Java, works unchanged", clients::fabric8),
+    chapter("clients: the official one of Java works unchanged", clients::official_java),
     chapter("clients: Go's, which speak CBOR", clients::go_in_cbor),
     chapter("clients: an operator made with kube-rs works unchanged", operator::kube_rs),
+    chapter("clients: definitions of well-known projects", definitions::of_well_known_projects),
     chapter("keeping: secrets are sealed on the disk", keeping::secrets_are_sealed),
     chapter("keeping: certificates are replaced under way", keeping::certificates_are_replaced),
     chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),

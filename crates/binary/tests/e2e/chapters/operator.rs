@@ -1,5 +1,5 @@
 //! An operator written with kube-rs, unmodified: a custom resource, a Controller that owns ConfigMaps,
-//! a finalizer, a reflector, exec. Leaves nothing.
+//! a finalizer, a reflector, exec, port-forward. Leaves nothing.
 //!
 //! An `Echo` wants a ConfigMap with its text; the operator applies it, and says so in the status.
 
@@ -21,13 +21,14 @@ use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::{Controller, WatchStreamExt, finalizer, reflector, watcher};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::story::{LONG, Story};
 
 const GROUP: &str = "clients.decapod.test";
 const SPACE: &str = "default";
 const POD: &str = "operated";
+const SERVE: &str = "mkdir /www; echo here > /www/index.html; exec httpd -f -p 8080 -h /www";
 /// On the node since the images were imported.
 const IMAGE: &str = "docker.io/library/busybox:1.35";
 
@@ -47,9 +48,9 @@ async fn operate(kubeconfig: &Path) -> Result<()> {
     let client = Client::try_from(config)?;
     exec(&client).await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let definition =
-        definitions.create(&PostParams::default(), &serde_json::from_value(crd())?).await?;
-    let name = definition.name_any();
+    let name = format!("echoes.{GROUP}");
+    let apply = PatchParams::apply("operator");
+    let definition = definitions.patch(&name, &apply, &Patch::Apply(crd())).await?;
     await_condition(definitions.clone(), &name, conditions::is_crd_established()).await?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = controller(&client)
@@ -117,7 +118,7 @@ async fn exec(client: &Client) -> Result<()> {
         "metadata": {"name": POD},
         "spec": {
             "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": IMAGE, "command": ["sleep", "3600"]}],
+            "containers": [{"name": "main", "image": IMAGE, "command": ["sh", "-c", SERVE]}],
         },
     }))?;
     pods.create(&PostParams::default(), &pod).await?;
@@ -129,6 +130,15 @@ async fn exec(client: &Client) -> Result<()> {
     ensure!(printed == "inside\n", "{printed:?}");
     let status = process.take_status().context("a status was asked for")?.await;
     ensure!(status.as_ref().and_then(|it| it.status.as_deref()) == Some("Success"), "{status:?}");
+    // To the end: the pod's server closes, and so does the stream.
+    let mut forwarder = pods.portforward(POD, &[8080]).await?;
+    let mut near = forwarder.take_stream(8080).context("a port was asked for")?;
+    near.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
+    let mut heard = String::new();
+    near.read_to_string(&mut heard).await?;
+    ensure!(heard.ends_with("\r\n\r\nhere\n"), "{heard:?}");
+    // Not joined: the library tells of a connection that the other side has closed as of a failure.
+    forwarder.abort();
     pods.delete(POD, &DeleteParams::default()).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-// The JavaScript client at work: create, apply, watch, informer, patch, exec, logs, delete.
+// The JavaScript client at work: create, apply, watch, informer, patch, exec, logs, port-forward, delete.
 //
 // In: a kubeconfig by KUBECONFIG; the name of an image that is on the node. Out: a line a step; the
 // exit code is 1, with a trace, at the first thing that is not as a user would expect. It works in a
@@ -16,6 +16,7 @@ const k8s = require('@kubernetes/client-node');
 const IMAGE = process.argv[2];
 const SPACE = 'client-js';
 const LIMIT = 60_000;
+const SERVE = 'mkdir /www; echo here > /www/index.html; echo hello; exec httpd -f -p 8080 -h /www';
 
 const kubeconfig = new k8s.KubeConfig();
 kubeconfig.loadFromDefault();
@@ -34,7 +35,7 @@ const manifest = {
       metadata: { labels: { app: 'js' } },
       spec: {
         terminationGracePeriodSeconds: 0,
-        containers: [{ name: 'main', image: IMAGE, command: ['sh', '-c', 'echo hello; exec sleep 3600'] }],
+        containers: [{ name: 'main', image: IMAGE, command: ['sh', '-c', SERVE] }],
       },
     },
   },
@@ -122,6 +123,22 @@ async function pods() {
   assert.equal(await core.readNamespacedPodLog({ name: pod, namespace: SPACE }), 'hello\n');
 }
 
+// Reads a forwarded port to its end: the pod's server closes, and so does the WebSocket.
+async function forward() {
+  const list = await core.listNamespacedPod({ namespace: SPACE, labelSelector: 'app=js' });
+  const pod = list.items[0].metadata.name;
+  const chunks = [];
+  const output = new PassThrough().on('data', (chunk) => chunks.push(chunk));
+  const input = new PassThrough();
+  const socket = await new k8s.PortForward(kubeconfig).portForward(SPACE, pod, [8080], output, null, input);
+  const closed = new Promise((resolve) => socket.on('close', resolve));
+  input.write('GET / HTTP/1.0\r\n\r\n');
+  const late = setTimeout(() => assert.fail(`the port-forward does not end: ${Buffer.concat(chunks)}`), LIMIT);
+  await closed;
+  clearTimeout(late);
+  assert.match(Buffer.concat(chunks).toString(), /\r\n\r\nhere\n$/);
+}
+
 // An informer lists, watches, and hears of a change and of a deletion.
 async function informer() {
   const heard = [];
@@ -156,7 +173,7 @@ async function ending() {
   await gone;
 }
 
-for (const step of [namespace, deployment, apply, pods, informer, ending]) {
+for (const step of [namespace, deployment, apply, pods, forward, informer, ending]) {
   await step();
   console.log(step.name);
 }

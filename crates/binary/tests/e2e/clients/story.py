@@ -1,24 +1,26 @@
-"""The Python client at work: create, apply, watch, patch, exec, logs, delete.
+"""The Python client at work: create, apply, watch, patch, exec, logs, port-forward, delete.
 
 In: a kubeconfig by KUBECONFIG; the name of an image that is on the node. Out: a line a step; the
 exit code is 1, with a trace, at the first thing that is not as a user would expect. It works in a
 namespace of its own and leaves nothing.
 """
 
+import base64
 import sys
 
 from kubernetes import client, config, dynamic, utils, watch
 from kubernetes.client.exceptions import ApiException
-from kubernetes.stream import stream
+from kubernetes.stream import portforward, stream
 
 IMAGE = sys.argv[1]
 SPACE = "client-python"
 LIMIT = 60
+SERVE = "mkdir /www; echo here > /www/index.html; echo hello; exec httpd -f -p 8080 -h /www"
 
 
 def manifest(replicas):
     labels = {"app": "py"}
-    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", "echo hello; exec sleep 3600"]}
+    container = {"name": "main", "image": IMAGE, "command": ["sh", "-c", SERVE]}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -117,6 +119,48 @@ def pods(core):
     assert core.patch_namespaced_pod(pod, SPACE, note).metadata.annotations["note"] == "seen"
 
 
+def forward(core):
+    """Reads a forwarded port to its end: the pod's server closes, and so does the socket."""
+    pod = core.list_namespaced_pod(SPACE, label_selector="app=py").items[0].metadata.name
+    forwarded = portforward(core.connect_get_namespaced_pod_portforward, pod, SPACE, ports="8080")
+    near = forwarded.socket(8080)
+    near.settimeout(LIMIT)
+    near.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    heard = b""
+    while data := near.recv(4096):
+        heard += data
+    assert heard.endswith(b"\r\n\r\nhere\n"), heard
+    assert forwarded.error(8080) is None
+
+
+def dry_eviction(core):
+    """`kubectl drain --dry-run=server` says so in the body."""
+    pod = core.list_namespaced_pod(SPACE, label_selector="app=py").items[0].metadata
+    body = {"metadata": {"name": pod.name, "namespace": SPACE}, "deleteOptions": {"dryRun": ["All"]}}
+    core.create_namespaced_pod_eviction(pod.name, SPACE, body)
+    assert core.read_namespaced_pod(pod.name, SPACE).metadata.deletion_timestamp is None
+
+
+def token(core):
+    """A Secret for a service account's token is filled, and goes with the account."""
+    core.create_namespaced_service_account(SPACE, {"metadata": {"name": "bot"}})
+    annotations = {"kubernetes.io/service-account.name": "bot"}
+    secret = {"metadata": {"name": "bot", "annotations": annotations}, "type": "kubernetes.io/service-account-token"}
+    wait = watch.Watch()
+    core.create_namespaced_secret(SPACE, secret)
+    secrets = wait.stream(core.list_namespaced_secret, SPACE, timeout_seconds=LIMIT)
+    made = until(secrets, lambda event: "token" in (event["object"].data or {}))
+    assert sorted(made.data) == ["ca.crt", "namespace", "token"], made.data
+    settings = client.Configuration.get_default_copy()
+    settings.api_key = {"authorization": "Bearer " + base64.b64decode(made.data["token"]).decode()}
+    settings.cert_file = settings.key_file = None
+    review = client.AuthenticationV1Api(client.ApiClient(settings)).create_self_subject_review({})
+    assert review.status.user_info.username == f"system:serviceaccount:{SPACE}:bot", review
+    core.delete_namespaced_service_account("bot", SPACE)
+    until(secrets, lambda event: event["type"] == "DELETED")
+    wait.stop()
+
+
 def pages(core):
     for number in range(7):
         core.create_namespaced_config_map(SPACE, {"metadata": {"name": f"page-{number}"}})
@@ -148,6 +192,9 @@ def main():
         ("deployment", lambda: deployment(api, apps)),
         ("apply", lambda: server_side_apply(api)),
         ("pods", lambda: pods(core)),
+        ("forward", lambda: forward(core)),
+        ("dry-eviction", lambda: dry_eviction(core)),
+        ("token", lambda: token(core)),
         ("pages", lambda: pages(core)),
         ("ending", lambda: ending(core)),
     ]
