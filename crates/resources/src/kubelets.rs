@@ -12,13 +12,14 @@ use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
 use base::features::{self, Feature};
 use base::percent;
-use http::{HeaderMap, Request, Response, header};
+use http::uri::Scheme;
+use http::{HeaderMap, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::field::{FieldErrors, Path};
 use machinery::status::Reason;
 use machinery::{Object, StatusError};
-use transport::HttpClient;
+use transport::{HostPort, HttpClient};
 
 use crate::log_stream::{self, Handshake};
 
@@ -30,6 +31,8 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 #[derive(Clone)]
 pub struct Kubelets {
     http: HttpClient,
+    /// The same, for requests whose users choose the path.
+    proxied: HttpClient,
     plain: HttpClient,
     /// Kinds of addresses in order of preference. Upstream's `--kubelet-preferred-address-types`.
     preferred: Vec<String>,
@@ -40,14 +43,17 @@ impl Kubelets {
     /// presents nothing and trusts anybody, for what pods serve. Requests bring their own address.
     pub fn new(http: HttpClient, plain: HttpClient) -> Self {
         let preferred = ["InternalIP", "Hostname", "InternalDNS", "ExternalDNS", "ExternalIP"];
-        Self { http, plain, preferred: preferred.map(str::to_owned).to_vec() }
+        let preferred = preferred.map(str::to_owned).to_vec();
+        let (proxied, plain) = (http.to_global_unicast(), plain.to_global_unicast());
+        Self { http, proxied, plain, preferred }
     }
 
+    /// Where a node's kubelet listens, by what the Node says.
     pub(crate) async fn address(
         &self,
         registry: &Registry,
         node: &str,
-    ) -> Result<String, StatusError> {
+    ) -> Result<HostPort, StatusError> {
         let found = registry.find::<Node>("", node).await?;
         let node_object = found.ok_or_else(|| StatusError::not_found("", "nodes", node))?;
         let status = node_object.status.unwrap_or_default();
@@ -61,12 +67,10 @@ impl Kubelets {
         let endpoint = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
         let port =
             endpoint.map(|endpoint| endpoint.port).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
-        let host = if host.address.contains(':') {
-            format!("[{}]", host.address)
-        } else {
-            host.address.clone()
-        };
-        Ok(format!("{host}:{port}"))
+        HostPort::new(&host.address, port).ok_or_else(|| {
+            let why = format!("node {node:?} has no valid address: {:?}, {port}", host.address);
+            StatusError::internal(why)
+        })
     }
 
     /// The text at `path` of a node's kubelet.
@@ -78,8 +82,8 @@ impl Kubelets {
     ) -> Result<String, StatusError> {
         /// What a kubelet with a thousand containers says about them is far below this.
         const LONGEST: usize = 16 << 20;
-        let address = self.address(registry, node).await?;
-        let request = Request::get(format!("https://{address}{path}"));
+        let uri = self.uri(registry, node, path).await?;
+        let request = Request::get(uri);
         let request = request.body(transport::empty()).map_err(StatusError::internal)?;
         let response = self.http.request(request).await.map_err(StatusError::internal)?;
         if !response.status().is_success() {
@@ -90,9 +94,15 @@ impl Kubelets {
         String::from_utf8(bytes.into()).map_err(StatusError::internal)
     }
 
-    /// The client that kubelets know.
-    pub(crate) fn http(&self) -> &HttpClient {
-        &self.http
+    async fn uri(&self, registry: &Registry, node: &str, path: &str) -> Result<Uri, StatusError> {
+        let address = self.address(registry, node).await?;
+        address.uri(Scheme::HTTPS, path).map_err(StatusError::internal)
+    }
+
+    /// The client that kubelets know, for requests whose users choose the path. As the next, it dials
+    /// no address of this machine or its links, whatever a Node or a pod says of itself.
+    pub(crate) fn proxied(&self) -> &HttpClient {
+        &self.proxied
     }
 
     /// The client without identity, for what pods serve.
@@ -108,8 +118,7 @@ impl Kubelets {
         path: &str,
         request: Request<Body>,
     ) -> Result<Response<Body>, StatusError> {
-        let address = self.address(registry, node).await?;
-        let uri = format!("https://{address}{path}");
+        let uri = self.uri(registry, node, path).await?;
         let failed = |error: transport::ClientError| {
             StatusError::new(Reason::InternalError, format!("error dialing backend: {error}"))
         };
