@@ -2,10 +2,12 @@
 //! survives. Needs no root.
 
 mod audit;
+mod cis;
 mod devices;
 mod gates;
 mod hostile;
 mod keeping;
+mod proxying;
 mod standalone;
 mod stopping;
 mod support;
