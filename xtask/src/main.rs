@@ -15,6 +15,7 @@ mod fuzz;
 mod measure;
 mod packages;
 mod sh;
+mod supply;
 mod test;
 mod tidy;
 mod up;
@@ -30,6 +31,8 @@ usage: cargo xtask COMMAND
   test         install what the tests need, then run all of them: format, lints, tidy,
                unit and integration tests, the end-to-end story
   tidy         check the house rules that the compiler does not know
+  supply       check licences, sources and known holes of the packages that the build takes (deny.toml)
+  advisories DIR  rewrite the table of known holes from a checkout of the RustSec database
   wire [--area A,B] [--case RE] [--accept]
                replay upstream's recorded interactions against a fresh server
   fuzz [--seconds N] [--seed N]
@@ -57,6 +60,8 @@ fn main() -> ExitCode {
         "up" => up::run(&rest),
         "test" => test::run(),
         "tidy" => tidy::run(),
+        "supply" => supply::run(),
+        "advisories" => supply::rewrite(&rest),
         "conformance" => conformance::run(&rest),
         "fuzz" => fuzz::run(&rest),
         "wire" => wire::run(&rest),

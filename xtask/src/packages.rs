@@ -33,6 +33,11 @@ pub const TEST: &[Need] = &[
     Need { package: "nftables", proof: Proof::Program("nft"), why: "a judge of our rule sets" },
     Need { package: "iproute2", proof: Proof::Program("ip"), why: "networks for the tests" },
     Need { package: "dpkg", proof: Proof::Program("dpkg-deb"), why: "test images" },
+    Need {
+        package: "curl",
+        proof: Proof::Program("curl"),
+        why: "a client that reads early answers",
+    },
     Need { package: "procps", proof: Proof::Program("ps"), why: "process lists in reports" },
 ];
 

@@ -11,13 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::sh::{self, Outcome, step};
-use crate::{conformance, foreign, fuzz, packages, tidy, wire};
+use crate::{conformance, foreign, fuzz, packages, supply, tidy, wire};
 
 pub fn run() -> Outcome {
     timed("packages", packages)?;
     let foreign = start_foreign()?;
     let tested = timed("format", format)
         .and_then(|()| timed("tidy", tidy::run))
+        .and_then(|()| timed("packages that the build takes", supply::run))
         .and_then(|()| timed("lints", lints))
         .and_then(|()| timed("tests", tests));
     let Some(build) = foreign else { return tested };

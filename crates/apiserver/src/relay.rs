@@ -6,7 +6,7 @@
 //! Upstream: `k8s.io/apimachinery/pkg/util/proxy.UpgradeAwareHandler`.
 
 use base::task::Tasks;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
 use machinery::StatusError;
 use transport::{ClientError, ConnectionInfo, HttpClient, Upgrade};
 
@@ -19,7 +19,7 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Where to, with whose credentials, and what an unreachable server is to the client.
 pub struct Onward<'a> {
     pub http: &'a HttpClient,
-    pub uri: String,
+    pub uri: Uri,
     /// Added to the request's own; these win.
     pub headers: HeaderMap,
     pub failed: fn(ClientError) -> StatusError,

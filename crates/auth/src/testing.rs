@@ -7,11 +7,10 @@ use std::time::Duration;
 use base::task::Tasks;
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use pki::{Authority, Profile};
 use serde_json::Value as Json;
 use transport::tls::{ClientCerts, Identity, server_tls};
-use transport::{Limits, Listener};
+use transport::{Incoming, Limits, Listener};
 
 pub(crate) struct Loopback {
     pub url: String,

@@ -1,8 +1,9 @@
 //! Evaluates checked expressions, within a budget.
 //!
 //! Every node that is visited costs one, making lists and maps more, and functions by the size of
-//! what they look at: upstream's measure, about. An expression that would cost more than its budget
-//! is stopped; nothing else bounds loops within loops.
+//! what they look at and of what they make (`charge.rs`): upstream's measure, about. An expression
+//! that would cost more than its budget is stopped before it takes the memory; nothing else bounds
+//! loops within loops.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +12,15 @@ use cel_parser::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr, operators,
 };
 
+use crate::charge;
 use crate::functions;
 use crate::types::ListKind;
 use crate::value::{Key, Value, key_of};
 
 const LIST_COST: u64 = 10;
 const MAP_COST: u64 = 30;
-/// Characters that cost as much as a node.
-const CHARS_PER_COST: usize = 10;
+/// Keys of a map that are copied for one cost.
+const KEYS_PER_COST: u64 = 16;
 /// Calls within calls: the parser lets no deeper expressions through.
 const DEEPEST: usize = 400;
 
@@ -68,7 +70,10 @@ pub fn evaluate(
 ) -> Outcome {
     let mut machine =
         Machine { variables, bound: vec![], known: BTreeMap::new(), budget, depth: 0 };
-    machine.eval(root)
+    let value = machine.eval(root)?;
+    let cost = charge::result(&value, machine.budget.left);
+    machine.budget.spend(cost)?;
+    Ok(value)
 }
 
 struct Machine<'a> {
@@ -219,10 +224,9 @@ impl Machine<'_> {
         for argument in &call.args {
             arguments.push(self.eval(argument)?);
         }
-        let looked_at: usize =
-            target.iter().chain(&arguments).map(|value| cost_of(name, value)).sum();
-        self.budget.spend(1 + looked_at as u64)?;
         let name = namespaced.as_deref().unwrap_or(name);
+        let values: Vec<&Value> = target.iter().chain(&arguments).collect();
+        self.pay(name, &values)?;
         match functions::call(name, target.as_ref(), &arguments) {
             Some(outcome) => outcome.map_err(EvalError::Failed),
             None => {
@@ -231,6 +235,15 @@ impl Machine<'_> {
                 failed(format!("no such overload: {name}({})", given.join(", ")))
             }
         }
+    }
+
+    /// Pays for a call, before it is made.
+    fn pay(&mut self, name: &str, values: &[&Value]) -> Result<(), EvalError> {
+        let Some(cost) = charge::call(name, values, self.budget.left) else {
+            self.budget.left = 0;
+            return Err(EvalError::TooExpensive);
+        };
+        self.budget.spend(cost.saturating_add(1))
     }
 
     fn is_bound(&self, name: &str) -> bool {
@@ -368,7 +381,8 @@ impl Machine<'_> {
         for item in items.iter() {
             keyed.push((self.with(variable, item.clone(), key)?, item.clone()));
         }
-        self.budget.spend(items.len() as u64)?;
+        let keys = Value::list(keyed.iter().map(|(key, _)| key.clone()).collect());
+        self.pay("sort", &[&keys])?;
         keyed.sort_by(|a, b| a.0.compare(&b.0).unwrap_or(std::cmp::Ordering::Equal));
         Ok(Value::list(keyed.into_iter().map(|(_, item)| item).collect()))
     }
@@ -392,8 +406,18 @@ impl Machine<'_> {
         };
         let (mut count, mut items, mut fields) = (0, vec![], BTreeMap::new());
         let mut doubt = None;
-        for (key, value) in pairs(&range)? {
+        if let Value::Host(host) = &range {
+            return failed(format!("no such overload: iteration over {}", host.type_name()));
+        }
+        for (at, item) in self.items(&range)?.enumerate() {
             self.budget.spend(1)?;
+            let (key, value) = match &range {
+                Value::Map(fields) => {
+                    let value = item.key().and_then(|key| fields.get(&key).cloned());
+                    (item, value.unwrap_or(Value::Null))
+                }
+                _ => (Value::Int(at as i64), item),
+            };
             self.bound.push((first.clone(), key.clone()));
             self.bound.push((second.clone(), value));
             let kept = filter.map_or(Ok(Value::Bool(true)), |filter| self.eval(filter));
@@ -458,16 +482,7 @@ impl Machine<'_> {
 
     fn comprehension(&mut self, of: &ComprehensionExpr) -> Outcome {
         let range = self.eval(&of.iter_range)?;
-        let items: Vec<Value> = match &range {
-            Value::List(items, _) => items.to_vec(),
-            Value::Map(fields) => fields.keys().map(Key::value).collect(),
-            Value::Host(host) if let Some((Value::Map(fields), _)) = host.as_map() => {
-                fields.keys().map(Key::value).collect()
-            }
-            other => {
-                return failed(format!("no such overload: iteration over {}", other.type_name()));
-            }
-        };
+        let items = self.items(&range)?;
         let init = self.eval(&of.accu_init)?;
         let depth = self.bound.len();
         self.bound.push((of.accu_var.clone(), init));
@@ -476,7 +491,30 @@ impl Machine<'_> {
         outcome
     }
 
-    fn iterate(&mut self, of: &ComprehensionExpr, items: Vec<Value>, accu: usize) -> Outcome {
+    /// The items of a list, which are not copied, or the keys of a map.
+    fn items(&mut self, range: &Value) -> Result<Box<dyn Iterator<Item = Value>>, EvalError> {
+        if let Value::List(items, _) = range {
+            let items = items.clone();
+            return Ok(Box::new((0..items.len()).map(move |at| items[at].clone())));
+        }
+        let fields = match range {
+            Value::Map(fields) => fields,
+            Value::Host(host) if let Some((Value::Map(fields), _)) = host.as_map() => fields,
+            other => {
+                return failed(format!("no such overload: iteration over {}", other.type_name()));
+            }
+        };
+        self.budget.spend(fields.len() as u64 / KEYS_PER_COST)?;
+        let keys: Vec<Value> = fields.keys().map(Key::value).collect();
+        Ok(Box::new(keys.into_iter()))
+    }
+
+    fn iterate(
+        &mut self,
+        of: &ComprehensionExpr,
+        items: Box<dyn Iterator<Item = Value>>,
+        accu: usize,
+    ) -> Outcome {
         let mut doubt = None;
         for item in items {
             self.budget.spend(1)?;
@@ -552,20 +590,6 @@ fn qualified(select: &SelectExpr) -> Option<String> {
     }
 }
 
-fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, EvalError> {
-    Ok(match range {
-        Value::List(items, _) => items
-            .iter()
-            .enumerate()
-            .map(|(at, item)| (Value::Int(at as i64), item.clone()))
-            .collect(),
-        Value::Map(fields) => {
-            fields.iter().map(|(key, value)| (key.value(), value.clone())).collect()
-        }
-        other => return failed(format!("no such overload: iteration over {}", other.type_name())),
-    })
-}
-
 fn put_entry(
     fields: &mut BTreeMap<Key, Value>,
     key: Key,
@@ -600,28 +624,6 @@ fn literal_value(literal: &LiteralValue) -> Value {
         LiteralValue::Null => Value::Null,
         LiteralValue::String(text) => Value::string(text.inner()),
         LiteralValue::UInt(number) => Value::Uint(*number.inner()),
-    }
-}
-
-/// What a function costs for looking at a value, besides one for the call.
-fn cost_of(name: &str, value: &Value) -> usize {
-    match (name, value) {
-        ("size", _) => 0,
-        (_, Value::String(text)) => text.len() / CHARS_PER_COST,
-        (_, Value::Bytes(bytes)) => bytes.len() / CHARS_PER_COST,
-        (
-            operators::EQUALS | operators::NOT_EQUALS | operators::IN | operators::ADD,
-            Value::List(..) | Value::Map(_),
-        ) => value.size(),
-        (
-            "sum" | "min" | "max" | "indexOf" | "lastIndexOf" | "isSorted" | "sort" | "distinct"
-            | "reverse" | "flatten" | "join",
-            Value::List(items, _),
-        ) => items.len(),
-        ("sets.contains" | "sets.intersects" | "sets.equivalent", Value::List(items, _)) => {
-            items.len() * items.len()
-        }
-        _ => 0,
     }
 }
 

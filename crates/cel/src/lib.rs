@@ -12,6 +12,7 @@
 //! has no limit on what an expression may cost, and none of Kubernetes' functions. Values of type
 //! [`Type::Dyn`] are checked when they are met, all others before.
 
+mod charge;
 mod check;
 pub mod cost;
 pub mod environments;

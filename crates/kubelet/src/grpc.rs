@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use base::task::Stop;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use prost::Message;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::{Grpc, UnaryService};
 use tonic_prost::ProstCodec;
-use transport::{Limits, Listener};
+use transport::{Incoming, Limits, Listener};
 
 const DRAIN: Duration = Duration::from_secs(1);
 

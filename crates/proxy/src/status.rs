@@ -13,7 +13,7 @@ use base::task::Tasks;
 use http::{Request, Response, StatusCode, header};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use transport::{Body, Limits, Listener, full};
+use transport::{Body, Incoming, Limits, Listener, full};
 
 use crate::{Config, Error};
 
@@ -126,7 +126,7 @@ pub async fn serve(config: &Config, status: &Arc<Status>, tasks: &Tasks) -> Resu
         let Some(address) = address else { continue };
         let listener = listen(config, address).await?;
         let status = status.clone();
-        let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let service = tower::service_fn(move |request: Request<Incoming>| {
             let response = answers(&status, request.uri().path());
             async move { Ok::<_, Infallible>(response) }
         });

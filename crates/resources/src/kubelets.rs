@@ -3,7 +3,6 @@
 //! The server looks at the request, finds the node, and passes bytes on; it does not understand
 //! what runs over an upgraded connection.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use apiserver::Registry;
@@ -13,12 +12,13 @@ use apiserver::resource::{Behaviour, Body, Connect};
 use async_trait::async_trait;
 use base::features::{self, Feature};
 use base::percent;
-use http::{HeaderMap, Request, Response};
+use http::uri::Scheme;
+use http::{HeaderMap, Request, Response, Uri};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use machinery::status::Reason;
-use machinery::{Object, StatusError, names};
-use transport::HttpClient;
+use machinery::{Object, StatusError};
+use transport::{HostPort, HttpClient};
 
 use crate::log_options;
 use crate::log_stream::{self, Handshake};
@@ -31,6 +31,8 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 #[derive(Clone)]
 pub struct Kubelets {
     http: HttpClient,
+    /// The same, for requests whose users choose the path.
+    proxied: HttpClient,
     plain: HttpClient,
     /// Kinds of addresses in order of preference. Upstream's `--kubelet-preferred-address-types`.
     preferred: Vec<String>,
@@ -41,14 +43,17 @@ impl Kubelets {
     /// presents nothing and trusts anybody, for what pods serve. Requests bring their own address.
     pub fn new(http: HttpClient, plain: HttpClient) -> Self {
         let preferred = ["InternalIP", "Hostname", "InternalDNS", "ExternalDNS", "ExternalIP"];
-        Self { http, plain, preferred: preferred.map(str::to_owned).to_vec() }
+        let preferred = preferred.map(str::to_owned).to_vec();
+        let (proxied, plain) = (http.to_global_unicast(), plain.to_global_unicast());
+        Self { http, proxied, plain, preferred }
     }
 
+    /// Where a node's kubelet listens, by what the Node says.
     pub(crate) async fn address(
         &self,
         registry: &Registry,
         node: &str,
-    ) -> Result<String, StatusError> {
+    ) -> Result<HostPort, StatusError> {
         let found = registry.find::<Node>("", node).await?;
         let node_object = found.ok_or_else(|| StatusError::not_found("", "nodes", node))?;
         let status = node_object.status.unwrap_or_default();
@@ -59,14 +64,13 @@ impl Kubelets {
                 "no preferred addresses found; known addresses: {addresses:?}"
             ))
         })?;
-        let host = uri_host(&found.address).ok_or_else(|| {
-            let kind = &found.type_;
-            StatusError::internal(format!("the {kind} of node {node} is no address or DNS name"))
-        })?;
         let endpoint = status.daemon_endpoints.and_then(|endpoints| endpoints.kubelet_endpoint);
-        let port = endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
-        let port = port.filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
-        Ok(format!("{host}:{port}"))
+        let port =
+            endpoint.map(|endpoint| endpoint.port).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
+        HostPort::new(&found.address, port).ok_or_else(|| {
+            let why = format!("node {node:?} has no valid address: {:?}, {port}", found.address);
+            StatusError::internal(why)
+        })
     }
 
     /// The text at `path` of a node's kubelet.
@@ -78,8 +82,8 @@ impl Kubelets {
     ) -> Result<String, StatusError> {
         /// What a kubelet with a thousand containers says about them is far below this.
         const LONGEST: usize = 16 << 20;
-        let address = self.address(registry, node).await?;
-        let request = Request::get(format!("https://{address}{path}"));
+        let uri = self.uri(registry, node, path).await?;
+        let request = Request::get(uri);
         let request = request.body(transport::empty()).map_err(StatusError::internal)?;
         let response = self.http.request(request).await.map_err(StatusError::internal)?;
         if !response.status().is_success() {
@@ -90,9 +94,15 @@ impl Kubelets {
         String::from_utf8(bytes.into()).map_err(StatusError::internal)
     }
 
-    /// The client that kubelets know.
-    pub(crate) fn http(&self) -> &HttpClient {
-        &self.http
+    async fn uri(&self, registry: &Registry, node: &str, path: &str) -> Result<Uri, StatusError> {
+        let address = self.address(registry, node).await?;
+        address.uri(Scheme::HTTPS, path).map_err(StatusError::internal)
+    }
+
+    /// The client that kubelets know, for requests whose users choose the path. As the next, it dials
+    /// no address of this machine or its links, whatever a Node or a pod says of itself.
+    pub(crate) fn proxied(&self) -> &HttpClient {
+        &self.proxied
     }
 
     /// The client without identity, for what pods serve.
@@ -108,34 +118,12 @@ impl Kubelets {
         path: &str,
         request: Request<Body>,
     ) -> Result<Response<Body>, StatusError> {
-        let address = self.address(registry, node).await?;
-        let uri = format!("https://{address}{path}");
+        let uri = self.uri(registry, node, path).await?;
         let failed = |error: transport::ClientError| {
             StatusError::new(Reason::InternalError, format!("error dialing backend: {error}"))
         };
         let onward = Onward { http: &self.http, uri, headers: HeaderMap::new(), failed };
         relay(registry.tasks(), onward, request).await
-    }
-}
-
-/// An address of a Node as the host of a URI. Nodes write their addresses themselves: a text that is
-/// neither an address nor a DNS name could bring a port, a user or a path along.
-fn uri_host(address: &str) -> Option<String> {
-    match address.parse::<IpAddr>() {
-        Ok(IpAddr::V6(v6)) => Some(format!("[{v6}]")),
-        Ok(IpAddr::V4(v4)) => Some(v4.to_string()),
-        Err(_) => {
-            let lower = address.to_ascii_lowercase();
-            let name = lower.strip_suffix('.').unwrap_or(&lower);
-            // What looks like an address in another notation is one to some resolvers.
-            let is_name = name.rsplit('.').next().is_some_and(|last| {
-                let is_hex = last
-                    .strip_prefix("0x")
-                    .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
-                !is_hex && last.bytes().any(|byte| !byte.is_ascii_digit())
-            });
-            (is_name && names::dns1123_subdomain(name).is_empty()).then(|| name.to_owned())
-        }
     }
 }
 
@@ -335,38 +323,6 @@ pub(crate) fn parse_query(query: &str) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_addresses_and_names_become_hosts() {
-        let check = |address: &str, expected: Option<&str>| {
-            assert_eq!(uri_host(address).as_deref(), expected, "{address:?}");
-        };
-        check("10.0.0.7", Some("10.0.0.7"));
-        check("fd01::7", Some("[fd01::7]"));
-        check("node-1.example", Some("node-1.example"));
-        check("Node1", Some("node1"));
-        for bad in [
-            "",
-            "10.0.0.5/exec/kube-system/p/c?x=",
-            "10.0.0.5:443",
-            "[fd01::7]",
-            "user@10.0.0.5",
-            "10.0.0.5#",
-            "10.0.0.5?",
-            "10.0.0.5%2f",
-            "fe80::1%eth0",
-            "a b",
-            "a\r\nHost: b",
-            "a/b",
-            "*",
-            "2130706433",
-            "127.1",
-            "0x7f000001",
-            "127.0.0.0x1",
-        ] {
-            check(bad, None);
-        }
-    }
 
     #[test]
     fn queries_survive_the_way_to_the_kubelet() {

@@ -6,6 +6,9 @@
 //!
 //! Invariant: after [`HttpClient::replace_tls`] no new request uses a connection that was opened
 //! with the old settings; requests that run finish on theirs.
+//!
+//! Invariant: a client of [`HttpClient::to_global_unicast`] dials the addresses that it has checked,
+//! and shares no connection with one that checks nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -32,7 +35,7 @@ use crate::upgrade::Upgrade;
 use crate::{Body, BoxError};
 
 mod connector;
-use connector::{Connector, Target};
+use connector::{Connector, Reach, Target};
 
 /// A refused upgrade explains itself in a Status: anything longer is cut.
 const REFUSAL_BYTES: usize = 1 << 20;
@@ -146,7 +149,16 @@ struct Base {
 
 struct Pool {
     tls: Arc<ClientConfig>,
-    client: legacy::Client<Connector, Body>,
+    anywhere: legacy::Client<Connector, Body>,
+    global_unicast: legacy::Client<Connector, Body>,
+}
+
+impl Pool {
+    fn new(tls: Arc<ClientConfig>, target: &Target) -> Self {
+        let anywhere = pooled(Connector::new(tls.clone(), target.clone(), Reach::Anywhere));
+        let connector = Connector::new(tls.clone(), target.clone(), Reach::GlobalUnicast);
+        Self { tls, anywhere, global_unicast: pooled(connector) }
+    }
 }
 
 struct Shared {
@@ -169,7 +181,10 @@ struct Source {
 
 /// Cheap to clone; clones share connections.
 #[derive(Clone)]
-pub struct HttpClient(Arc<Shared>);
+pub struct HttpClient {
+    shared: Arc<Shared>,
+    reach: Reach,
+}
 
 impl HttpClient {
     pub fn new(options: &ClientOptions) -> Result<Self, ClientError> {
@@ -185,7 +200,7 @@ impl HttpClient {
         let target = Target { unix, server_name };
         let user_agent = options.user_agent.as_deref().unwrap_or("decapod");
         let shared = Shared {
-            pool: ArcSwap::from_pointee(pool(tls_of(options)?, &target)),
+            pool: ArcSwap::from_pointee(Pool::new(tls_of(options)?, &target)),
             base,
             target,
             token: options.token.clone(),
@@ -196,17 +211,24 @@ impl HttpClient {
                 applied: AtomicU64::new(0),
             }),
         };
-        Ok(Self(Arc::new(shared)))
+        Ok(Self { shared: Arc::new(shared), reach: Reach::Anywhere })
+    }
+
+    /// The same client, but for users who choose where it connects: a name or an address that leads
+    /// to this machine, to its links or to a group is refused.
+    pub fn to_global_unicast(&self) -> Self {
+        Self { shared: self.shared.clone(), reach: Reach::GlobalUnicast }
     }
 
     /// Host and port of the server that requests without one go to.
     pub fn authority(&self) -> Option<&str> {
-        self.0.base.as_ref().map(|base| base.authority.as_str())
+        self.shared.base.as_ref().map(|base| base.authority.as_str())
     }
 
     /// New authorities or a new certificate (`options.server` and the token are not looked at).
     pub fn replace_tls(&self, options: &ClientOptions) -> Result<(), ClientError> {
-        self.0.pool.store(Arc::new(pool(tls_of(options)?, &self.0.target)));
+        let pool = Pool::new(tls_of(options)?, &self.shared.target);
+        self.shared.pool.store(Arc::new(pool));
         Ok(())
     }
 
@@ -224,10 +246,16 @@ impl HttpClient {
         mut request: Request<Body>,
     ) -> Result<Response<Incoming>, ClientError> {
         let shown = self.show(&mut request).await?;
-        let client = self.0.pool.load().client.clone();
+        let client = {
+            let pool = self.shared.pool.load();
+            match self.reach {
+                Reach::Anywhere => pool.anywhere.clone(),
+                Reach::GlobalUnicast => pool.global_unicast.clone(),
+            }
+        };
         let response = client.request(request).await?;
         if response.status() == http::StatusCode::UNAUTHORIZED
-            && let (Some(generation), Some(source)) = (shown, &self.0.source)
+            && let (Some(generation), Some(source)) = (shown, &self.shared.source)
         {
             source.credentials.refused(generation).await;
         }
@@ -236,7 +264,7 @@ impl HttpClient {
 
     /// Puts on the request, or on its connection, what the source of credentials yields.
     async fn show(&self, request: &mut Request<Body>) -> Result<Option<u64>, ClientError> {
-        let Some(source) = &self.0.source else { return Ok(None) };
+        let Some(source) = &self.shared.source else { return Ok(None) };
         if request.headers().contains_key(header::AUTHORIZATION) {
             return Ok(None);
         }
@@ -263,8 +291,9 @@ impl HttpClient {
     {
         let mut request = self.prepare(request)?;
         self.show(&mut request).await?;
-        let tls = self.0.pool.load().tls.clone();
-        let io = Connector::new(tls, self.0.target.clone(), false).open(request.uri()).await?;
+        let tls = self.shared.pool.load().tls.clone();
+        let connector = Connector::new(tls, self.shared.target.clone(), self.reach);
+        let io = connector.without_h2().open(request.uri()).await?;
         if let Some(authority) = request.uri().authority() {
             let host = HeaderValue::from_str(authority.as_str()).map_err(http::Error::from)?;
             request.headers_mut().entry(header::HOST).or_insert(host);
@@ -312,8 +341,11 @@ impl HttpClient {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = request.into_parts();
+        if parts.uri.authority().is_some_and(has_user) {
+            return Err(ClientError::Server(parts.uri.to_string(), USER.to_owned()));
+        }
         if parts.uri.authority().is_none() {
-            let base = self.0.base.as_ref().ok_or_else(|| {
+            let base = self.shared.base.as_ref().ok_or_else(|| {
                 ClientError::Server(parts.uri.to_string(), "no server was configured".to_owned())
             })?;
             let rest = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
@@ -323,13 +355,13 @@ impl HttpClient {
                 .path_and_query(format!("{}{rest}", base.prefix))
                 .build()?;
         }
-        if let Some(Token(source)) = &self.0.token
+        if let Some(Token(source)) = &self.shared.token
             && !parts.headers.contains_key(header::AUTHORIZATION)
             && let Some(token) = source()
         {
             parts.headers.insert(header::AUTHORIZATION, bearer(&token)?);
         }
-        parts.headers.entry(header::USER_AGENT).or_insert_with(|| self.0.user_agent.clone());
+        parts.headers.entry(header::USER_AGENT).or_insert_with(|| self.shared.user_agent.clone());
         Ok(Request::from_parts(parts, crate::boxed(body)))
     }
 }
@@ -373,9 +405,8 @@ fn tls_of(options: &ClientOptions) -> Result<Arc<ClientConfig>, ClientError> {
     Ok(Arc::new(tls::client_config(&trust, identity.as_ref())?))
 }
 
-fn pool(tls: Arc<ClientConfig>, target: &Target) -> Pool {
-    let connector = Connector::new(tls.clone(), target.clone(), true);
-    let client = legacy::Client::builder(TokioExecutor::new())
+fn pooled(connector: Connector) -> legacy::Client<Connector, Body> {
+    legacy::Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(Duration::from_secs(80))
@@ -384,8 +415,14 @@ fn pool(tls: Arc<ClientConfig>, target: &Target) -> Pool {
         .http2_keep_alive_timeout(Duration::from_secs(15))
         .http2_initial_stream_window_size(4 << 20)
         .http2_initial_connection_window_size(16 << 20)
-        .build(connector);
-    Pool { tls, client }
+        .build(connector)
+}
+
+const USER: &str = "user information is not permitted";
+
+/// `user@host`: to the eye the host is what stands in front.
+fn has_user(authority: &Authority) -> bool {
+    authority.as_str().contains('@')
 }
 
 fn parse_server(server: &str) -> Result<(Option<Base>, Option<std::path::PathBuf>), ClientError> {
@@ -411,6 +448,9 @@ fn parse_server(server: &str) -> Result<(Option<Base>, Option<std::path::PathBuf
         return Err(bad("the scheme must be http, https or unix"));
     }
     let authority = uri.authority().cloned().ok_or_else(|| bad("no host"))?;
+    if has_user(&authority) {
+        return Err(bad(USER));
+    }
     let prefix = uri.path().trim_end_matches('/').to_owned();
     Ok((Some(Base { scheme, authority, prefix }), None))
 }
@@ -433,6 +473,63 @@ mod tests {
         check("localhost:8080", Some(("http", "localhost:8080", "")));
         check("unix:///run/x.sock", Some(("http", "localhost", "")));
         check("ftp://host", None);
+        check("https://10.0.0.1:80@169.254.169.254", None);
+        check("https://user@host", None);
         check("", None);
+    }
+
+    #[test]
+    fn nothing_is_sent_to_an_address_with_a_user() {
+        let options = ClientOptions { insecure: true, ..ClientOptions::default() };
+        let client = HttpClient::new(&options).expect("a client");
+        for (uri, is_taken) in [
+            ("http://10.0.0.1:80/x", true),
+            ("http://10.0.0.1:80@127.0.0.1/x", false),
+            ("http://@127.0.0.1/x", false),
+            ("http://10.0.0.1/@127.0.0.1", true),
+        ] {
+            let request = Request::get(uri).body(crate::empty()).expect("a request");
+            assert_eq!(client.prepare(request).is_ok(), is_taken, "{uri}");
+        }
+    }
+
+    /// What is refused is refused before anything is dialled: the listener hears of nobody.
+    #[tokio::test]
+    async fn a_client_of_users_does_not_reach_this_machine() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let port = listener.local_addr().expect("an address").port();
+        let options = ClientOptions { insecure: true, ..ClientOptions::default() };
+        let anywhere = HttpClient::new(&options).expect("a client");
+        let client = anywhere.to_global_unicast();
+        for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"] {
+            let get = || {
+                let request = Request::get(format!("http://{host}:{port}/"));
+                request.body(crate::empty()).expect("a request")
+            };
+            for error in [client.request(get()).await.err(), client.upgrade(get()).await.err()] {
+                let error = error.map(|error| error.to_string()).unwrap_or_default();
+                assert!(error.contains("address not allowed"), "{host}: {error:?}");
+            }
+        }
+        assert!(listener.accept().now_or_never().is_none());
+        let request = Request::get(format!("http://127.0.0.1:{port}/"));
+        let request = request.body(crate::empty()).expect("a request");
+        let asked = anywhere.request(request);
+        tokio::select! {
+            _ = asked => panic!("the listener answers nothing"),
+            accepted = listener.accept() => drop(accepted.expect("a connection")),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_out_of_range_is_not_another_port() {
+        let options = ClientOptions { insecure: true, ..ClientOptions::default() };
+        let client = HttpClient::new(&options).expect("a client");
+        for uri in ["http://127.0.0.1:99999/", "http://127.0.0.1:65536/"] {
+            let request = Request::get(uri).body(crate::empty()).expect("a request");
+            let error = client.request(request).await.err().map(|error| error.to_string());
+            let error = error.unwrap_or_default();
+            assert!(error.contains("invalid port"), "{uri}: {error}");
+        }
     }
 }

@@ -6,18 +6,20 @@
 //!
 //! Invariants: no task outlives the call that owns it ([`serve()`] drains or aborts its connections;
 //! upgrades and sessions are driven by futures the caller owns); every queue, header and handshake
-//! has a limit; TLS settings are read anew for each connection, so certificates rotate without a
+//! has a limit; no request goes to an address with user information; TLS settings are read anew for each connection, so certificates rotate without a
 //! restart.
 
 mod authority;
 pub mod channels;
 mod client;
 mod gather;
+mod host_port;
 pub mod remote;
 mod serve;
 pub mod spdy;
 pub mod streaming;
 pub mod tls;
+mod unread;
 mod upgrade;
 pub mod ws;
 
@@ -25,7 +27,9 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 
 pub use client::{ClientError, ClientOptions, CredentialSource, HttpClient, Shown, Token};
+pub use host_port::{Host, HostPort, is_global_unicast};
 pub use serve::{ConnectionInfo, Limits, Listener, serve};
+pub use unread::Incoming;
 pub use upgrade::{LINGER, Upgrade, UpgradedIo, carry, forward, server_io};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -10,6 +10,9 @@
 //!    └── few are left: idle ones go after `crowded`, not after `idle`
 //! ```
 //!
+//! An answer to HEAD has no body, whatever the service gives: on HTTP/2 nobody else takes it away. What
+//! a service leaves unread of a request is read after the answer: `unread.rs`.
+//!
 //! Invariant: whoever is cut off or turned away for what it did is logged, by address and cause, and
 //! at most once a minute.
 
@@ -26,8 +29,8 @@ use base::backoff::Backoff;
 use base::seldom::Seldom;
 use base::task::Stop;
 use bytes::Bytes;
-use http::{Request, Response};
-use hyper::body::Incoming;
+use futures::future::Either;
+use http::{HeaderValue, Method, Request, Response, Version, header};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -43,6 +46,7 @@ use crate::BoxError;
 use crate::authority::Renamed;
 use crate::gather::{Outlet, gather};
 use crate::tls::ServerTls;
+use crate::unread::{Incoming, Leftover, Lingering};
 
 /// What a service may know about the connection that a request came on: an extension of each.
 #[derive(Clone, Debug, Default)]
@@ -328,14 +332,21 @@ where
 {
     let (remote, is_tls) = (info.remote, info.is_tls);
     let activity = Activity::default();
+    let lingering = Arc::new(Lingering::default());
     let service = service_fn({
-        let activity = activity.clone();
-        move |mut request: Request<Incoming>| {
+        let (activity, lingering) = (activity.clone(), lingering.clone());
+        move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(info.clone());
-            let running = activity.begin();
+            let is_h2 = request.version() == Version::HTTP_2;
+            let is_head = is_h2 && request.method() == Method::HEAD;
+            let has_body = is_h2 && !http_body::Body::is_end_stream(request.body());
+            let leftover = has_body.then(|| Leftover::new(lingering.clone()));
+            let running = activity.begin(leftover.clone());
+            let request = request.map(|body| Incoming::new(body, leftover));
             let answer = service.clone().oneshot(request);
             async move {
                 let response = answer.await?;
+                let response = if is_head { headed(response) } else { response.map(Some) };
                 // The request runs until its answer is sent, or dropped: the body owns it.
                 Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
             }
@@ -346,8 +357,10 @@ where
     let builder = builder(is_h2, is_tls, &door.limits);
     let connection = builder.serve_connection_with_upgrades(io, service);
     let mut connection = std::pin::pin!(connection);
+    let mut rests = std::pin::pin!(lingering.read_on());
     let ended = tokio::select! {
         outcome = driven(connection.as_mut(), outlet.as_ref()) => Some(outcome),
+        () = rests.as_mut() => None,
         () = door.stop.wait() => None,
         () = activity.idle(door) => None,
         // On HTTP/2 there are bytes without requests: pings are answered.
@@ -362,18 +375,11 @@ where
         Some(outcome) => outcome,
         None => {
             connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(
-                door.limits.drain,
-                driven(connection.as_mut(), outlet.as_ref()),
-            )
-            .await
-            {
-                Ok(outcome) => outcome,
-                Err(_) => {
-                    tracing::debug!(?remote, "requests did not end in time, connection cut");
-                    return;
-                }
-            }
+            let ends = driven(connection.as_mut(), outlet.as_ref());
+            let Some(outcome) = within(door.limits.drain, ends, rests).await else {
+                return tracing::debug!(?remote, "requests did not end in time, connection cut");
+            };
+            outcome
         }
     };
     if let Some(outlet) = &outlet {
@@ -385,6 +391,28 @@ where
             false => tracing::trace!(?remote, %error, "connection ended"),
         }
     }
+}
+
+/// What the future yields, if it ends in time; the other one runs beside it.
+async fn within<T>(
+    limit: Duration,
+    ends: impl Future<Output = T>,
+    beside: impl Future<Output = ()> + Unpin,
+) -> Option<T> {
+    let ends = std::pin::pin!(tokio::time::timeout(limit, ends));
+    match futures::future::select(ends, beside).await {
+        Either::Left((ended, _)) => ended.ok(),
+        Either::Right(_) => None,
+    }
+}
+
+/// An answer to HEAD: it says how long the body would be.
+fn headed<B: http_body::Body>(response: Response<B>) -> Response<Option<B>> {
+    let (mut parts, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        parts.headers.entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
+    }
+    Response::from_parts(parts, None)
 }
 
 /// Not of HTTP/1.1: who takes over such a connection writes to it himself.
@@ -471,20 +499,21 @@ const RESETS_TIME: Duration = Duration::from_secs(1);
 /// A request that runs.
 struct Running {
     activity: Activity,
+    leftover: Option<Arc<Leftover>>,
     /// Its answer began to be sent.
     is_answered: bool,
 }
 
-/// An answer that is being sent.
+/// An answer that is being sent; without a body for HEAD.
 struct Answer<B> {
-    body: B,
+    body: Option<B>,
     running: Running,
 }
 
 impl<B: http_body::Body> Answer<B> {
-    fn new(body: B, mut running: Running) -> Self {
+    fn new(body: Option<B>, mut running: Running) -> Self {
         // Nothing to send is soon sent.
-        running.is_answered = body.is_end_stream();
+        running.is_answered = body.as_ref().is_none_or(B::is_end_stream);
         Self { body, running }
     }
 }
@@ -498,28 +527,32 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Answer<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Bytes>, B::Error>>> {
         self.running.is_answered = true;
-        Pin::new(&mut self.body).poll_frame(context)
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(context),
+            None => Poll::Ready(None),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(B::is_end_stream)
     }
 
     fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
+        // For HEAD nobody knows: hyper would say that the body is of length 0.
+        self.body.as_ref().map_or_else(http_body::SizeHint::default, B::size_hint)
     }
 }
 
 /// Those who wait are told of what they wait for only: each call wakes the connection's own task, of
 /// whose many requests most begin and end beside others.
 impl Activity {
-    fn begin(&self) -> Running {
+    fn begin(&self, leftover: Option<Arc<Leftover>>) -> Running {
         self.0.send_if_modified(|now| {
             let is_news = now.running == 0 || now.is_heard;
             (now.running, now.all, now.is_heard) = (now.running + 1, now.all + 1, false);
             is_news
         });
-        Running { activity: self.clone(), is_answered: false }
+        Running { activity: self.clone(), leftover, is_answered: false }
     }
 
     /// A request was taken back.
@@ -589,6 +622,9 @@ impl Drop for Running {
         });
         if !self.is_answered {
             self.activity.reset();
+        }
+        if let Some(leftover) = &self.leftover {
+            leftover.answered();
         }
     }
 }

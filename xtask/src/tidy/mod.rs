@@ -2,7 +2,8 @@
 //!
 //! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. Three
 //! sets of rules: which crate may use which ([`edges`]), how long things may be and how a module
-//! opens ([`shape`]), and what may not be called ([`banned`]). A breach with a good reason says so
+//! opens ([`shape`]), and what may not be called ([`banned`]); and the packages of Cargo.lock
+//! ([`supply`]). A breach with a good reason says so
 //! in place: `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
 
 mod banned;
@@ -14,6 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::sh::{self, Outcome};
+use crate::supply;
 use mask::Masked;
 
 /// One broken rule.
@@ -47,6 +49,7 @@ pub fn run() -> Outcome {
 
 fn check(root: &Path) -> Outcome<Vec<Breach>> {
     let mut breaches = edges::check(&root.join("crates"))?;
+    breaches.extend(supply::check(root)?);
     for path in sources(root)? {
         let text =
             fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;

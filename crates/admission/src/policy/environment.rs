@@ -24,6 +24,8 @@ use crate::webhook::request_of;
 pub(crate) const POLICY_COST: u64 = 10_000_000;
 /// The same of match conditions.
 const CONDITIONS_COST: u64 = 2_500_000;
+/// What one expression may cost. Upstream: `PerCallLimit`.
+const CALL_COST: u64 = 1_000_000;
 const OUT_OF_BUDGET: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
 const NAMES: [&str; 6] =
@@ -127,8 +129,12 @@ impl<'a> Environment<'a> {
         if program.uses("variables") {
             self.compute_named(&expression.text, budget);
         }
-        let outcome = program.evaluate(&|name| self.variable(name), budget);
+        let start = budget.left.min(CALL_COST);
+        let mut call = Budget::new(start);
+        let outcome = program.evaluate(&|name| self.variable(name), &mut call);
+        budget.left -= start - call.left;
         outcome.map_err(|error| match error {
+            EvalError::TooExpensive if budget.left > 0 => Failure::Evaluating(error.to_string()),
             EvalError::TooExpensive => Failure::Said(OUT_OF_BUDGET.to_owned()),
             EvalError::Failed(why) => {
                 Failure::Evaluating(self.failed_variable(&expression.text).unwrap_or(why))

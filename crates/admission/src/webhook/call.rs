@@ -16,12 +16,13 @@ use std::time::Duration;
 use apiserver::Registry;
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{Request, StatusCode};
+use http::uri::{InvalidUri, Scheme};
+use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use machinery::selector::Selector;
-use transport::{ClientError, ClientOptions, HttpClient};
+use transport::{ClientError, ClientOptions, HostPort, HttpClient};
 
 /// An answer repeats at most an object, as a patch in base64.
 const ANSWER_BYTES: usize = 8 << 20;
@@ -54,7 +55,7 @@ pub struct Clients(Mutex<HashMap<ClientKey, HttpClient>>);
 /// The URL as users know it, and the one that is connected to.
 struct Target {
     shown: String,
-    actual: String,
+    actual: Uri,
     server_name: Option<String>,
 }
 
@@ -84,7 +85,7 @@ impl Clients {
         let client = self
             .client((endpoint.ca_pem.clone(), target.server_name.clone()))
             .map_err(|error| format!("could not get REST client: {error}"))?;
-        let request = Request::post(&target.actual)
+        let request = Request::post(target.actual)
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, */*")
             .body(transport::full(body))
@@ -126,15 +127,18 @@ fn posting(url: &str, why: &str) -> String {
 }
 
 fn shown_url(endpoint: &Endpoint, timeout: Duration) -> String {
-    let timeout = timeout.as_secs();
     match &endpoint.address {
-        Address::Url(url) => format!("{}?timeout={timeout}s", with_path(url)),
+        Address::Url(url) => format!("{}?timeout={}s", with_path(url), timeout.as_secs()),
         Address::Service { namespace, name, path, port } => {
-            let path = path.trim_start_matches('/');
-            format!("https://{name}.{namespace}.svc:{port}/{path}?timeout={timeout}s")
+            format!("https://{name}.{namespace}.svc:{port}{}", target_of(path, timeout))
         }
         Address::Nowhere => String::new(),
     }
+}
+
+/// The path and query of a webhook behind a Service.
+fn target_of(path: &str, timeout: Duration) -> String {
+    format!("/{}?timeout={}s", path.trim_start_matches('/'), timeout.as_secs())
 }
 
 /// A URL without a path asks for `/`.
@@ -150,14 +154,18 @@ async fn resolve(
 ) -> Result<Target, String> {
     let shown = shown_url(endpoint, timeout);
     match &endpoint.address {
-        Address::Url(_) => Ok(Target { actual: shown.clone(), shown, server_name: None }),
-        Address::Service { namespace, name, port, .. } => {
+        Address::Url(_) => {
+            let actual = shown.parse().map_err(|why: InvalidUri| posting(&shown, &why.to_string()));
+            Ok(Target { actual: actual?, shown, server_name: None })
+        }
+        Address::Service { namespace, name, port, path } => {
             let server_name = format!("{name}.{namespace}.svc");
             let place = resolve_service(registry, namespace, name, *port)
                 .await
                 .map_err(|why| posting(&shown, &why))?;
-            let front = format!("https://{server_name}:{port}");
-            let actual = shown.replacen(&front, &format!("https://{place}"), 1);
+            let actual = place
+                .uri(Scheme::HTTPS, &target_of(path, timeout))
+                .map_err(|why| posting(&shown, &why.to_string()))?;
             Ok(Target { shown, actual, server_name: Some(server_name) })
         }
         Address::Nowhere => {
@@ -167,18 +175,20 @@ async fn resolve(
     }
 }
 
-/// `address:port` of a ready endpoint. Upstream: `k8s.io/apiserver/pkg/util/proxy`.
+/// A ready endpoint. Upstream: `k8s.io/apiserver/pkg/util/proxy`.
 async fn resolve_service(
     registry: &Registry,
     namespace: &str,
     name: &str,
     port: u16,
-) -> Result<String, String> {
+) -> Result<HostPort, String> {
     let found = registry.find::<Service>(namespace, name).await.map_err(|e| e.to_string())?;
     let service = found.ok_or_else(|| format!("service {name:?} not found"))?;
     let spec = service.spec.unwrap_or_default();
     if spec.type_.as_deref() == Some("ExternalName") {
-        return Ok(format!("{}:{port}", spec.external_name.unwrap_or_default()));
+        let host = spec.external_name.unwrap_or_default();
+        let place = HostPort::new(&host, port);
+        return place.ok_or_else(|| format!("service {name:?} has no valid external name"));
     }
     let ports = spec.ports.unwrap_or_default();
     let wanted = ports.iter().find(|one| one.port == i32::from(port));
@@ -194,7 +204,7 @@ async fn resolve_service(
         return Err(format!("no endpoints available for service {name:?}"));
     }
     let chosen = base::rng::below(ready.len() as u64) as usize;
-    Ok(ready[chosen].to_string())
+    Ok(ready[chosen].into())
 }
 
 fn ready_endpoints(slices: &[EndpointSlice], wanted: &ServicePort) -> Vec<SocketAddr> {

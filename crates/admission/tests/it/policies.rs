@@ -95,6 +95,33 @@ async fn a_validating_policy_refuses_in_its_own_words() {
     world.shutdown().await;
 }
 
+/// Four characters of which three calls would make a gigabyte: the write is refused before that, by
+/// an expression and by a variable that it names.
+#[tokio::test]
+async fn a_policy_that_would_make_a_huge_text_is_stopped() {
+    let grown = format!(".replace('a', '{}')", "a".repeat(1000)).repeat(3);
+    let direct = format!("size(object.data.text{grown}) > 0");
+    let cases = [
+        (json!([]), direct.clone()),
+        (
+            json!([{"name": "v", "expression": format!("object.data.text{grown}")}]),
+            "size(variables.v) > 0".to_owned(),
+        ),
+    ];
+    for (variables, expression) in cases {
+        let spec = json!({
+            "matchConstraints": constraints(),
+            "variables": variables,
+            "validations": [{"expression": expression}],
+        });
+        let binding = json!({"policyName": "p", "validationActions": ["Deny"]});
+        let world = world("ValidatingAdmissionPolicy", spec, binding).await;
+        let said = message(world.write(config_map("web", "m", json!({"text": "aaaa"}))).await);
+        assert!(said.contains("operation cancelled: actual cost limit exceeded"), "{said}");
+        world.shutdown().await;
+    }
+}
+
 #[tokio::test]
 async fn policies_take_parameters_and_warn() {
     let spec = json!({

@@ -24,7 +24,7 @@ use machinery::ObjectMeta;
 use pki::{Authority, Profile};
 use serde_json::{Value, json};
 use transport::tls::{ClientCerts, Identity, server_tls};
-use transport::{Limits, Listener};
+use transport::{Incoming, Limits, Listener};
 
 struct Plain;
 
@@ -184,7 +184,7 @@ impl Webhooks {
         let asked: Arc<Mutex<Vec<Value>>> = Arc::default();
         let connections: Arc<Mutex<std::collections::BTreeSet<SocketAddr>>> = Arc::default();
         let (seen, peers) = (asked.clone(), connections.clone());
-        let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let service = tower::service_fn(move |request: Request<Incoming>| {
             let (answers, seen, peers) = (answers.clone(), seen.clone(), peers.clone());
             async move {
                 let info = request.extensions().get::<transport::ConnectionInfo>();
@@ -220,7 +220,7 @@ impl Webhooks {
 async fn answer(
     answers: &HashMap<&'static str, Answer>,
     seen: &Mutex<Vec<Value>>,
-    request: Request<hyper::body::Incoming>,
+    request: Request<Incoming>,
 ) -> Response<transport::Body> {
     let (parts, body) = request.into_parts();
     let body: Bytes = body.collect().await.expect("arrives").to_bytes();

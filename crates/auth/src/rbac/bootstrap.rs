@@ -4,6 +4,9 @@
 //! through the registry that add what is missing. Objects whose annotation
 //! `rbac.authorization.kubernetes.io/autoupdate` is `false` are left alone; rules and subjects that
 //! people added stay. Upstream: `rbac/reconciliation`.
+//!
+//! Deviation: objects of `retired.txt`, which earlier versions made and upstream does not have, are
+//! removed, unless people changed them. Upstream removes nothing.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +26,7 @@ use super::index::rule_of;
 use super::{broken_down, is_covered};
 
 const TABLE: &str = include_str!("policy.txt");
+const RETIRED: &str = include_str!("retired.txt");
 const API_GROUP: &str = "rbac.authorization.k8s.io";
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 /// Writes at one time: enough to share the store's syncs.
@@ -42,10 +46,14 @@ pub struct Policy {
 /// # Panics
 /// If the table is malformed, which its test excludes.
 pub fn policy() -> Policy {
+    parse(TABLE)
+}
+
+fn parse(table: &str) -> Policy {
     let mut policy = Policy::default();
     // Whether rules belong to the last Role, not to the last ClusterRole.
     let mut in_role = false;
-    let lines = TABLE.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let lines = table.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     for line in lines.filter_map(open_line) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
@@ -208,7 +216,8 @@ pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
         result?;
     }
     drop(writes);
-    withdraw_pods_from_dns(registry).await
+    withdraw_pods_from_dns(registry).await?;
+    retire(registry).await
 }
 
 /// Earlier versions gave the DNS server the role of the usual add-on, which reads whole pods. The role
@@ -241,6 +250,51 @@ async fn withdraw_pods_from_dns(registry: &Registry) -> Result<(), StatusError> 
         }
     }
     Ok(())
+}
+
+/// Removes what earlier versions made and nobody changed. Bindings go first.
+async fn retire(registry: &Registry) -> Result<(), StatusError> {
+    let retired = parse(RETIRED);
+    for binding in retired.cluster_role_bindings {
+        let is_as_made = |there: &ClusterRoleBinding| {
+            there.subjects == binding.subjects && there.role_ref == binding.role_ref
+        };
+        remove(registry, binding.name(), is_as_made).await?;
+    }
+    for role in retired.cluster_roles {
+        let is_as_made = |there: &ClusterRole| there.rules == role.rules;
+        remove(registry, role.name(), is_as_made).await?;
+    }
+    Ok(())
+}
+
+async fn remove<T>(
+    registry: &Registry,
+    name: &str,
+    is_as_made: impl Fn(&T) -> bool,
+) -> Result<(), StatusError>
+where
+    T: Object + k8s_openapi::Metadata<Ty = ObjectMeta> + Clone,
+{
+    let Some(there) = registry.find::<T>("", name).await? else { return Ok(()) };
+    if is_frozen(there.metadata()) || !is_as_made(&there) {
+        tracing::warn!(
+            kind = T::KIND,
+            name,
+            "an object of an earlier version that upstream does not have was changed and stays"
+        );
+        return Ok(());
+    }
+    tracing::info!(
+        kind = T::KIND,
+        name,
+        "removing an object of an earlier version that upstream does not have"
+    );
+    let (ctx, key) = (registry.own_context::<T>(), Key::new("", name));
+    match registry.write(&ctx, &key, Intent::Delete { options: Default::default() }).await {
+        Err(error) if error.is(Reason::NotFound) => Ok(()),
+        other => other.map(|_| ()),
+    }
 }
 
 /// Adds to the second object what it lacks of the first, which is of the same kind. Returns whether
@@ -399,6 +453,11 @@ mod tests {
         }
     }
 
+    /// The recorded cluster was a distribution's, which adds objects and rules to upstream's. A test
+    /// takes them out of the record.
+    const FOREIGN: [&str; 3] =
+        ["openshift", "service-ca-cert-publisher", "endpointslices/restricted"];
+
     /// What upstream's own empty cluster holds, where the specification's folder is at hand.
     fn golden() -> Option<Value> {
         let spec = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/spec");
@@ -412,8 +471,15 @@ mod tests {
     fn check_kind<T: Object>(golden: &Value, resource: &str, ours: &[T]) {
         let list = &golden[format!("{resource}.v1.rbac.authorization.k8s.io")]["items"];
         let theirs = list.as_array().expect("a list");
-        for their in theirs {
+        let is_foreign = |value: &Value| {
+            let text = value.to_string();
+            FOREIGN.iter().any(|foreign| text.contains(foreign))
+        };
+        for their in theirs.iter().filter(|their| !is_foreign(&their["metadata"])) {
             let mut expected = their.clone();
+            if let Some(rules) = expected.get_mut("rules").and_then(Value::as_array_mut) {
+                rules.retain(|rule| !is_foreign(rule));
+            }
             let metadata = expected["metadata"].as_object_mut().expect("metadata");
             for minted in ["creationTimestamp", "resourceVersion", "uid"] {
                 metadata.remove(minted);
@@ -447,6 +513,39 @@ mod tests {
         check_kind(&golden, "roles", &policy.roles);
         check_kind(&golden, "clusterrolebindings", &policy.cluster_role_bindings);
         check_kind(&golden, "rolebindings", &policy.role_bindings);
+    }
+
+    /// Upstream's names: those of its own groups, `system:` and its user-facing roles.
+    #[test]
+    fn no_name_is_of_another_distribution() {
+        let policy = policy();
+        let names = policy.cluster_roles.iter().map(Object::name);
+        let names = names.chain(policy.cluster_role_bindings.iter().map(Object::name));
+        for name in names {
+            let parts: Vec<&str> = name.split(':').collect();
+            let is_known = match parts[..] {
+                ["admin" | "cluster-admin" | "edit" | "view"] => true,
+                ["decapod", _] | ["system", _] => true,
+                ["decapod" | "system", "certificatesigningrequests" | "controller", _] => true,
+                ["system", "certificates.k8s.io", ..] => true,
+                _ => false,
+            };
+            assert!(is_known, "{name}");
+            assert!(!FOREIGN.iter().any(|foreign| name.contains(foreign)), "{name}");
+        }
+        assert!(!TABLE.contains("endpointslices/restricted"));
+    }
+
+    #[test]
+    fn what_is_retired_is_made_no_more() {
+        let (policy, retired) = (policy(), parse(RETIRED));
+        assert!(retired.roles.is_empty() && retired.role_bindings.is_empty(), "not looked at");
+        for role in &retired.cluster_roles {
+            assert!(policy.cluster_roles.iter().all(|one| one.name() != role.name()));
+        }
+        for binding in &retired.cluster_role_bindings {
+            assert!(policy.cluster_role_bindings.iter().all(|one| one.name() != binding.name()));
+        }
     }
 
     #[test]

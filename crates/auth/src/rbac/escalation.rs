@@ -16,6 +16,7 @@ use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, PolicyRule as ApiRule, Role, RoleBinding, RoleRef,
 };
 use machinery::Object;
+use serde_json::Value;
 
 use super::{Rbac, index};
 use crate::MASTERS;
@@ -30,8 +31,13 @@ pub struct NoEscalation {
 
 /// What a write would grant.
 enum Grant {
-    Rules(Vec<ApiRule>),
-    Role(RoleRef),
+    /// The rules of a role. An aggregated one gathers the rules of roles that are yet to come.
+    Role {
+        rules: Vec<ApiRule>,
+        is_aggregated: bool,
+    },
+    /// The role that a binding names.
+    Binding(RoleRef),
     Nothing,
 }
 
@@ -45,7 +51,7 @@ impl NoEscalation {
             is_resource: true,
             verb: verb.into(),
             group: GROUP.into(),
-            version: "v1".into(),
+            version: "*".into(),
             namespace: place.namespace.into(),
             resource: place.resource.into(),
             name: place.name.into(),
@@ -54,6 +60,45 @@ impl NoEscalation {
         let question = authz::Attributes { user: user.clone(), request };
         matches!(self.authorizer.authorize(&question).await, Decision::Allow { .. })
     }
+
+    /// Why the user may not write such a role, unless they may escalate.
+    fn role_refusal(
+        &self,
+        user: &UserInfo,
+        namespace: &str,
+        rules: Vec<ApiRule>,
+        is_aggregated: bool,
+    ) -> Option<String> {
+        let rules: Vec<PolicyRule> = rules.into_iter().map(index::rule_of).collect();
+        let refusal = self.refusal(user, namespace, &rules);
+        let is_refused = || !self.rbac.missing(user, namespace, &full_authority()).is_empty();
+        refusal.or_else(|| {
+            let why = "must have cluster-admin privileges to use the aggregationRule";
+            (is_aggregated && is_refused()).then(|| why.to_owned())
+        })
+    }
+
+    /// Why the user may not grant these rules.
+    fn refusal(&self, user: &UserInfo, namespace: &str, rules: &[PolicyRule]) -> Option<String> {
+        let missing = self.rbac.missing(user, namespace, rules);
+        (!missing.is_empty()).then(|| {
+            format!(
+                "user {:?} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
+                user.name,
+                quoted(&user.groups),
+                compacted(missing).join("\n")
+            )
+        })
+    }
+}
+
+/// Whoever writes an aggregation rule must hold everything: the rule can gather anything.
+fn full_authority() -> [PolicyRule; 2] {
+    let all = || vec!["*".to_owned()];
+    [
+        PolicyRule { verbs: all(), api_groups: all(), resources: all(), ..PolicyRule::default() },
+        PolicyRule { verbs: all(), non_resource_urls: all(), ..PolicyRule::default() },
+    ]
 }
 
 struct Place<'a> {
@@ -79,64 +124,81 @@ impl Plugin for NoEscalation {
             return Ok(());
         }
         let Some(object) = attributes.object.as_deref() else { return Ok(()) };
+        if attributes.old.is_some_and(|old| is_bookkeeping(&**object, old)) {
+            return Ok(());
+        }
         let namespace = attributes.key.namespace.as_str();
         let name = object.name();
-        let (verb, place, rules) = match grant(&**object, attributes.old) {
-            Grant::Nothing => return Ok(()),
-            Grant::Rules(rules) => {
-                let rules = rules.into_iter().map(index::rule_of).collect();
-                ("escalate", Place { namespace, resource: &row.plural, name }, rules)
+        let refusal = match grant(&**object, attributes.old) {
+            Grant::Nothing => None,
+            Grant::Role { rules, is_aggregated } => {
+                let refusal = self.role_refusal(user, namespace, rules, is_aggregated);
+                let place =
+                    Place { namespace, resource: &row.plural, name: asked_name(attributes) };
+                let may = refusal.is_some() && self.may(user, "escalate", &place).await;
+                refusal.filter(|_| !may)
             }
-            Grant::Role(role) => {
+            Grant::Binding(role) => {
                 let resource = if role.kind == "Role" { "roles" } else { "clusterroles" };
                 if self.may(user, "bind", &Place { namespace, resource, name: &role.name }).await {
                     return Ok(());
                 }
                 let rules = self.rbac.role_rules(&role.kind, namespace, &role.name);
                 let rules =
-                    rules.ok_or_else(|| StatusError::not_found(GROUP, &row.plural, &role.name))?;
-                ("", Place { namespace, resource: &row.plural, name }, rules)
+                    rules.ok_or_else(|| StatusError::not_found(GROUP, resource, &role.name))?;
+                self.refusal(user, namespace, &rules)
             }
         };
-        let missing = self.rbac.missing(user, namespace, &rules);
-        if missing.is_empty() || (!verb.is_empty() && self.may(user, verb, &place).await) {
-            return Ok(());
-        }
-        let why = format!(
-            "user {:?} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
-            user.name,
-            quoted(&user.groups),
-            compacted(missing).join("\n")
-        );
-        Err(StatusError::forbidden(GROUP, &row.plural, name, why))
+        refusal.map_or(Ok(()), |why| Err(StatusError::forbidden(GROUP, &row.plural, name, why)))
     }
 }
 
-/// Writes that leave the grant as it is are nobody's escalation.
+/// The name in the request's path. A POST has none: a right to escalate named roles does not create
+/// them by POST.
+fn asked_name<'a>(attributes: &'a Attributes<'_>) -> &'a str {
+    let is_post = attributes.operation == Operation::Create && attributes.ctx.may_create.is_none();
+    if is_post { "" } else { &attributes.key.name }
+}
+
+/// Whether a write changes only what the garbage collector writes. Every other write of a role or a
+/// binding is judged, also one that leaves the rules and subjects: a label can put a role's rules
+/// into another role. Upstream: `IsOnlyMutatingGCFields`.
+fn is_bookkeeping(object: &dyn Object, old: &dyn Object) -> bool {
+    let rest = |object: &dyn Object| {
+        let mut tree = object.to_value();
+        if let Some(metadata) = tree.get_mut("metadata").and_then(Value::as_object_mut) {
+            for field in ["ownerReferences", "finalizers", "managedFields", "resourceVersion"] {
+                metadata.remove(field);
+            }
+        }
+        tree
+    };
+    rest(object) == rest(old)
+}
+
 fn grant(object: &dyn Object, old: Option<&dyn Object>) -> Grant {
     if let Some(role) = object.downcast::<ClusterRole>() {
         let old = old.and_then(|old| old.downcast::<ClusterRole>());
-        return rules(&role.rules, old.map(|old| &old.rules));
+        // An old aggregation rule counts, too: to take it away keeps the rules from being tightened.
+        let is_aggregated = aggregates(role) || old.is_some_and(aggregates);
+        return Grant::Role { rules: role.rules.clone().unwrap_or_default(), is_aggregated };
     }
     if let Some(role) = object.downcast::<Role>() {
-        let old = old.and_then(|old| old.downcast::<Role>());
-        return rules(&role.rules, old.map(|old| &old.rules));
+        return Grant::Role { rules: role.rules.clone().unwrap_or_default(), is_aggregated: false };
     }
     if let Some(binding) = object.downcast::<ClusterRoleBinding>() {
-        let old = old.and_then(|old| old.downcast::<ClusterRoleBinding>());
-        let is_same = old.is_some_and(|old| old.subjects == binding.subjects);
-        return if is_same { Grant::Nothing } else { Grant::Role(binding.role_ref.clone()) };
+        return Grant::Binding(binding.role_ref.clone());
     }
-    if let Some(binding) = object.downcast::<RoleBinding>() {
-        let old = old.and_then(|old| old.downcast::<RoleBinding>());
-        let is_same = old.is_some_and(|old| old.subjects == binding.subjects);
-        return if is_same { Grant::Nothing } else { Grant::Role(binding.role_ref.clone()) };
+    match object.downcast::<RoleBinding>() {
+        Some(binding) => Grant::Binding(binding.role_ref.clone()),
+        None => Grant::Nothing,
     }
-    Grant::Nothing
 }
 
-fn rules(new: &Option<Vec<ApiRule>>, old: Option<&Option<Vec<ApiRule>>>) -> Grant {
-    if old == Some(new) { Grant::Nothing } else { Grant::Rules(new.clone().unwrap_or_default()) }
+fn aggregates(role: &ClusterRole) -> bool {
+    let rule = role.aggregation_rule.as_ref();
+    let selectors = rule.and_then(|rule| rule.cluster_role_selectors.as_ref());
+    selectors.is_some_and(|selectors| !selectors.is_empty())
 }
 
 /// Rules of one resource each, their verbs put together, as text, sorted. Upstream: `CompactRules`

@@ -174,6 +174,8 @@ fn every_role_allows_what_upstreams_does_and_no_more() {
         .expect("a list")
         .iter()
         .map(|role| (role["metadata"]["name"].as_str().expect("a name"), &role["rules"]))
+        // The recorded cluster was a distribution's.
+        .filter(|(name, _)| !name.contains("openshift") && !name.contains("service-ca-cert"))
         .collect();
     let (mut asked, mut allowed) = (0_u64, 0_u64);
     for (role, rules) in &theirs {

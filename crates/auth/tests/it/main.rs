@@ -1,5 +1,6 @@
 //! The authorizers and authenticators on a real registry: writes go through it, indexes follow it.
 
+mod escalation;
 mod hostile;
 mod stolen;
 
@@ -305,6 +306,30 @@ async fn a_nodes_certificate_ends_with_its_node() {
 }
 
 #[tokio::test]
+async fn what_is_retired_goes_unless_people_changed_it() {
+    let world = World::start();
+    let reference = |name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name});
+    let group = |name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": name});
+    let foreign = "system:openshift:public-info-viewer";
+    let rules = json!({"rules": [{"verbs": ["get"], "nonResourceURLs": ["/.well-known", "/.well-known/*"]}]});
+    world.create::<ClusterRole>("", foreign, rules).await;
+    let all = [group("system:authenticated"), group("system:unauthenticated")];
+    let binding = json!({"roleRef": reference(foreign), "subjects": all});
+    world.create::<ClusterRoleBinding>("", foreign, binding).await;
+    let publisher = "system:controller:service-ca-cert-publisher";
+    let changed = json!({"roleRef": reference(publisher), "subjects": [group("mine")]});
+    world.create::<ClusterRoleBinding>("", publisher, changed).await;
+    auth::rbac::bootstrap::reconcile(&world.registry).await.expect("reconciles");
+
+    let role = world.registry.find::<ClusterRole>("", foreign).await.expect("reads");
+    let binding = world.registry.find::<ClusterRoleBinding>("", foreign).await.expect("reads");
+    assert!(role.is_none() && binding.is_none());
+    let kept = world.registry.find::<ClusterRoleBinding>("", publisher).await.expect("reads");
+    assert!(kept.is_some());
+    world.shutdown().await;
+}
+
+#[tokio::test]
 async fn the_indexes_follow_the_registry() {
     let world = World::start();
     let rbac = auth::Rbac::start(&world.registry, &world.tasks).await;
@@ -399,7 +424,7 @@ async fn nobody_grants_what_they_do_not_hold() {
     let more = r#"rolebindings.rbac.authorization.k8s.io "x" is forbidden: user "jane" (groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently held:
 {APIGroups:["*"], Resources:["*"], Verbs:["*"]}"#;
     check("web", binding("ClusterRole", "anything"), more).await;
-    let none = r#"rolebindings.rbac.authorization.k8s.io "missing" not found"#;
+    let none = r#"roles.rbac.authorization.k8s.io "missing" not found"#;
     check("web", binding("Role", "missing"), none).await;
     world.shutdown().await;
 }

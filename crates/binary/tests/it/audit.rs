@@ -15,7 +15,7 @@ use pki::{Authority, Profile, San};
 use serde_json::{Value, json};
 use testkit::{places, wait};
 use transport::tls::{ClientCerts, Identity, ServerTls, server_tls};
-use transport::{Limits, Listener};
+use transport::{Incoming, Limits, Listener};
 
 use crate::support::{LONG, Scratch, Server};
 
@@ -140,7 +140,7 @@ impl Receiver {
 }
 
 async fn answer(
-    request: Request<hyper::body::Incoming>,
+    request: Request<Incoming>,
     refuses: Arc<AtomicU32>,
     received: Arc<Mutex<Received>>,
 ) -> Result<Response<transport::Body>, std::convert::Infallible> {

@@ -2,10 +2,12 @@
 //! survives. Needs no root, but for one test that says so.
 
 mod audit;
+mod cis;
 mod devices;
 mod gates;
 mod hostile;
 mod keeping;
+mod proxying;
 mod standalone;
 mod starting;
 mod stopping;

@@ -88,6 +88,11 @@ fn slice(items: &[Value], start: i64, end: i64) -> Answer {
 }
 
 fn sum(items: &[Value]) -> Answer {
+    // Texts and lists cannot be summed: each step would copy what is there.
+    let is_number = |item: &Value| item.number().is_some() || matches!(item, Value::Duration(_));
+    if !items.iter().all(is_number) {
+        return None;
+    }
     let mut items = items.iter();
     let Some(first) = items.next() else { return Some(Ok(Value::Int(0))) };
     let mut sum = first.clone();

@@ -12,6 +12,8 @@ pub mod times;
 use crate::types::Type;
 use crate::value::Value;
 
+pub(crate) use strings::count_matches;
+
 type Answer = Option<Result<Value, String>>;
 
 /// Is it called as a method, what does it give? `None`: both ways.

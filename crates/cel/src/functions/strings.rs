@@ -44,6 +44,15 @@ impl Regex {
     }
 }
 
+/// How often a pattern is found in a text, at most `most`. What is no pattern is found nowhere.
+pub(crate) fn count_matches(pattern: &str, text: &str, most: usize) -> usize {
+    match Regex::new(pattern) {
+        Ok(Regex::Small(regex)) => regex.find_iter(text).take(most).count(),
+        Ok(Regex::Big(regex)) => regex.find_iter(text).take(most).count(),
+        Err(_) => 0,
+    }
+}
+
 fn text(text: impl Into<String>) -> Answer {
     Some(Ok(Value::string(text.into())))
 }
@@ -128,24 +137,28 @@ fn join(items: &[Value], rest: &[Value]) -> Answer {
 }
 
 fn position(last: bool, given: &str, part: &str, start: &[Value]) -> Answer {
-    let chars: Vec<char> = given.chars().collect();
-    let part: Vec<char> = part.chars().collect();
     let bound = match start {
-        [Value::Int(at)] => match usize::try_from(*at).ok().filter(|at| *at <= chars.len()) {
-            Some(at) => Some(at),
+        [Value::Int(at)] => match byte_of(given, *at) {
+            Some(byte) => Some(byte),
             None => return Some(Err(format!("index out of range: {at}"))),
         },
         _ => None,
     };
-    let fits = |at: &usize| chars[*at..].starts_with(&part);
-    let mut places = 0..=chars.len();
     let found = if last {
-        let most = bound.unwrap_or(chars.len());
-        places.rfind(|at| *at <= most && fits(at))
+        // It may begin at the bound, and end behind it.
+        let end = bound.unwrap_or(given.len()).saturating_add(part.len());
+        given[..given.floor_char_boundary(end)].rfind(part)
     } else {
-        places.find(|at| *at >= bound.unwrap_or_default() && fits(at))
+        let from = bound.unwrap_or_default();
+        given[from..].find(part).map(|found| from + found)
     };
-    Some(Ok(Value::Int(found.map_or(-1, |at| at as i64))))
+    Some(Ok(Value::Int(found.map_or(-1, |byte| given[..byte].chars().count() as i64))))
+}
+
+/// Where a character begins, or the end behind the last one.
+fn byte_of(text: &str, at: i64) -> Option<usize> {
+    let at = usize::try_from(at).ok()?;
+    text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(at)
 }
 
 fn split(given: &str, separator: &str, limit: &[Value]) -> Answer {
@@ -166,19 +179,21 @@ fn split(given: &str, separator: &str, limit: &[Value]) -> Answer {
 }
 
 fn substring(given: &str, start: i64, end: Option<i64>) -> Answer {
-    let chars: Vec<char> = given.chars().collect();
-    let end = end.unwrap_or(chars.len() as i64);
-    let length = chars.len() as i64;
-    if start < 0 || start > length {
+    let Some(from) = byte_of(given, start) else {
         return Some(Err(format!("index out of range: {start}")));
-    }
-    if end < 0 || end > length {
-        return Some(Err(format!("index out of range: {end}")));
-    }
-    if start > end {
+    };
+    let to = match end {
+        Some(end) => match byte_of(given, end) {
+            Some(to) => to,
+            None => return Some(Err(format!("index out of range: {end}"))),
+        },
+        None => given.len(),
+    };
+    if from > to {
+        let end = end.unwrap_or_default();
         return Some(Err(format!("invalid substring range. start: {start}, end: {end}")));
     }
-    text(chars[start as usize..end as usize].iter().collect::<String>())
+    text(&given[from..to])
 }
 
 /// `'%s is %d'.format([a, b])`

@@ -11,6 +11,7 @@ use apiserver::aggregate::Remote;
 use apiserver::registry::Intent;
 use apiserver::request::Key;
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::Service;
@@ -20,6 +21,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
 };
 use machinery::{Object, StatusError, Time};
 use serde_json::{Map, Value, json};
+use transport::HostPort;
 
 use super::{Aggregation, Backend, Trust};
 
@@ -103,11 +105,13 @@ async fn ask(
     version: &str,
 ) -> Result<Value, Why> {
     let address = endpoint(registry, backend).await?;
-    let url = format!("https://{address}/apis/{group}/{version}");
+    let path = format!("/apis/{group}/{version}");
+    let url = format!("https://{address}{path}");
     let failed = |why: String| {
         ("FailedDiscoveryCheck", format!("failing or missing response from {url}: {why}"))
     };
-    let mut request = Request::get(&url).header("accept", "application/json");
+    let uri = address.uri(Scheme::HTTPS, &path).map_err(|error| failed(error.to_string()))?;
+    let mut request = Request::get(uri).header("accept", "application/json");
     for (name, value) in CHECKER {
         request = request.header(name, value);
     }
@@ -131,7 +135,7 @@ async fn ask(
 }
 
 /// An address that answers for the Service.
-pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<String, Why> {
+pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<HostPort, Why> {
     let Backend { namespace, service: name, port, .. } = backend;
     let broken = |error: StatusError| {
         let why = format!("service/{name} in {namespace:?} cannot be checked due to: {error}");
@@ -144,7 +148,11 @@ pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<S
     };
     let spec = service.spec.unwrap_or_default();
     if spec.type_.as_deref() == Some("ExternalName") {
-        return Ok(format!("{}:{port}", spec.external_name.unwrap_or_default()));
+        let host = spec.external_name.unwrap_or_default();
+        return HostPort::new(&host, *port).ok_or_else(|| {
+            let why = format!("service/{name} in {namespace:?} has no valid external name");
+            ("ServiceAccessError", why)
+        });
     }
     let Some(service_port) = spec.ports.into_iter().flatten().find(|one| one.port == *port) else {
         let why = format!("service/{name} in {namespace:?} is not listening on port {port}");
@@ -161,7 +169,7 @@ pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<S
         let why = format!("cannot find endpointslices for service/{name} in {namespace:?}");
         return Err(("EndpointsNotFound", why));
     }
-    let addresses: Vec<String> = slices.iter().flat_map(|one| ready(one, &port_name)).collect();
+    let addresses: Vec<HostPort> = slices.iter().flat_map(|one| ready(one, &port_name)).collect();
     if addresses.is_empty() {
         let why = format!(
             "endpointslices for service/{name} in {namespace:?} have no addresses with port name {port_name:?}"
@@ -173,7 +181,7 @@ pub(super) async fn endpoint(registry: &Registry, backend: &Backend) -> Result<S
 }
 
 /// Addresses with ports of the endpoints that are ready.
-fn ready(slice: &EndpointSlice, port_name: &str) -> Vec<String> {
+fn ready(slice: &EndpointSlice, port_name: &str) -> Vec<HostPort> {
     let mut ports = slice.ports.iter().flatten();
     let port = ports.find(|port| port.name.as_deref().unwrap_or_default() == port_name);
     let Some(port) = port.and_then(|port| port.port) else { return vec![] };
@@ -182,9 +190,7 @@ fn ready(slice: &EndpointSlice, port_name: &str) -> Vec<String> {
     };
     let ready = slice.endpoints.iter().flatten().filter(is_ready);
     let addresses = ready.flat_map(|endpoint| endpoint.addresses.iter());
-    addresses
-        .map(|ip| if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") })
-        .collect()
+    addresses.filter_map(|host| HostPort::new(host, port)).collect()
 }
 
 /// Writes the condition, if it is another than the one that is there.
@@ -299,10 +305,12 @@ mod tests {
                 { "addresses": ["10.0.0.1"], "conditions": { "ready": true } },
                 { "addresses": ["10.0.0.2"], "conditions": { "ready": false } },
                 { "addresses": ["fd00::1"], "conditions": {} },
+                { "addresses": ["10.0.0.3:80@127.0.0.1"], "conditions": {} },
             ],
         }))
         .expect("a slice");
-        assert_eq!(ready(&slice, "https"), ["10.0.0.1:8443", "[fd00::1]:8443"]);
+        let found: Vec<String> = ready(&slice, "https").iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.0.0.1:8443", "[fd00::1]:8443"]);
         assert!(ready(&slice, "").is_empty());
     }
 }

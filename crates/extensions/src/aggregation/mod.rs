@@ -249,7 +249,7 @@ impl Aggregator for Aggregation {
         };
         let Ok(address) = check::endpoint(registry, &backend).await else { return unavailable() };
         let target = request.uri().path_and_query().map_or("/", |path| path.as_str());
-        let uri = format!("https://{address}{target}");
+        let Ok(uri) = address.uri(http::uri::Scheme::HTTPS, target) else { return unavailable() };
         let headers = user_headers(user);
         let onward = Onward { http: &backend.http, uri, headers, failed: unreachable };
         match relay(registry.tasks(), onward, request).await {

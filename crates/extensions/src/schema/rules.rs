@@ -410,6 +410,18 @@ mod tests {
         );
     }
 
+    /// Four characters of which three calls would make a gigabyte: it is refused before it is made.
+    #[test]
+    fn a_rule_that_would_make_a_huge_text_is_stopped() {
+        let long = "a".repeat(1000);
+        let rule = format!("size(self{}) > 0", format!(".replace('a', '{long}')").repeat(3));
+        let of = of(json!({ "type": "string", "maxLength": 20,
+            "x-kubernetes-validations": [{ "rule": rule }] }));
+        let errors = summary(&super::check(&json!({ "f": "aaaa" }), None, &of));
+        let expected = "call cost exceeds limit for rule";
+        assert!(errors.contains(expected), "{errors}");
+    }
+
     #[test]
     fn transitions_compare_with_what_was() {
         let check = |f: Value, old: Value, new: Value, expected: &str| {

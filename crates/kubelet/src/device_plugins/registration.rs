@@ -7,15 +7,14 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use base::task::Stop;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tonic::Status;
 use tonic::body::Body;
-use transport::Listener;
+use transport::{Incoming, Listener};
 
 use super::DevicePlugins;
 use super::messages::RegisterRequest;
@@ -72,8 +71,7 @@ async fn register(plugins: Arc<DevicePlugins>, asked: RegisterRequest) -> Result
     let done = async {
         check_version(&asked.version)?;
         check_name(resource)?;
-        let endpoint = asked.endpoint.trim_start_matches('/');
-        plugins.connect(resource, plugins.dir.join(endpoint)).await
+        plugins.connect(resource, plugins.dir.join(socket(&asked.endpoint)?)).await
     };
     match done.await {
         Ok(_) => Ok(Nothing {}),
@@ -91,6 +89,16 @@ fn check_version(version: &str) -> Result<(), String> {
     Err(format!(
         "requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"
     ))
+}
+
+/// A plugin's socket lies below the directory of all plugins.
+fn socket(endpoint: &str) -> Result<&Path, String> {
+    let path = Path::new(endpoint.trim_start_matches('/'));
+    let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
+    match is_below && path.components().next().is_some() {
+        true => Ok(path),
+        false => Err(format!("the endpoint {endpoint:?} is invalid")),
+    }
 }
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -137,6 +145,21 @@ impl DevicePlugins {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_lie_below_the_directory() {
+        for (endpoint, expected) in [
+            ("x.sock", Some("x.sock")),
+            ("/x.sock", Some("x.sock")),
+            ("a/x.sock", Some("a/x.sock")),
+            ("../x.sock", None),
+            ("a/../../x.sock", None),
+            ("/..", None),
+            ("", None),
+        ] {
+            assert_eq!(socket(endpoint).ok(), expected.map(Path::new), "{endpoint}");
+        }
+    }
 
     #[test]
     fn who_may_register() {

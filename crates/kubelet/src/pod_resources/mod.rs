@@ -14,12 +14,11 @@ use std::sync::{Arc, Mutex};
 
 use base::task::Stop;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
-use transport::Listener;
+use transport::{Incoming, Listener};
 
 use crate::context::Context;
 use crate::device_plugins::Told;

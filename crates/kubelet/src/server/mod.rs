@@ -30,7 +30,7 @@ use base::task::Tasks;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::StreamBody;
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use transport::channels::Streams;
-use transport::{Body, ConnectionInfo, Limits, Listener, remote};
+use transport::{Body, ConnectionInfo, Incoming, Limits, Listener, remote};
 
 use crate::context::Context;
 use crate::names;

@@ -46,7 +46,7 @@ impl Name {
             repository
         };
         let good_tag = tag.as_deref().is_none_or(is_tag);
-        if !good_tag || !repository.split('/').all(is_component) {
+        if !good_tag || !is_registry(&registry) || !repository.split('/').all(is_component) {
             return Err(invalid());
         }
         let tag = match (&tag, &digest) {
@@ -94,6 +94,31 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
+/// A host and maybe a port, which a URL is made of: no other character gets there. Upstream: the
+/// reference grammar's `domain`.
+fn is_registry(text: &str) -> bool {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(is_of_label)
+    };
+    let is_host = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => host.split('.').all(is_label),
+    };
+    let is_port = |port: &str| {
+        port.bytes().all(|byte| byte.is_ascii_digit())
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+    };
+    is_host && port.is_none_or(is_port)
+}
+
 fn is_component(part: &str) -> bool {
     let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     ends(part.chars().next())
@@ -122,6 +147,28 @@ mod tests {
         check("localhost/app", Some("localhost/app:latest"));
         check("registry.k8s.io/pause:3.10", Some("registry.k8s.io/pause:3.10"));
         check(&format!("quay.io/a/b@sha256:{hex}"), Some(&format!("quay.io/a/b@sha256:{hex}")));
+        check("[fd00::1]:5000/app:v1", Some("[fd00::1]:5000/app:v1"));
+        check("Registry/app", Some("Registry/app:latest"));
+        for registry in [
+            "10.0.0.1:80?",
+            "10.0.0.1?x.y",
+            "10.0.0.1#x.y",
+            "user@10.0.0.1",
+            "a.b%2f",
+            "a..b",
+            "-a.b",
+            "a.b:",
+            "a.b:0",
+            "a.b:65536",
+            "a.b:+80",
+            "a.b:80:90",
+            "[::1",
+            "[x]:80",
+            "a b.c",
+            "a.b\\",
+        ] {
+            check(&format!("{registry}/app"), None);
+        }
         check("Upper", None);
         check("a b", None);
         check("app:", None);

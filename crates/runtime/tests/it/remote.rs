@@ -13,10 +13,10 @@ use decapod_runtime::backend::remote::{Endpoints, Remote};
 use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::StreamBody;
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use prost::Message;
 use testkit::wait::{LONG, found, soon};
-use transport::{Body, Limits, Listener};
+use transport::{Body, Incoming, Limits, Listener};
 
 /// What a call answers: messages, then a status (0 is success); `None` in their place never ends.
 #[derive(Clone, Default)]

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::ClientError;
+use crate::host_port::is_global_unicast;
 
 /// Upstream: client-go dials for 30 s and shakes hands for 10.
 const CONNECT: Duration = Duration::from_secs(30);
@@ -30,21 +32,29 @@ pub(super) struct Target {
     pub(super) server_name: Option<ServerName<'static>>,
 }
 
+/// Which addresses are dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    Anywhere,
+    GlobalUnicast,
+}
+
 #[derive(Clone)]
 pub(super) struct Connector {
     tls: Arc<ClientConfig>,
     target: Target,
+    reach: Reach,
 }
 
 impl Connector {
-    /// `with_h2` offers HTTP/2; without it the connection can be upgraded.
-    pub(super) fn new(tls: Arc<ClientConfig>, target: Target, with_h2: bool) -> Self {
-        let mut tls = (*tls).clone();
-        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        if with_h2 {
-            tls.alpn_protocols.insert(0, b"h2".to_vec());
-        }
-        Self { tls: Arc::new(tls), target }
+    pub(super) fn new(tls: Arc<ClientConfig>, target: Target, reach: Reach) -> Self {
+        let alpn = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Self { tls: with_alpn(&tls, alpn), target, reach }
+    }
+
+    /// A connection that can be upgraded.
+    pub(super) fn without_h2(self) -> Self {
+        Self { tls: with_alpn(&self.tls, vec![b"http/1.1".to_vec()]), ..self }
     }
 
     pub(super) async fn open(&self, uri: &Uri) -> Result<Stream, ClientError> {
@@ -71,11 +81,34 @@ impl Connector {
         if let Some(path) = &self.target.unix {
             return Ok(Box::new(UnixStream::connect(path).await?));
         }
-        let default_port = if uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
-        let port = uri.port_u16().unwrap_or(default_port);
-        let stream = TcpStream::connect((host(uri), port)).await?;
+        let found = tokio::net::lookup_host((host(uri), port(uri)?)).await?;
+        // What was checked is dialled: a second look-up might find something else.
+        let addresses: Vec<SocketAddr> = found.collect();
+        let is_refused = |address: &SocketAddr| !is_global_unicast(address.ip());
+        if self.reach == Reach::GlobalUnicast && addresses.iter().any(is_refused) {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "address not allowed"));
+        }
+        let stream = TcpStream::connect(&addresses[..]).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(stream))
+    }
+}
+
+fn with_alpn(tls: &ClientConfig, protocols: Vec<Vec<u8>>) -> Arc<ClientConfig> {
+    let mut tls = tls.clone();
+    tls.alpn_protocols = protocols;
+    Arc::new(tls)
+}
+
+/// The port, or the scheme's own where there is none.
+fn port(uri: &Uri) -> io::Result<u16> {
+    let own = if uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    match (uri.port_u16(), uri.authority()) {
+        (Some(port), _) => Ok(port),
+        (None, Some(authority)) if authority.as_str().trim_end_matches(':') != authority.host() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "invalid port"))
+        }
+        (None, _) => Ok(own),
     }
 }
 

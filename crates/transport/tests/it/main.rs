@@ -1,5 +1,6 @@
 //! Server and client against each other over real sockets.
 
+mod early;
 mod hostile;
 mod support;
 
@@ -9,10 +10,11 @@ use bytes::Bytes;
 use decapod_transport::channels::Streams;
 use decapod_transport::spdy;
 use decapod_transport::tls::ClientCerts;
-use decapod_transport::{Body, ConnectionInfo, HttpClient, Listener, Upgrade, UpgradedIo};
+use decapod_transport::{
+    Body, ConnectionInfo, HttpClient, Incoming, Listener, Upgrade, UpgradedIo,
+};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

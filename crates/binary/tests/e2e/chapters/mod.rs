@@ -2,6 +2,7 @@
 
 mod apply;
 mod block;
+mod cis;
 mod clients;
 mod commands;
 mod containerd;
@@ -69,6 +70,7 @@ pub const CHAPTERS: &[Chapter] = &[
     chapter("clients: definitions of well-known projects", definitions::of_well_known_projects),
     chapter("keeping: secrets are sealed on the disk", keeping::secrets_are_sealed),
     chapter("keeping: certificates are replaced under way", keeping::certificates_are_replaced),
+    chapter("cis: the node is as docs/security.md says", cis::of_a_node),
     chapter("pulling: a registry behind a mirror", pulling::through_a_mirror),
     chapter("healing: a killed process comes back", healing::killed_process),
     chapter("healing: a deleted pod is replaced", healing::deleted_pod),
