@@ -11,12 +11,13 @@ use crate::error::{During, Error};
 use crate::netns;
 
 /// Turns on what a node needs: forwarding for both families, and netfilter for bridged packets
-/// where the bridge filter exists (without it, the replies of a service's endpoint on the same
-/// node are switched past the address translation). The namespace is `netns`, or the caller's.
+/// where the bridge filter exists. Our own pods are routed and do not need it; another runtime's
+/// network plugin may have them on a bridge, where the replies of a service's endpoint on the same
+/// node would be switched past the address translation. The namespace is `netns`, or the caller's.
 pub async fn prepare_node(netns: Option<&Path>) -> Result<(), Error> {
     netns::enter_or_here(netns, || {
         set("net.ipv4.ip_forward", "1")?;
-        // The kernel takes this or the interface's own switch; see `pods::Bridge`.
+        // The kernel takes this or the interface's own switch; see `pods`.
         set("net.ipv4.conf.all.send_redirects", "0")?;
         for (name, value) in [
             ("net.ipv6.conf.all.forwarding", "1"),

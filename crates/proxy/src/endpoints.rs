@@ -52,8 +52,7 @@ where
         if slice.address_type != family_name(ip) {
             continue;
         }
-        let labels = slice.metadata.labels.as_ref();
-        let Some(service) = labels.and_then(|labels| labels.get(SERVICE_LABEL)) else { continue };
+        let Some(service) = service_name(slice) else { continue };
         for port in slice.ports.iter().flatten() {
             let (Some(number), Some(proto)) =
                 (port.port.and_then(|n| u16::try_from(n).ok()), protocol(port.protocol.as_deref()))
@@ -62,7 +61,7 @@ where
             };
             let name = PortName {
                 namespace: slice.metadata.namespace.clone().unwrap_or_default(),
-                service: service.clone(),
+                service: service.to_owned(),
                 port: port.name.clone().unwrap_or_default(),
                 proto,
             };
@@ -75,6 +74,11 @@ where
         }
     }
     found.into_iter().map(|(name, group)| (name, group.into_values().collect())).collect()
+}
+
+/// The Service that a slice belongs to.
+pub fn service_name(slice: &discovery::EndpointSlice) -> Option<&str> {
+    slice.metadata.labels.as_ref()?.get(SERVICE_LABEL).map(String::as_str)
 }
 
 fn family_name(ip: Ip) -> &'static str {

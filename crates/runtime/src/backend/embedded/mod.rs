@@ -152,6 +152,7 @@ impl Embedded {
             images,
             tasks,
         }));
+        net::modules::load(net::modules::PODS).await;
         embedded.adopt().await?;
         Ok(embedded)
     }
