@@ -307,7 +307,9 @@ impl Links {
     /// The interface of the default route (lowest metric; IPv4 first) and its primary address, or
     /// else the first interface that is up and has an address for the world.
     pub async fn uplink(&self) -> Result<Option<Uplink>, Error> {
-        let links = self.list().await?;
+        let mut links = self.list().await?;
+        // Older kernels list them in no order.
+        links.sort_by_key(|link| link.index);
         let addresses = self.addresses().await?;
         let mut candidates = Vec::new();
         for v4 in [true, false] {
@@ -317,7 +319,14 @@ impl Links {
             candidates.extend(defaults.iter().filter_map(|route| Some((v4, oif(route)?))));
         }
         for v4 in [true, false] {
-            candidates.extend(links.iter().filter(|link| link.up).map(|link| (v4, link.index)));
+            // An address without a network, as on pods' links, is none for the world.
+            let has_network = |link: &&Link| {
+                let wide = |a: &Address| {
+                    a.link == link.index && a.net.prefix_len() < a.net.max_prefix_len()
+                };
+                link.up && addresses.iter().any(|a| wide(a) && a.net.addr().is_ipv4() == v4)
+            };
+            candidates.extend(links.iter().filter(has_network).map(|link| (v4, link.index)));
         }
         Ok(candidates.into_iter().find_map(|(v4, index)| {
             let link = links.iter().find(|link| link.index == index)?;

@@ -67,7 +67,7 @@ where
             };
             let group = found.entry(name).or_default();
             let endpoints =
-                slice.endpoints.iter().flatten().filter_map(|e| endpoint(e, number, node));
+                slice.endpoints.iter().flatten().filter_map(|e| endpoint(e, ip, number, node));
             for endpoint in endpoints {
                 group.entry(endpoint.address).or_insert(endpoint);
             }
@@ -88,9 +88,13 @@ fn family_name(ip: Ip) -> &'static str {
     }
 }
 
-fn endpoint(of: &discovery::Endpoint, port: u16, node: &str) -> Option<Endpoint> {
+/// None for what is no endpoint of this family: in a rule it would make the kernel refuse all rules.
+fn endpoint(of: &discovery::Endpoint, ip: Ip, port: u16, node: &str) -> Option<Endpoint> {
     // Upstream: only the first address is used; more are forbidden for new slices.
     let address: IpAddr = of.addresses.first()?.parse().ok()?;
+    if Ip::of(&address) != ip || address.is_unspecified() || port == 0 {
+        return None;
+    }
     let conditions = of.conditions.as_ref();
     let hints = of.hints.as_ref();
     Some(Endpoint {

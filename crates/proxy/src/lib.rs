@@ -148,6 +148,7 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
         let modules = missing.join(" ");
         tracing::error!(modules, "kernel modules that Services need are not there; see modprobe");
     }
+    net::sysctl::prepare_tracking(config.netns.as_deref()).await?;
     let engine = Engine { config, sources, links, status };
     tokio::select! {
         () = stop.wait() => Ok(()),

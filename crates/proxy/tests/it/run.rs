@@ -159,6 +159,10 @@ async fn a_load_balancer_learns_which_node_has_endpoints() {
     let story = async {
         let two = ["200 OK", "x-load-balancing-endpoint-weight: 2", "\"localEndpoints\": 2"];
         answers(32001, &two).await;
+        let tracking = netns::run(&lab.node.path, || {
+            std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")
+        });
+        assert_eq!(tracking.expect("enter").expect("a switch").trim(), "3600");
         answers(32001, &["\"namespace\": \"ns\"", "\"serviceProxyHealthy\": true"]).await;
         // Those that are left terminate, or are elsewhere.
         api.put("endpointslices", &at(&["!10.42.0.2", "10.42.9.9@there"]));
