@@ -96,6 +96,8 @@ impl NetworkState {
         let failed = |error: net::Error| {
             cri::Error::Internal(format!("prepare the node's network: {error}"))
         };
+        // Pods are routed, also to each other, with a kube-proxy or without.
+        net::sysctl::prepare_node(None).await.map_err(failed)?;
         let links = Links::open().map_err(failed)?;
         self.ensure_bridge(&links).await.map_err(failed)?;
         for cidr in service_cidrs {
