@@ -117,6 +117,7 @@ pub fn end_to_end() -> Outcome<PathBuf> {
 pub fn suite_programs() -> Outcome<PathBuf> {
     program("agnhost", "k8s.io/kubernetes/test/images/agnhost")?;
     program("nnp", "k8s.io/kubernetes/test/images/nonewprivs")?;
+    program("regression-issue-74839", "k8s.io/kubernetes/test/images/regression-issue-74839")?;
     program("sample-apiserver", "k8s.io/sample-apiserver")?;
     directory()
 }

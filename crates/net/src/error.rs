@@ -8,6 +8,8 @@ pub enum Error {
     System { action: String, source: io::Error },
     #[error("{action}{}: {source}", needs(.source))]
     Netlink { action: String, source: rtnetlink::Error },
+    #[error("the kernel module {module} is not there and cannot be loaded: {action}")]
+    NoModule { module: &'static str, action: String },
     #[error("no network interface {0:?}")]
     NoLink(String),
     #[error("{0}")]
@@ -31,7 +33,17 @@ impl Error {
             Self::System { source, .. } => source.raw_os_error(),
             Self::Netlink { source, .. } => netlink_errno(source),
             Self::NoLink(_) => Some(libc::ENODEV),
+            Self::NoModule { .. } => Some(libc::EOPNOTSUPP),
             Self::Invalid(_) | Self::Worker => None,
+        }
+    }
+
+    /// What the kernel does not know how to make is made by this module.
+    pub(crate) fn names(self, module: &'static str) -> Self {
+        let is_unknown = self.errno() == Some(libc::EOPNOTSUPP);
+        match self {
+            Self::Netlink { action, .. } if is_unknown => Self::NoModule { module, action },
+            other => other,
         }
     }
 }

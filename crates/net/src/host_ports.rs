@@ -6,8 +6,8 @@
 //!                                                       postrouting: pods' and loopback sources are masqueraded
 //! ```
 //!
-//! In: host ports. Out: a ruleset with a table per address family. Pure; [`forget_flows`] and
-//! [`prepare`] touch the kernel.
+//! In: host ports. Out: a ruleset with a table per address family. Pure; [`forget_flows`]
+//! touches the kernel.
 //! Ports on one address come before those on all addresses. A pod that comes by way of the node's
 //! address, and a client on the node's loopback, are masqueraded: their answers would find a
 //! shorter way back and not be translated.
@@ -23,11 +23,12 @@ use crate::error::Error;
 use crate::nft::{
     BaseChain, ChainKind, Field, Hook, Ip, Op, Policy, Proto, Ruleset, Stmt, Table, Value, Verdict,
 };
-use crate::sysctl;
 
 /// The routing table's "local".
 const LOCAL: u32 = 2;
 const DNAT: u32 = 32;
+/// Where nothing is translated yet.
+const BEFORE_TRACKING: i32 = -300;
 
 /// One port of the node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +70,9 @@ fn table(ip: Ip, ports: &[&HostPort]) -> Table {
         Some(BaseChain { kind: ChainKind::Nat, hook, priority, policy: Policy::Accept })
     };
     table.chain("hostports");
+    if ip == Ip::V4 {
+        not_for_others(&mut table);
+    }
     for (chain, hook) in [("prerouting", Hook::Prerouting), ("output", Hook::Output)] {
         table.chain(chain).base = base(hook, -100);
         let local = Stmt::equals(Field::FibDaddrType, Value::Number(LOCAL));
@@ -85,22 +89,38 @@ fn table(ip: Ip, ports: &[&HostPort]) -> Table {
     table.rule("postrouting", vec![untouched, Stmt::Verdict(Verdict::Return)]);
     let targets: BTreeSet<(IpAddr, IpNet)> =
         ports.iter().map(|port| (port.to.ip(), port.pods.trunc())).collect();
-    let loopback = IpNet::new(Ipv4Addr::LOCALHOST.into(), 8).expect("8 is a length");
     for (pod, pods) in targets {
         let to = Stmt::equals(Field::Daddr(ip), Value::Ip(pod));
         let from = |net| Stmt::InNet { field: Field::Saddr(ip), op: Op::Eq, net };
         let masquerade = || Stmt::Masquerade { fully_random: false };
         table.rule("postrouting", vec![to.clone(), from(pods), masquerade()]);
         if ip == Ip::V4 {
-            table.rule("postrouting", vec![to, from(loopback), masquerade()]);
+            table.rule("postrouting", vec![to, from(loopback()), masquerade()]);
         }
     }
     table
 }
 
-/// Lets packets from the loopback network out to `bridge`, where a port of 127.0.0.1 leads.
-pub fn prepare(bridge: &str) -> Result<(), Error> {
-    sysctl::set(&format!("net/ipv4/conf/{bridge}/route_localnet"), "1")
+/// Where a port of 127.0.0.1 leads into a pod, the pod's link takes packets for that network
+/// (`route_localnet`, see [`crate::pods`]): answers, which are translated after this chain. What a pod
+/// itself sends there would reach what listens on the node's loopback.
+fn not_for_others(table: &mut Table) {
+    let chain = "loopback";
+    table.chain(chain).base = Some(BaseChain {
+        kind: ChainKind::Filter,
+        hook: Hook::Prerouting,
+        priority: BEFORE_TRACKING,
+        policy: Policy::Accept,
+    });
+    let name = Value::Name("lo".into());
+    let elsewhere = Stmt::Match { field: Field::Iifname, op: Op::Ne, value: name };
+    let net = loopback();
+    let to = Stmt::InNet { field: Field::Daddr(Ip::V4), op: Op::Eq, net };
+    table.rule(chain, vec![elsewhere, to, Stmt::Verdict(Verdict::Drop)]);
+}
+
+fn loopback() -> IpNet {
+    IpNet::new(Ipv4Addr::LOCALHOST.into(), 8).expect("8 is a length")
 }
 
 /// Flows of UDP outlive their pod: the next pod with that port would not hear its old clients.

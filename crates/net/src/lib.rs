@@ -1,6 +1,6 @@
 //! The kernel's network, by netlink: namespaces, links, routes, pod attachments, nftables.
 //!
-//! Nothing here runs a program or needs a C library. In: plain data (names, addresses, a ruleset
+//! Nothing here needs a C library, or runs a program but `modprobe` ([`modules`]). In: plain data (names, addresses, a ruleset
 //! model); out: kernel state, or what the kernel says. Every `ensure_*` is idempotent and repairs
 //! what differs, every removal accepts that the thing is gone already: callers re-run them after a
 //! crash without looking.
@@ -12,6 +12,7 @@ pub mod conntrack;
 mod error;
 pub mod host_ports;
 pub mod links;
+pub mod modules;
 pub mod monitor;
 pub mod netns;
 pub mod nft;

@@ -3,7 +3,9 @@
 //! A [`Links`] is one netlink socket and stays with the namespace it was opened in. Changes to an
 //! existing link go by RTM_NEWLINK (`change`): RTM_SETLINK silently ignores some attributes.
 
+use std::fs::File;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use base::task::Tasks;
@@ -13,7 +15,9 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkMessage,
+};
 use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
@@ -62,8 +66,23 @@ pub enum Via {
     Gateway(IpAddr),
     /// The destination is on this link.
     Link(String),
-    /// A gateway on a link that no address of ours covers (VXLAN peers).
-    OnLink { gateway: IpAddr, link: String },
+    /// The same, by the link's number.
+    Index(u32),
+    /// A gateway on a link, by its number, that no address of ours covers (VXLAN peers, the gateway
+    /// of pods).
+    OnLink { gateway: IpAddr, link: u32 },
+}
+
+/// A veth pair to be made: one end here, up, the other born in another namespace.
+#[derive(Clone, Debug)]
+pub struct Pair<'a> {
+    pub name: &'a str,
+    pub mac: &'a [u8; 6],
+    pub peer: &'a str,
+    pub peer_mac: &'a [u8; 6],
+    /// Where the other namespace is pinned.
+    pub peer_netns: &'a Path,
+    pub mtu: u32,
 }
 
 /// Where this node's own traffic leaves, and from which address.
@@ -139,10 +158,59 @@ impl Links {
         self.handle.link().change(message).execute().await.during(|| format!("set link {index} up"))
     }
 
-    /// Sets a switch in this namespace; see [`sysctl::set`].
-    pub async fn sysctl(&self, name: &str, value: &str) -> Result<(), Error> {
-        let (name, value) = (name.to_owned(), value.to_owned());
-        netns::enter_or_here(self.netns.as_deref(), move || sysctl::set(&name, &value)).await?
+    /// Both ends in one message. The other one is down: the kernel answers ENOTCONN to an end that
+    /// is to be up before it has a peer.
+    pub async fn create_pair(&self, pair: &Pair<'_>) -> Result<(), Error> {
+        let path = pair.peer_netns;
+        let netns = File::open(path).during(|| format!("open netns {}", path.display()))?;
+        let peer = LinkMessageBuilder::<LinkUnspec>::default()
+            .name(pair.peer.to_owned())
+            .address(pair.peer_mac.to_vec())
+            .mtu(pair.mtu)
+            .setns_by_fd(netns.as_raw_fd())
+            .build();
+        let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+            .name(pair.name.to_owned())
+            .address(pair.mac.to_vec())
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+            .mtu(pair.mtu)
+            .up()
+            .build();
+        let created = self.handle.link().add(message).execute().await;
+        let created = created.during(|| format!("create veth {}", pair.name));
+        created.map_err(|error| error.names("veth"))
+    }
+
+    /// Makes a link a port of a bridge, or of none.
+    pub async fn set_controller(&self, index: u32, bridge: Option<u32>) -> Result<(), Error> {
+        let builder = LinkMessageBuilder::<LinkUnspec>::default().index(index);
+        let message = builder.controller(bridge.unwrap_or(0)).build();
+        let changed = self.handle.link().change(message).execute().await;
+        changed.during(|| format!("change the bridge of link {index}"))
+    }
+
+    pub async fn set_mac(&self, index: u32, mac: &[u8; 6]) -> Result<(), Error> {
+        let builder = LinkMessageBuilder::<LinkUnspec>::default().index(index);
+        let message = builder.address(mac.to_vec()).build();
+        let changed = self.handle.link().change(message).execute().await;
+        changed.during(|| format!("change the hardware address of link {index}"))
+    }
+
+    /// Sets switches in this namespace; see [`sysctl::set`].
+    pub async fn sysctls(&self, switches: Vec<(String, String)>) -> Result<(), Error> {
+        let set = move || switches.iter().try_for_each(|(name, value)| sysctl::set(name, value));
+        netns::enter_or_here(self.netns.as_deref(), set).await?
+    }
+
+    /// Tells where an address of this link's network is, for good.
+    pub async fn ensure_neighbour(
+        &self,
+        index: u32,
+        address: IpAddr,
+        mac: &[u8; 6],
+    ) -> Result<(), Error> {
+        let request = self.handle.neighbours().add(index, address).link_layer_address(mac);
+        request.replace().execute().await.during(|| format!("add neighbour {address}"))
     }
 
     pub async fn set_loopback_up(&self) -> Result<(), Error> {
@@ -239,7 +307,9 @@ impl Links {
     /// The interface of the default route (lowest metric; IPv4 first) and its primary address, or
     /// else the first interface that is up and has an address for the world.
     pub async fn uplink(&self) -> Result<Option<Uplink>, Error> {
-        let links = self.list().await?;
+        let mut links = self.list().await?;
+        // Older kernels list them in no order.
+        links.sort_by_key(|link| link.index);
         let addresses = self.addresses().await?;
         let mut candidates = Vec::new();
         for v4 in [true, false] {
@@ -249,7 +319,14 @@ impl Links {
             candidates.extend(defaults.iter().filter_map(|route| Some((v4, oif(route)?))));
         }
         for v4 in [true, false] {
-            candidates.extend(links.iter().filter(|link| link.up).map(|link| (v4, link.index)));
+            // An address without a network, as on pods' links, is none for the world.
+            let has_network = |link: &&Link| {
+                let wide = |a: &Address| {
+                    a.link == link.index && a.net.prefix_len() < a.net.max_prefix_len()
+                };
+                link.up && addresses.iter().any(|a| wide(a) && a.net.addr().is_ipv4() == v4)
+            };
+            candidates.extend(links.iter().filter(has_network).map(|link| (v4, link.index)));
         }
         Ok(candidates.into_iter().find_map(|(v4, index)| {
             let link = links.iter().find(|link| link.index == index)?;
@@ -305,10 +382,14 @@ impl Links {
                 message.header.scope = RouteScope::Link;
                 message.attributes.push(RouteAttribute::Oif(self.link(link).await?.index));
             }
+            Via::Index(index) => {
+                message.header.scope = RouteScope::Link;
+                message.attributes.push(RouteAttribute::Oif(*index));
+            }
             Via::OnLink { gateway, link } => {
                 message.header.flags = RouteFlags::Onlink;
                 message.attributes.push(RouteAttribute::Gateway((*gateway).into()));
-                message.attributes.push(RouteAttribute::Oif(self.link(link).await?.index));
+                message.attributes.push(RouteAttribute::Oif(*link));
             }
         }
         Ok(message)

@@ -1,30 +1,34 @@
-//! The pod network of one node: a bridge with the gateway addresses, and a veth pair per pod.
+//! The pod network of one node: a veth pair per pod, and routes. Pods are routed, not switched.
 //!
 //! ```text
-//!  pod netns                     node netns
-//!  eth0 10.42.0.7/24  ═══veth═══  vethXXXX ── bridge 10.42.0.1/24 ── routes to other nodes
-//!  default via 10.42.0.1          (hairpin on)
+//!  pod netns                          node netns
+//!  eth0 10.42.0.7/32 ═════veth═════ vethXXXX 10.42.0.1/32     route 10.42.0.7/32 dev vethXXXX
+//!  default via 10.42.0.1 onlink       decapod0 10.42.0.1/24, a bridge without ports
+//!  10.42.0.1 is at 0a:58:0a:2a:00:01  10.42.0.7 is at 0a:58:0a:2a:00:07
 //! ```
 //!
-//! Hairpin is on so that a pod reaches itself through its own service. Hardware addresses derive
-//! from the IP address: when an address is given to the next pod, neighbours' caches stay right.
+//! Every packet of a pod passes the node's rules, also one to a pod of the same node: Services need
+//! that, and a switched answer would pass no rule where the kernel has no `br_netfilter`. It also
+//! keeps pods from speaking for each other by ARP.
+//! The gateway's address is on each veth, so that the node asks and masquerades with it. The bridge
+//! has it, too: it is there before the first pod, and takes what is for addresses without a pod.
+//! Both ends have permanent neighbour entries: nothing waits for ARP, NDP or duplicate detection.
+//! Hardware addresses derive from IP addresses.
+//! Former versions switched: [`adopt_pod`] moves their pods over, and connections stay.
 
-use std::fs::File;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
-use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth};
-use rtnetlink::{LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec};
+use rtnetlink::{LinkBridge, LinkMessageBuilder, LinkUnspec};
 
 use crate::error::{During, Error, tolerate};
-use crate::links::{Links, Via};
+use crate::links::{Links, Pair, Via};
 
 /// The interface's name inside every pod.
 pub const POD_INTERFACE: &str = "eth0";
 
-/// The bridge as it is in the kernel.
+/// The bridge as it is in the kernel. It has no ports; what counts is that it has the addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bridge {
     pub name: String,
@@ -37,13 +41,15 @@ pub struct Bridge {
 pub struct PodAttachment {
     /// Where the pod's network namespace is pinned.
     pub netns: PathBuf,
-    pub bridge: String,
     /// The name of the node's end of the pair; at most 15 bytes, unique on the node.
     pub host_veth: String,
-    /// The pod's addresses with the length of the node's pod network, at most one per family.
-    pub addresses: Vec<IpNet>,
-    /// The bridge's addresses: the default routes.
+    /// The pod's addresses, at most one per family.
+    pub addresses: Vec<IpAddr>,
+    /// The node's addresses in the pod network, one for each of those families.
     pub gateways: Vec<IpAddr>,
+    pub mtu: u32,
+    /// A port of the node's 127.0.0.1 leads into the pod.
+    pub from_loopback: bool,
 }
 
 /// What a pod got.
@@ -65,12 +71,11 @@ impl Bridge {
     ) -> Result<Self, Error> {
         let first = gateways.first().ok_or_else(|| Error::Invalid("no gateway address".into()))?;
         if links.find(name).await?.is_none() {
-            // A bridge without an address of its own takes the lowest of its ports', which changes
-            // as pods come and go.
             let message =
                 LinkBridge::new(name).address(mac_of(&first.addr()).to_vec()).mtu(mtu).build();
             tolerate(links.handle.link().add(message).execute().await, &[libc::EEXIST])
-                .during(|| format!("create bridge {name}"))?;
+                .during(|| format!("create bridge {name}"))
+                .map_err(|error| error.names("bridge"))?;
         }
         let link = links.link(name).await?;
         if !link.up || link.mtu != mtu {
@@ -87,9 +92,6 @@ impl Bridge {
         for gateway in gateways {
             links.ensure_address(link.index, *gateway).await?;
         }
-        // What pods send to a service without endpoints would go back where it came from: the
-        // kernel advises the pod of a shorter way, and the rate limit then swallows the refusal.
-        links.sysctl(&format!("net/ipv4/conf/{name}/send_redirects"), "0").await?;
         Ok(Self { name: name.to_owned(), index: link.index, mtu })
     }
 }
@@ -105,77 +107,120 @@ pub async fn attach_pod(links: &Links, pod: &PodAttachment) -> Result<PodLink, E
     attached
 }
 
+/// Repairs the node's end of a pod that an earlier process attached, and moves a pod over that is
+/// on a bridge. False when the pod has no pair.
+pub async fn adopt_pod(links: &Links, pod: &PodAttachment) -> Result<bool, Error> {
+    let Some(host) = links.find(&pod.host_veth).await? else { return Ok(false) };
+    let gateway = pod.gateway_mac()?;
+    let is_switched = host.controller.is_some();
+    if is_switched {
+        links.set_controller(host.index, None).await?;
+        // The pod knows the gateway by the bridge's hardware address.
+        links.set_mac(host.index, &gateway).await?;
+    }
+    configure_host(links, pod, host.index).await?;
+    if is_switched {
+        let inside = Links::open_in(&pod.netns).await?;
+        let eth0 = inside.link(POD_INTERFACE).await?.index;
+        configure_inside(&inside, pod, eth0, &gateway).await?;
+        forget_neighbours(&inside, pod, eth0).await?;
+    }
+    Ok(true)
+}
+
 /// Disconnects a pod; true also when it was not connected (any more).
 pub async fn detach_pod(links: &Links, host_veth: &str) -> Result<(), Error> {
     links.remove(host_veth).await
 }
 
+impl PodAttachment {
+    /// One for all families, and for all pods of the node.
+    fn gateway_mac(&self) -> Result<[u8; 6], Error> {
+        let first = self.gateways.first();
+        first.map(mac_of).ok_or_else(|| Error::Invalid("no gateway address".into()))
+    }
+
+    fn mac(&self) -> Result<[u8; 6], Error> {
+        let first = self.addresses.first();
+        first.map(mac_of).ok_or_else(|| Error::Invalid("no pod address".into()))
+    }
+}
+
 async fn attach(links: &Links, pod: &PodAttachment) -> Result<PodLink, Error> {
-    let first = pod.addresses.first().ok_or_else(|| Error::Invalid("no pod address".into()))?;
-    let mac = mac_of(&first.addr());
-    let bridge = links.link(&pod.bridge).await?;
+    let (mac, gateway) = (pod.mac()?, pod.gateway_mac()?);
     links.remove(&pod.host_veth).await?;
-    create_pair(links, pod, bridge.index, bridge.mtu, &mac).await?;
+    let pair = Pair {
+        name: &pod.host_veth,
+        mac: &gateway,
+        peer: POD_INTERFACE,
+        peer_mac: &mac,
+        peer_netns: &pod.netns,
+        mtu: pod.mtu,
+    };
+    links.create_pair(&pair).await?;
     let host = links.link(&pod.host_veth).await?;
-    let hairpin = LinkBridgePort::new(host.index).hairpin(true).build();
-    links
-        .handle
-        .link()
-        .change(hairpin)
-        .execute()
-        .await
-        .during(|| format!("set hairpin on {}", pod.host_veth))?;
-    configure_inside(&pod.netns, &pod.addresses, &pod.gateways).await?;
+    let inside = async {
+        let inside = Links::open_in(&pod.netns).await?;
+        inside.set_loopback_up().await?;
+        let eth0 = inside.link(POD_INTERFACE).await?.index;
+        inside.set_up(eth0).await?;
+        configure_inside(&inside, pod, eth0, &gateway).await
+    };
+    let both = tokio::join!(configure_host(links, pod, host.index), inside);
+    both.0.and(both.1)?;
     Ok(PodLink { interface: POD_INTERFACE.into(), mac: format_mac(&mac), host_index: host.index })
 }
 
-/// Both ends in one message: ours as an up port of the bridge, the other born in the pod (down: the
-/// kernel answers ENOTCONN to an end that is to be up before it has a peer).
-async fn create_pair(
-    links: &Links,
-    pod: &PodAttachment,
-    bridge: u32,
-    mtu: u32,
-    mac: &[u8; 6],
-) -> Result<(), Error> {
-    let path = pod.netns.clone();
-    let netns = File::open(&path).during(|| format!("open netns {}", path.display()))?;
-    let peer = LinkMessageBuilder::<LinkUnspec>::default()
-        .name(POD_INTERFACE)
-        .address(mac.to_vec())
-        .mtu(mtu)
-        .setns_by_fd(netns.as_raw_fd())
-        .build();
-    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
-        .name(pod.host_veth.clone())
-        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
-        .mtu(mtu)
-        .controller(bridge)
-        .up()
-        .build();
-    links
-        .handle
-        .link()
-        .add(message)
-        .execute()
-        .await
-        .during(|| format!("create veth {}", pod.host_veth))
+async fn configure_host(links: &Links, pod: &PodAttachment, index: u32) -> Result<(), Error> {
+    let switch = |name: &str| format!("net/ipv4/conf/{}/{name}", pod.host_veth);
+    // A pod that reaches itself by way of a Service is on the shortest way already.
+    let mut switches = vec![(switch("send_redirects"), "0".to_owned())];
+    if pod.from_loopback {
+        switches.push((switch("route_localnet"), "1".to_owned()));
+    }
+    links.sysctls(switches).await?;
+    let mac = pod.mac()?;
+    for gateway in &pod.gateways {
+        links.ensure_address(index, IpNet::from(*gateway)).await?;
+    }
+    for address in &pod.addresses {
+        links.ensure_neighbour(index, *address, &mac).await?;
+        links.ensure_route(IpNet::from(*address), &Via::Index(index)).await?;
+    }
+    Ok(())
 }
 
 async fn configure_inside(
-    netns: &Path,
-    addresses: &[IpNet],
-    gateways: &[IpAddr],
+    inside: &Links,
+    pod: &PodAttachment,
+    eth0: u32,
+    gateway_mac: &[u8; 6],
 ) -> Result<(), Error> {
-    let inside = Links::open_in(netns).await?;
-    inside.set_loopback_up().await?;
-    let eth0 = inside.link(POD_INTERFACE).await?;
-    inside.set_up(eth0.index).await?;
-    for address in addresses {
-        inside.ensure_address(eth0.index, *address).await?;
+    for address in &pod.addresses {
+        inside.ensure_address(eth0, IpNet::from(*address)).await?;
     }
-    for gateway in gateways {
-        inside.ensure_route(everything(gateway), &Via::Gateway(*gateway)).await?;
+    for gateway in &pod.gateways {
+        inside.ensure_neighbour(eth0, *gateway, gateway_mac).await?;
+        let via = Via::OnLink { gateway: *gateway, link: eth0 };
+        inside.ensure_route(everything(gateway), &via).await?;
+    }
+    Ok(())
+}
+
+/// As a port of a bridge the pod reached those of its network directly.
+async fn forget_neighbours(inside: &Links, pod: &PodAttachment, eth0: u32) -> Result<(), Error> {
+    for held in inside.addresses().await? {
+        let net = held.net;
+        let is_own = held.link == eth0 && pod.addresses.contains(&net.addr());
+        if !is_own || net.prefix_len() == net.max_prefix_len() {
+            continue;
+        }
+        // The address itself stays: with the whole length, or where it can be there once only (IPv6)
+        // without the route to its network.
+        match net.addr() {
+            IpAddr::V4(_) => inside.remove_address(eth0, net).await?,
+            IpAddr::V6(_) => inside.remove_route(net.trunc()).await?,
+        }
     }
     Ok(())
 }

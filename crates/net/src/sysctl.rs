@@ -10,20 +10,39 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::netns;
 
-/// Turns on what a node needs: forwarding for both families, and netfilter for bridged packets
-/// where the bridge filter exists (without it, the replies of a service's endpoint on the same
-/// node are switched past the address translation). The namespace is `netns`, or the caller's.
+const ONE_DAY: &str = "86400";
+const ONE_HOUR: &str = "3600";
+const CONNECTIONS_PER_CORE: usize = 32 << 10;
+const FEWEST_CONNECTIONS: usize = 128 << 10;
+const MOST_CONNECTIONS: usize = 1 << 20;
+
+/// Turns on what a node needs: forwarding for both families. The namespace is `netns`, or the caller's.
+/// Netfilter for bridged packets is left as it is: our pods are routed (see `pods`).
 pub async fn prepare_node(netns: Option<&Path>) -> Result<(), Error> {
     netns::enter_or_here(netns, || {
         set("net.ipv4.ip_forward", "1")?;
-        // The kernel takes this or the interface's own switch; see `pods::Bridge`.
+        // The kernel takes this or the interface's own switch; see `pods`.
         set("net.ipv4.conf.all.send_redirects", "0")?;
-        for (name, value) in [
-            ("net.ipv6.conf.all.forwarding", "1"),
-            ("net.bridge.bridge-nf-call-iptables", "1"),
-            ("net.bridge.bridge-nf-call-ip6tables", "1"),
-        ] {
-            set_if_present(name, value)?;
+        set_if_present("net.ipv6.conf.all.forwarding", "1").map(drop)
+    })
+    .await?
+}
+
+/// Connections of Services are tracked: as many and as long as upstream's kube-proxy has it by default.
+/// To be called when the kernel tracks connections. The table's size is the machine's, not a
+/// namespace's: it is only ever raised, and left alone where it cannot be written.
+pub async fn prepare_tracking(netns: Option<&Path>) -> Result<(), Error> {
+    netns::enter_or_here(netns, || {
+        set_if_present("net.netfilter.nf_conntrack_tcp_timeout_established", ONE_DAY)?;
+        set_if_present("net.netfilter.nf_conntrack_tcp_timeout_close_wait", ONE_HOUR)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let wanted = (cores * CONNECTIONS_PER_CORE).clamp(FEWEST_CONNECTIONS, MOST_CONNECTIONS);
+        let most = "net.netfilter.nf_conntrack_max";
+        let now = fs::read_to_string(file_of(most)).ok().and_then(|text| text.trim().parse().ok());
+        if now.is_some_and(|now: usize| now < wanted)
+            && let Err(error) = set(most, &wanted.to_string())
+        {
+            tracing::debug!(%error, "the connection table keeps its size");
         }
         Ok(())
     })

@@ -70,7 +70,8 @@ impl Vxlan {
             IpAddr::V6(local) => message.local6(local),
         };
         tolerate(links.handle.link().add(message.build()).execute().await, &[libc::EEXIST])
-            .during(|| format!("create vxlan {}", self.name))?;
+            .during(|| format!("create vxlan {}", self.name))
+            .map_err(|error| error.names("vxlan"))?;
         let link = links.link(&self.name).await?;
         let end = IpNet::from(self.pod_cidr.network());
         links.ensure_address(link.index, end).await?;
@@ -83,14 +84,8 @@ impl Vxlan {
         let link = links.link(&self.name).await?;
         let end = peer.pod_cidr.network();
         let mac = mac_of(&end);
+        links.ensure_neighbour(link.index, end, &mac).await?;
         let neighbours = links.handle.neighbours();
-        neighbours
-            .add(link.index, end)
-            .link_layer_address(&mac)
-            .replace()
-            .execute()
-            .await
-            .during(|| format!("add neighbour {end}"))?;
         neighbours
             .add_bridge(link.index, &mac)
             .destination(peer.node)
@@ -99,7 +94,7 @@ impl Vxlan {
             .execute()
             .await
             .during(|| format!("add forwarding entry for {}", peer.node))?;
-        let via = Via::OnLink { gateway: end, link: self.name.clone() };
+        let via = Via::OnLink { gateway: end, link: link.index };
         links.ensure_route(peer.pod_cidr, &via).await
     }
 

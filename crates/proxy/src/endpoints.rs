@@ -52,8 +52,7 @@ where
         if slice.address_type != family_name(ip) {
             continue;
         }
-        let labels = slice.metadata.labels.as_ref();
-        let Some(service) = labels.and_then(|labels| labels.get(SERVICE_LABEL)) else { continue };
+        let Some(service) = service_name(slice) else { continue };
         for port in slice.ports.iter().flatten() {
             let (Some(number), Some(proto)) =
                 (port.port.and_then(|n| u16::try_from(n).ok()), protocol(port.protocol.as_deref()))
@@ -62,19 +61,24 @@ where
             };
             let name = PortName {
                 namespace: slice.metadata.namespace.clone().unwrap_or_default(),
-                service: service.clone(),
+                service: service.to_owned(),
                 port: port.name.clone().unwrap_or_default(),
                 proto,
             };
             let group = found.entry(name).or_default();
             let endpoints =
-                slice.endpoints.iter().flatten().filter_map(|e| endpoint(e, number, node));
+                slice.endpoints.iter().flatten().filter_map(|e| endpoint(e, ip, number, node));
             for endpoint in endpoints {
                 group.entry(endpoint.address).or_insert(endpoint);
             }
         }
     }
     found.into_iter().map(|(name, group)| (name, group.into_values().collect())).collect()
+}
+
+/// The Service that a slice belongs to.
+pub fn service_name(slice: &discovery::EndpointSlice) -> Option<&str> {
+    slice.metadata.labels.as_ref()?.get(SERVICE_LABEL).map(String::as_str)
 }
 
 fn family_name(ip: Ip) -> &'static str {
@@ -84,9 +88,13 @@ fn family_name(ip: Ip) -> &'static str {
     }
 }
 
-fn endpoint(of: &discovery::Endpoint, port: u16, node: &str) -> Option<Endpoint> {
+/// None for what is no endpoint of this family: in a rule it would make the kernel refuse all rules.
+fn endpoint(of: &discovery::Endpoint, ip: Ip, port: u16, node: &str) -> Option<Endpoint> {
     // Upstream: only the first address is used; more are forbidden for new slices.
     let address: IpAddr = of.addresses.first()?.parse().ok()?;
+    if Ip::of(&address) != ip || address.is_unspecified() || port == 0 {
+        return None;
+    }
     let conditions = of.conditions.as_ref();
     let hints = of.hints.as_ref();
     Some(Endpoint {

@@ -10,6 +10,7 @@
 //! picture.
 
 mod endpoints;
+mod health_checks;
 mod kernel;
 pub mod model;
 mod names;
@@ -33,10 +34,11 @@ use machinery::selector::Selector;
 use net::Links;
 use tokio::sync::Notify;
 
+use crate::health_checks::{HealthChecks, wanted};
 use crate::kernel::Watch;
 use crate::model::{Facts, NodePorts};
 use crate::status::Status;
-use crate::sync::Syncer;
+use crate::sync::{Seen, Syncer};
 
 /// Upstream: headless services need no proxy, others may bring one of their own.
 const SELECTOR: &str = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
@@ -46,6 +48,12 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_CEILING: Duration = Duration::from_secs(30);
 /// Changes that come together are one transaction: at least this long between two.
 const PAUSE: Duration = Duration::from_millis(10);
+/// However long a round takes, the next change waits no longer than this for its own.
+const PAUSE_CEILING: Duration = Duration::from_secs(1);
+/// A round that takes longer is worth a word.
+const SLOW: Duration = Duration::from_secs(1);
+/// A port for health checks that could not be had is tried again.
+const HEALTH_CHECK_RETRY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -129,12 +137,18 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
     let changed = Arc::new(Notify::new());
     sources.subscribe(&changed, &status);
     let waiting = async {
-        informers.synced().await;
+        // Before the first round, which would load them one by one.
+        let (loaded, ()) = tokio::join!(syncer.load_modules(), informers.synced());
         tracing::info!("services, endpoints and node are known");
+        loaded
     };
-    if stop.or(waiting).await.is_none() {
-        return Ok(());
+    let Some(loaded) = stop.or(waiting).await else { return Ok(()) };
+    let (syncer, missing) = loaded?;
+    if !missing.is_empty() {
+        let modules = missing.join(" ");
+        tracing::error!(modules, "kernel modules that Services need are not there; see modprobe");
     }
+    net::sysctl::prepare_tracking(config.netns.as_deref()).await?;
     let engine = Engine { config, sources, links, status };
     tokio::select! {
         () = stop.wait() => Ok(()),
@@ -192,21 +206,19 @@ impl Engine {
         changed: &Notify,
     ) -> Result<(), Error> {
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
+        let mut checks = HealthChecks::new(self.config.clone(), self.status.clone());
         loop {
             let began = tokio::time::Instant::now();
-            let services = self.sources.services.lister().list(None, &Selector::everything());
-            let slices = self.sources.slices.lister().list(None, &Selector::everything());
-            let facts = self.facts().await?;
-            let seen = self.status.begin();
-            let (back, outcome) = syncer.sync(services, slices, facts).await?;
+            let seen = Arc::new(self.look().await?);
+            self.status.begin();
+            let (back, outcome) = syncer.sync(seen.clone()).await?;
             syncer = back;
             let took = began.elapsed();
-            self.status.done(seen, took, outcome.is_ok());
+            self.status.done(took, outcome.is_ok());
             match outcome {
                 Ok(requests) if requests > 0 => {
-                    tracing::debug!(requests, ?took, "rules changed");
-                    // Large rulesets take longer: keep most of the time for others.
-                    tokio::time::sleep(PAUSE.max(took * 4)).await;
+                    say(&seen, requests, took);
+                    tokio::time::sleep(pause_after(took)).await;
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -216,8 +228,11 @@ impl Engine {
                 }
             }
             retry.reset();
+            let wanted = wanted(&seen.services, &seen.slices, &seen.facts.node);
+            let is_served = checks.follow(&wanted, &seen.facts.node_ports).await;
             tokio::select! {
                 () = changed.notified() => {}
+                () = tokio::time::sleep(HEALTH_CHECK_RETRY), if !is_served => {}
                 told = watch.changed(|change| syncer.is_own(change)) => {
                     told?;
                     tracing::warn!("somebody else changed the rules of Services, they are set anew");
@@ -226,6 +241,12 @@ impl Engine {
                 }
             }
         }
+    }
+
+    async fn look(&self) -> Result<Seen, Error> {
+        let services = self.sources.services.lister().list(None, &Selector::everything());
+        let slices = self.sources.slices.lister().list(None, &Selector::everything());
+        Ok(Seen { services, slices, facts: self.facts().await? })
     }
 
     async fn facts(&self) -> Result<Facts, Error> {
@@ -255,6 +276,27 @@ impl Engine {
     }
 }
 
+/// Large rulesets take longer: most of the time is left to others, up to a limit, as Services are
+/// stale meanwhile.
+fn pause_after(took: Duration) -> Duration {
+    (took * 4).clamp(PAUSE, PAUSE_CEILING)
+}
+
+fn say(seen: &Seen, requests: usize, took: Duration) {
+    if took < SLOW {
+        tracing::debug!(requests, ?took, "rules changed");
+        return;
+    }
+    let (services, slices) = (seen.services.len(), seen.slices.len());
+    tracing::warn!(
+        requests,
+        services,
+        slices,
+        ?took,
+        "a change of the rules of Services took long; Services were stale meanwhile"
+    );
+}
+
 /// What of the node the rules depend on.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct NodeFacts {
@@ -273,5 +315,22 @@ fn node_facts(node: &Node) -> NodeFacts {
         zone: node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
         pod_cidrs: listed.iter().chain(single).filter_map(|text| text.parse().ok()).collect(),
         addresses: internal.filter_map(|address| address.address.parse().ok()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_round_holds_up_the_next_for_long() {
+        let check = |took: u64, pause: u64| {
+            let got = pause_after(Duration::from_millis(took));
+            assert_eq!(got, Duration::from_millis(pause), "after {took} ms");
+        };
+        check(1, 10);
+        check(100, 400);
+        check(300, 1_000);
+        check(80_000, 1_000);
     }
 }

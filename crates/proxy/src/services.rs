@@ -65,7 +65,7 @@ impl ServicePort {
                     proto: protocol(port.protocol.as_deref())?,
                 },
                 cluster_ip,
-                port: u16::try_from(port.port).ok()?,
+                port: u16::try_from(port.port).ok().filter(|n| *n > 0)?,
                 node_port: port.node_port.and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0),
                 external_ips: external_ips.clone(),
                 load_balancer_ips: load_balancer_ips.clone(),

@@ -2,6 +2,8 @@
 //!
 //! Healthy: no change has been waiting for its transaction longer than a minute, and (for
 //! `/healthz`) the node is not going away.
+//! Upstream: `pkg/proxy/healthcheck/proxy_health.go`. Deviation: there a proxy whose first
+//! transaction never succeeds is healthy.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -13,6 +15,7 @@ use base::task::Tasks;
 use http::{Request, Response, StatusCode, header};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use serde_json::json;
 use transport::{Body, Incoming, Limits, Listener, full};
 
 use crate::{Config, Error};
@@ -22,12 +25,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Upstream: a node with this taint takes no new connections.
 const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
+/// As Go writes a time that is none.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+
 pub struct Status(Mutex<State>);
 
 struct State {
     /// The oldest change that no transaction covers.
     queued: Option<Timestamp>,
-    updated: Timestamp,
+    /// The oldest one that the round under way covers.
+    under_way: Option<Timestamp>,
+    updated: Option<Timestamp>,
     eligible: bool,
     syncs: u64,
     failures: u64,
@@ -38,7 +46,8 @@ impl Status {
     pub fn new() -> Self {
         Self(Mutex::new(State {
             queued: None,
-            updated: clock::now(),
+            under_way: None,
+            updated: None,
             eligible: true,
             syncs: 0,
             failures: 0,
@@ -58,16 +67,18 @@ impl Status {
     }
 
     /// A round begins; what was queued so far is its business.
-    pub fn begin(&self) -> Option<Timestamp> {
-        self.state().queued.take()
+    pub fn begin(&self) {
+        let mut state = self.state();
+        state.under_way = state.queued.take();
     }
 
-    pub fn done(&self, seen: Option<Timestamp>, took: Duration, succeeded: bool) {
+    pub fn done(&self, took: Duration, succeeded: bool) {
         let mut state = self.state();
         state.syncs += 1;
         state.seconds += took.as_secs_f64();
+        let seen = state.under_way.take();
         if succeeded {
-            state.updated = clock::now();
+            state.updated = Some(clock::now());
         } else {
             state.failures += 1;
             state.queued = seen.or_else(|| Some(clock::now()));
@@ -78,22 +89,31 @@ impl Status {
         self.0.lock().expect("no panic while held")
     }
 
+    /// Whether the rules are kept.
+    pub fn is_fresh(&self) -> bool {
+        self.state().is_fresh(clock::now())
+    }
+
     fn health(&self, with_node: bool) -> Response<Body> {
         let state = self.state();
         let now = clock::now();
-        let waits = state.queued.map(|since| now.duration_since(since).unsigned_abs());
-        let fresh = waits.is_none_or(|waits| waits < PATIENCE);
-        let updated = if fresh { now } else { state.updated };
-        let eligible = format!(",\"nodeEligible\": {}", state.eligible);
-        let body = format!(
-            "{{\"lastUpdated\": \"{}\",\"currentTime\": \"{}\"{}}}",
-            go_time(updated),
-            go_time(now),
-            if with_node { &eligible } else { "" }
-        );
+        let fresh = state.is_fresh(now);
+        let updated = state.updated.map_or_else(|| ZERO_TIME.to_owned(), |at| at.to_string());
+        let family = json!({"lastUpdated": updated, "healthy": fresh});
+        let mut body = json!({"currentTime": now.to_string(), "healthy": fresh});
+        if state.updated.is_some() {
+            body["status"] = json!({"IPv4": family, "IPv6": family});
+        }
+        if with_node {
+            body["nodeEligible"] = json!(state.eligible);
+        }
         let healthy = fresh && (state.eligible || !with_node);
+        body["lastUpdated"] = json!(if healthy { now.to_string() } else { updated });
         let code = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        answer(code, "application/json", body)
+        let mut response = answer(code, "application/json", body.to_string());
+        let sniffing = header::HeaderValue::from_static("nosniff");
+        response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, sniffing);
+        response
     }
 
     fn metrics(&self) -> String {
@@ -110,11 +130,19 @@ impl Status {
             state.seconds,
             state.syncs,
             state.failures,
-            state.updated.as_second(),
+            state.updated.map_or(0, Timestamp::as_second),
         );
         base::features::encode_metrics(&mut page);
         client::encode_requests(&mut page);
         page
+    }
+}
+
+impl State {
+    fn is_fresh(&self, now: Timestamp) -> bool {
+        let oldest = self.under_way.or(self.queued);
+        let waits = oldest.map(|since| now.duration_since(since).unsigned_abs());
+        waits.is_none_or(|waits| waits < PATIENCE)
     }
 }
 
@@ -157,7 +185,7 @@ fn metrics(status: &Status, path: &str) -> Response<Body> {
     }
 }
 
-async fn listen(config: &Config, address: SocketAddr) -> Result<Listener, Error> {
+pub async fn listen(config: &Config, address: SocketAddr) -> Result<Listener, Error> {
     match &config.netns {
         Some(path) => Ok(Listener::Tcp(net::netns::listen(path, address).await?)),
         None => Listener::tcp(address).await.map_err(|error| Error::Listen(address, error)),
@@ -171,7 +199,29 @@ fn answer(code: StatusCode, kind: &'static str, body: impl Into<String>) -> Resp
     response
 }
 
-/// As Go prints a time.
-fn go_time(time: Timestamp) -> String {
-    time.strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC").to_string()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_that_waits_too_long_is_unhealthy() {
+        let status = Status::new();
+        let code = |with_node| status.health(with_node).status().as_u16();
+        assert_eq!((code(true), code(false)), (200, 200));
+        status.state().queued = Some(clock::now() - PATIENCE);
+        assert_eq!((code(true), code(false)), (503, 503));
+        // Nor does a round that does not end help, nor one that fails.
+        status.begin();
+        status.queued();
+        assert_eq!((code(true), code(false)), (503, 503));
+        status.done(Duration::ZERO, false);
+        assert_eq!((code(true), code(false)), (503, 503));
+        status.begin();
+        status.done(Duration::ZERO, true);
+        assert_eq!((code(true), code(false)), (200, 200));
+        let leaving = json!({"metadata": {"name": "n"},
+            "spec": {"taints": [{"key": LEAVING_TAINT, "effect": "NoSchedule"}]}});
+        status.node(Some(&serde_json::from_value(leaving).expect("a node")));
+        assert_eq!((code(true), code(false)), (503, 200));
+    }
 }

@@ -28,6 +28,13 @@ pub struct Syncer {
     udp: Udp,
 }
 
+/// What one round is made of.
+pub struct Seen {
+    pub services: Vec<Arc<Service>>,
+    pub slices: Vec<Arc<EndpointSlice>>,
+    pub facts: Facts,
+}
+
 /// Where UDP traffic to services may be answered from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Udp {
@@ -54,6 +61,13 @@ impl Syncer {
         self.applied.as_ref().is_some_and(|applied| applied.has_table(family, table))
     }
 
+    /// Loads the kernel's modules for the rules, on a thread that may block; which cannot be had.
+    pub async fn load_modules(mut self) -> Result<(Self, Vec<&'static str>), Error> {
+        net::modules::load(net::modules::SERVICES).await;
+        let work = move || net::modules::missing(&mut self.nft).map(|missing| (self, missing));
+        Ok(tokio::task::spawn_blocking(work).await.map_err(|_| Error::Worker)??)
+    }
+
     /// Somebody else changed the rules: the next round replaces them.
     pub fn forget(&mut self) {
         self.applied = None;
@@ -62,12 +76,10 @@ impl Syncer {
     /// One round, on a thread that may block. How many requests it took, or why they were refused.
     pub async fn sync(
         mut self,
-        services: Vec<Arc<Service>>,
-        slices: Vec<Arc<EndpointSlice>>,
-        facts: Facts,
+        seen: Arc<Seen>,
     ) -> Result<(Self, Result<usize, nft::Error>), Error> {
         let work = move || {
-            let outcome = self.round(&services, &slices, &facts);
+            let outcome = self.round(&seen.services, &seen.slices, &seen.facts);
             (self, outcome)
         };
         tokio::task::spawn_blocking(work).await.map_err(|_| Error::Worker)

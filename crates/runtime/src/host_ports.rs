@@ -9,11 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use cri::{Error, PortMapping, Protocol, Result};
 use ipnet::IpNet;
-use net::host_ports::{HostPort, forget_flows, none, prepare, ruleset};
+use net::host_ports::{HostPort, forget_flows, none, ruleset};
 use net::nft::{Nft, Proto, Ruleset, diff};
 
 pub(crate) struct HostPorts {
-    bridge: String,
     table: String,
     /// Guards what the kernel has, across the calls that change it. None: nobody knows.
     applied: tokio::sync::Mutex<Option<Ruleset>>,
@@ -23,7 +22,7 @@ impl HostPorts {
     pub(crate) fn new(bridge: &str) -> Self {
         let table = format!("{bridge}-hostports");
         let applied = tokio::sync::Mutex::new(Some(Ruleset::default()));
-        Self { bridge: bridge.to_owned(), table, applied }
+        Self { table, applied }
     }
 
     /// Whatever a former process left goes.
@@ -56,13 +55,10 @@ impl HostPorts {
         // Tables that are not known are made anew, or taken away when there are to be none.
         let unknown = || if ports.is_empty() { none(&self.table) } else { Ruleset::default() };
         let batch = diff(&known.unwrap_or_else(unknown), wanted);
-        let (bridge, ports) = (self.bridge.clone(), ports.to_vec());
+        let ports = ports.to_vec();
         let failed =
             |error: &dyn std::fmt::Display| Error::Internal(format!("set up host ports: {error}"));
         let done = tokio::task::spawn_blocking(move || {
-            if !ports.is_empty() {
-                prepare(&bridge).map_err(|error| failed(&error))?;
-            }
             Nft::open().and_then(|mut nft| nft.apply(&batch)).map_err(|error| failed(&error))?;
             forget_flows(&ports).map_err(|error| failed(&error))
         });

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ipnet::IpNet;
 use net::Links;
-use net::pods::{Bridge, PodAttachment, attach_pod, detach_pod};
+use net::pods::{Bridge, PodAttachment, adopt_pod, attach_pod, detach_pod};
 use serde::{Deserialize, Serialize};
 
 use crate::ipam::Ipam;
@@ -30,33 +30,58 @@ impl NetworkState {
         crate::files::write_json(&layout.data.join("network.json"), self)
     }
 
-    /// Connects the sandbox and returns its addresses, the first family first.
+    /// Connects the sandbox and returns its addresses, the first family first. `from_loopback`: ports
+    /// of the node lead into it.
     pub(crate) async fn attach(
         &self,
         ipam: &Ipam,
         sandbox: &str,
         netns: &Path,
+        from_loopback: bool,
     ) -> Result<Vec<IpAddr>, cri::Error> {
         let failed =
             |error: net::Error| cri::Error::Internal(format!("set up the pod network: {error}"));
         let mut addresses = Vec::new();
-        let mut gateways = Vec::new();
         for cidr in &self.cidrs {
-            let address = ipam.allocate(cidr, sandbox)?;
-            addresses.push(host(address, cidr));
-            gateways.push(Ipam::gateway(cidr));
+            addresses.push(ipam.allocate(cidr, sandbox)?);
         }
         let links = Links::open().map_err(failed)?;
         self.ensure_bridge(&links).await.map_err(failed)?;
-        let pod = PodAttachment {
-            netns: netns.into(),
-            bridge: self.bridge.clone(),
-            host_veth: veth(sandbox),
-            addresses: addresses.clone(),
-            gateways,
-        };
+        let pod = self.attachment(sandbox, netns, &addresses, from_loopback);
         attach_pod(&links, &pod).await.map_err(failed)?;
-        Ok(addresses.iter().map(IpNet::addr).collect())
+        Ok(addresses)
+    }
+
+    /// What an earlier process connected, perhaps one of a version that switched.
+    pub(crate) async fn adopt(
+        &self,
+        sandbox: &str,
+        netns: &Path,
+        addresses: &[IpAddr],
+        from_loopback: bool,
+    ) -> Result<bool, net::Error> {
+        let pod = self.attachment(sandbox, netns, addresses, from_loopback);
+        adopt_pod(&Links::open()?, &pod).await
+    }
+
+    fn attachment(
+        &self,
+        sandbox: &str,
+        netns: &Path,
+        addresses: &[IpAddr],
+        from_loopback: bool,
+    ) -> PodAttachment {
+        let own = self.cidrs.iter().filter(|cidr| {
+            addresses.iter().any(|address| address.is_ipv4() == cidr.addr().is_ipv4())
+        });
+        PodAttachment {
+            netns: netns.into(),
+            host_veth: veth(sandbox),
+            addresses: addresses.to_vec(),
+            gateways: own.map(Ipam::gateway).collect(),
+            mtu: self.mtu,
+            from_loopback,
+        }
     }
 
     async fn ensure_bridge(&self, links: &Links) -> Result<(), net::Error> {
@@ -65,12 +90,14 @@ impl NetworkState {
         Bridge::ensure(links, &self.bridge, &addresses, self.mtu).await.map(|_| ())
     }
 
-    /// Makes the bridge, and the Services' addresses routable by way of it, before the first pod:
+    /// Makes the bridge, which holds the gateways' addresses, and the Services' addresses routable by way of it, before the first pod:
     /// the node's own processes use Services whose pods run elsewhere.
     pub(crate) async fn prepare(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
         let failed = |error: net::Error| {
             cri::Error::Internal(format!("prepare the node's network: {error}"))
         };
+        // Pods are routed, also to each other, with a kube-proxy or without.
+        net::sysctl::prepare_node(None).await.map_err(failed)?;
         let links = Links::open().map_err(failed)?;
         self.ensure_bridge(&links).await.map_err(failed)?;
         for cidr in service_cidrs {

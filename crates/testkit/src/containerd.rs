@@ -32,6 +32,8 @@ impl Containerd {
     /// Starts it and waits until it answers. Drop it before its host.
     pub fn start(host: &Host) -> Result<Self> {
         let programs = programs()?;
+        // Its pods are on a bridge.
+        host.filter_bridges(true)?;
         let home = host.directory().join("containerd");
         fs::create_dir_all(home.join("cni/conf"))?;
         fs::write(home.join("cni/template"), network(&home))?;

@@ -80,7 +80,19 @@ impl Host {
             directory,
         };
         host.run("ip", &["link", "set", "lo", "up"])?;
+        host.filter_bridges(false)?;
         Ok(host)
+    }
+
+    /// Whether what a bridge switches passes netfilter, where this kernel can do that. A stock machine
+    /// has no `br_netfilter`: off, as it is on a new host, nothing of ours may need it.
+    pub fn filter_bridges(&self, on: bool) -> Result<()> {
+        let script = format!(
+            "for file in /proc/sys/net/bridge/bridge-nf-call-ip*tables; do \
+             if [ -e $file ]; then echo {} > $file; fi; done",
+            u8::from(on)
+        );
+        self.run("sh", &["-c", &script]).map(drop)
     }
 
     pub fn name(&self) -> &str {

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use net::host_ports::{HostPort, none, prepare, ruleset};
+use net::Links;
+use net::host_ports::{HostPort, none, ruleset};
+use net::links::Via;
 use net::netns;
 use net::nft::{Nft, Proto, Ruleset, diff};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -47,8 +49,8 @@ async fn ports_of_the_node_lead_into_pods() {
     }
     let node = Node::new(&["10.42.0.1/24"]).await;
     let own = node.netns.path.clone();
-    let (a, _) = node.pod("vetha", &["10.42.0.2/24"], &["10.42.0.1"]).await;
-    let (b, _) = node.pod("vethb", &["10.42.0.3/24"], &["10.42.0.1"]).await;
+    let (a, _) = node.pod("vetha", &["10.42.0.2"], &["10.42.0.1"]).await;
+    let (b, _) = node.pod("vethb", &["10.42.0.3"], &["10.42.0.1"]).await;
     let ports = [
         port(Some("127.0.0.1"), 8000, "10.42.0.2:80"),
         port(Some("10.42.0.1"), 8000, "10.42.0.3:80"),
@@ -57,7 +59,6 @@ async fn ports_of_the_node_lead_into_pods() {
     let wanted = ruleset("ports", &ports);
     let load = |batch: net::nft::Batch| {
         netns::run(&own, move || {
-            prepare("pods").expect("a sysctl");
             Nft::open().expect("a socket").apply(&batch).expect("loaded");
         })
         .expect("enter");
@@ -75,4 +76,33 @@ async fn ports_of_the_node_lead_into_pods() {
     load(diff(&none("ports"), &Ruleset::default()));
     let at: SocketAddr = "10.42.0.1:8001".parse().expect("an address");
     assert!(netns::connect(&own, at).await.is_err(), "nothing listens on the node itself");
+}
+
+#[tokio::test]
+async fn a_pod_does_not_reach_the_nodes_loopback() {
+    if skipped() {
+        return;
+    }
+    let node = Node::new(&["10.42.0.1/24"]).await;
+    let (pod, _) = node.pod("vetha", &["10.42.0.2"], &["10.42.0.1"]).await;
+    // The pod has no loopback of its own, and another way to that network.
+    let inside = Links::open_in(&pod.path).await.expect("netlink");
+    let eth0 = inside.link("eth0").await.expect("there").index;
+    inside.remove_address(1, net("127.0.0.1/8")).await.expect("no loopback");
+    let via = Via::OnLink { gateway: ip("10.42.0.1"), link: eth0 };
+    inside.ensure_route(net("127.0.0.1/32"), &via).await.expect("a route");
+    let switch = ("net/ipv4/conf/eth0/route_localnet".to_owned(), "1".to_owned());
+    inside.sysctls(vec![switch]).await.expect("a sysctl");
+
+    let at: SocketAddr = "127.0.0.1:8000".parse().expect("an address");
+    let _listener = netns::listen(&node.netns.path, at).await.expect("listen");
+    let tried = async || {
+        let connect = netns::connect(&pod.path, at);
+        tokio::time::timeout(std::time::Duration::from_millis(300), connect).await
+    };
+    assert!(matches!(tried().await, Ok(Ok(_))), "the link takes such packets");
+    let rules = ruleset("ports", &[port(None, 8001, "10.42.0.2:81")]);
+    let mut nft = Nft::open_in(&node.netns.path).expect("a socket");
+    nft.apply(&diff(&Ruleset::default(), &rules)).expect("loaded");
+    assert!(tried().await.is_err(), "the rules drop them");
 }

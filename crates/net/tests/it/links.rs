@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use net::links::Via;
-use net::pods::{Bridge, detach_pod};
+use net::pods::{Bridge, adopt_pod, attach_pod, detach_pod};
 use net::vxlan::{Peer, Vxlan};
 use net::{Links, netns};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::lab::{Netns, Node, ip, net, skipped};
+use crate::lab::{Netns, Node, attachment, ip, net, plug, skipped};
 
 /// A client in `from` reaches a server in `to` at `at`.
 async fn reaches(from: &Path, to: &Path, at: &str) {
@@ -61,8 +61,8 @@ async fn pods_reach_each_other_the_node_and_themselves() {
     }
     let node = Node::new(&["10.42.0.1/24", "fd42::1/64"]).await;
     let gateways = ["10.42.0.1", "fd42::1"];
-    let (a, link) = node.pod("vetha", &["10.42.0.2/24", "fd42::2/64"], &gateways).await;
-    let (b, _) = node.pod("vethb", &["10.42.0.3/24", "fd42::3/64"], &gateways).await;
+    let (a, link) = node.pod("vetha", &["10.42.0.2", "fd42::2"], &gateways).await;
+    let (b, _) = node.pod("vethb", &["10.42.0.3", "fd42::3"], &gateways).await;
     assert_eq!(link.mac, "0a:58:0a:2a:00:02");
     reaches(&a.path, &b.path, "10.42.0.3:80").await;
     reaches(&a.path, &b.path, "[fd42::3]:80").await;
@@ -73,9 +73,58 @@ async fn pods_reach_each_other_the_node_and_themselves() {
     // The same address given to another pod at once: neighbours' caches are still right.
     detach_pod(&node.links, "vetha").await.expect("detach");
     detach_pod(&node.links, "vetha").await.expect("detach again");
-    let (c, _) = node.pod("vethc", &["10.42.0.2/24"], &gateways[..1]).await;
+    let (c, _) = node.pod("vethc", &["10.42.0.2"], &gateways[..1]).await;
     reaches(&node.netns.path, &c.path, "10.42.0.2:80").await;
     reaches(&b.path, &c.path, "10.42.0.2:81").await;
+}
+
+#[tokio::test]
+async fn pods_that_a_former_version_switched_move_over_with_their_connections() {
+    if skipped() {
+        return;
+    }
+    let node = Node::new(&["10.42.0.1/24", "fd42::1/64"]).await;
+    let gateways = ["10.42.0.1", "fd42::1"];
+    let (a, b) = (Netns::new(), Netns::new());
+    for (pod, port, n) in [(&a, "vetha", 2), (&b, "vethb", 3)] {
+        let nets = [format!("10.42.0.{n}/24"), format!("fd42::{n}/64")];
+        plug(&node.links, "pods", port, &pod.path, &[&nets[0], &nets[1]]).await;
+        let inside = Links::open_in(&pod.path).await.expect("netlink");
+        inside.ensure_route(net("0.0.0.0/0"), &Via::Gateway(ip("10.42.0.1"))).await.expect("v4");
+        inside.ensure_route(net("::/0"), &Via::Gateway(ip("fd42::1"))).await.expect("v6");
+    }
+    let at: SocketAddr = "10.42.0.3:90".parse().expect("an address");
+    let listener = netns::listen(&b.path, at).await.expect("listen");
+    let mut client = netns::connect(&a.path, at).await.expect("connect");
+    let (mut server, _) = listener.accept().await.expect("accept");
+
+    let pods = [
+        attachment(&a.path, "vetha", &["10.42.0.2", "fd42::2"], &gateways),
+        attachment(&b.path, "vethb", &["10.42.0.3", "fd42::3"], &gateways),
+    ];
+    for _ in 0..2 {
+        for pod in &pods {
+            assert!(adopt_pod(&node.links, pod).await.expect("adopted"));
+        }
+    }
+    let exchange = async {
+        client.write_all(b"still").await.expect("write");
+        let mut text = [0; 5];
+        server.read_exact(&mut text).await.expect("read");
+        text
+    };
+    assert_eq!(&testkit::wait::soon("the old connection", exchange).await, b"still");
+    reaches(&a.path, &b.path, "10.42.0.3:80").await;
+    reaches(&b.path, &a.path, "[fd42::2]:80").await;
+    reaches(&node.netns.path, &a.path, "10.42.0.2:81").await;
+    reaches(&b.path, &node.netns.path, "10.42.0.1:82").await;
+    let ports = node.links.list().await.expect("links");
+    assert!(ports.iter().all(|link| link.controller.is_none()), "{ports:?}");
+    let inside = Links::open_in(&a.path).await.expect("netlink");
+    let held = inside.addresses().await.expect("addresses");
+    assert!(held.iter().all(|held| held.net != net("10.42.0.2/24")), "{held:?}");
+    let gone = attachment(&a.path, "vethz", &["10.42.0.9"], &gateways);
+    assert!(!adopt_pod(&node.links, &gone).await.expect("no pair"));
 }
 
 #[tokio::test]
@@ -84,18 +133,15 @@ async fn attaching_replaces_a_leftover_and_leaves_nothing_on_failure() {
         return;
     }
     let node = Node::new(&["10.42.0.1/24"]).await;
-    let (_old, _) = node.pod("veth1", &["10.42.0.2/24"], &["10.42.0.1"]).await;
-    let (pod, _) = node.pod("veth1", &["10.42.0.2/24"], &["10.42.0.1"]).await;
+    let (_old, _) = node.pod("veth1", &["10.42.0.2"], &["10.42.0.1"]).await;
+    let (pod, _) = node.pod("veth1", &["10.42.0.2"], &["10.42.0.1"]).await;
     reaches(&node.netns.path, &pod.path, "10.42.0.2:80").await;
-    let bad = net::pods::PodAttachment {
-        netns: pod.path.clone(),
-        bridge: "pods".into(),
-        host_veth: "veth2".into(),
-        addresses: vec![net("10.42.0.3/24")],
-        // Not reachable from the pod: the kernel refuses the route.
-        gateways: vec![ip("192.0.2.1")],
-    };
-    net::pods::attach_pod(&node.links, &bad).await.expect_err("eth0 exists, or no route");
+    let taken = attachment(&pod.path, "veth2", &["10.42.0.3"], &["10.42.0.1"]);
+    attach_pod(&node.links, &taken).await.expect_err("the pod has an eth0");
+    assert_eq!(node.links.find("veth2").await.expect("look up"), None);
+    let other = Netns::new();
+    let nowhere = attachment(&other.path, "veth2", &["10.42.0.3"], &["0.0.0.0"]);
+    attach_pod(&node.links, &nowhere).await.expect_err("no gateway has that address");
     assert_eq!(node.links.find("veth2").await.expect("look up"), None);
     let bridge = Bridge::ensure(&node.links, "pods", &[net("10.42.0.1/24")], 1400).await;
     assert_eq!(bridge.expect("changed").mtu, 1400);
@@ -112,7 +158,7 @@ async fn routes_and_local_addresses_come_and_go() {
     assert!(links.ensure_service_route(net("10.43.0.0/16"), "pods").await.expect("route again"));
     links.ensure_local_address(ip("10.43.0.10")).await.expect("dns address");
     links.ensure_local_address(ip("10.43.0.10")).await.expect("dns address again");
-    let (pod, _) = node.pod("vetha", &["10.42.0.2/24"], &["10.42.0.1"]).await;
+    let (pod, _) = node.pod("vetha", &["10.42.0.2"], &["10.42.0.1"]).await;
     reaches(&pod.path, &node.netns.path, "10.43.0.10:53").await;
     reaches(&node.netns.path, &node.netns.path, "10.43.0.10:54").await;
     links.remove_local_address(ip("10.43.0.10")).await.expect("gone");
@@ -143,14 +189,8 @@ async fn two_nodes_meet_over_vxlan() {
     let mut nodes = Vec::new();
     for n in [1u8, 2] {
         let node = Node::new(&[&format!("10.42.{n}.1/24")]).await;
-        let uplink = net::pods::PodAttachment {
-            netns: node.netns.path.clone(),
-            bridge: "wire".into(),
-            host_veth: format!("node{n}"),
-            addresses: vec![net(&format!("192.168.50.{n}/24"))],
-            gateways: vec![],
-        };
-        net::pods::attach_pod(&switch, &uplink).await.expect("uplink");
+        let (port, address) = (format!("node{n}"), format!("192.168.50.{n}/24"));
+        plug(&switch, "wire", &port, &node.netns.path, &[&address]).await;
         nodes.push(node);
     }
     for (n, other) in [(1u8, 2u8), (2, 1)] {
@@ -175,8 +215,8 @@ async fn two_nodes_meet_over_vxlan() {
         let uplink = links.link_of(local).await.expect("links").expect("one has it");
         assert_eq!(uplink.name, "eth0");
     }
-    let (a, _) = nodes[0].pod("vetha", &["10.42.1.2/24"], &["10.42.1.1"]).await;
-    let (b, _) = nodes[1].pod("vethb", &["10.42.2.2/24"], &["10.42.2.1"]).await;
+    let (a, _) = nodes[0].pod("vetha", &["10.42.1.2"], &["10.42.1.1"]).await;
+    let (b, _) = nodes[1].pod("vethb", &["10.42.2.2"], &["10.42.2.1"]).await;
     reaches(&a.path, &b.path, "10.42.2.2:80").await;
     reaches(&b.path, &a.path, "10.42.1.2:80").await;
     reaches(&nodes[0].netns.path, &b.path, "10.42.2.2:81").await;

@@ -285,3 +285,15 @@ fn thousands_of_services_fit_one_transaction() {
     nft.apply(&batch).expect("change");
     assert_kernel_holds(&space.path, &less);
 }
+
+#[tokio::test]
+async fn what_services_need_is_tried_and_leaves_nothing() {
+    if skipped() {
+        return;
+    }
+    let space = Netns::new();
+    net::modules::load(net::modules::SERVICES).await;
+    let mut nft = Nft::open_in(&space.path).expect("a socket");
+    assert_eq!(net::modules::missing(&mut nft).expect("tried"), Vec::<&str>::new());
+    assert!(listing(&space.path).is_none_or(|text| text.trim().is_empty()));
+}

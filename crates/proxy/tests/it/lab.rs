@@ -1,8 +1,10 @@
 //! One node with pods and a host beside it, each a network namespace, removed when dropped.
 //!
 //! ```text
-//!  outside 192.168.50.9 ── switch ── node eth0 192.168.50.1, bridge 10.42.0.1 ── pods 10.42.0.N
+//!  outside 192.168.50.9 ── switch ── node eth0 192.168.50.1, 10.42.0.1 ── pods 10.42.0.N
 //! ```
+//!
+//! As on a machine without `br_netfilter`, what is switched passes no rules.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use base::task::Tasks;
 use ipnet::IpNet;
-use net::links::Via;
-use net::pods::{Bridge, PodAttachment, attach_pod};
+use net::links::{Pair, Via};
+use net::pods::{Bridge, POD_INTERFACE, PodAttachment, attach_pod, mac_of};
 use net::{Links, netns, sysctl};
 use testkit::wait::LONG;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -64,9 +66,10 @@ impl Lab {
         let (switch, node, outside) = (Netns::new(), Netns::new(), Netns::new());
         let wires = Links::open_in(&switch.path).await.expect("netlink");
         Bridge::ensure(&wires, "wire", &[net("192.168.50.254/24")], 1500).await.expect("switch");
-        attach(&wires, &node.path, "wire", "node", &["192.168.50.1/24"], &[]).await;
-        attach(&wires, &outside.path, "wire", "outside", &["192.168.50.9/24"], &[]).await;
+        plug(&wires, "node", &node.path, "192.168.50.1/24").await;
+        plug(&wires, "outside", &outside.path, "192.168.50.9/24").await;
         sysctl::prepare_node(Some(&node.path)).await.expect("sysctls");
+        without_bridge_filter(&node.path);
         let links = Links::open_in(&node.path).await.expect("netlink");
         links.set_loopback_up().await.expect("lo up");
         let gateways = [net("10.42.0.1/24"), net("fd42::1/64")];
@@ -87,11 +90,16 @@ impl Lab {
     pub async fn pod(&self, number: u8) -> Pod {
         let netns = Netns::new();
         let address = format!("10.42.0.{number}");
-        let veth = format!("veth{number}");
-        let nets = [format!("{address}/24"), format!("fd42::{number}/64")];
-        let nets = [nets[0].as_str(), nets[1].as_str()];
-        let gateways = ["10.42.0.1", "fd42::1"];
-        attach(&self.links, &netns.path, "pods", &veth, &nets, &gateways).await;
+        let ip = |text: &str| text.parse().expect("an address");
+        let attachment = PodAttachment {
+            netns: netns.path.clone(),
+            host_veth: format!("veth{number}"),
+            addresses: vec![ip(&address), ip(&format!("fd42::{number}"))],
+            gateways: vec![ip("10.42.0.1"), ip("fd42::1")],
+            mtu: 1500,
+            from_loopback: false,
+        };
+        attach_pod(&self.links, &attachment).await.expect("attach");
         let peers = Arc::new(Mutex::new(Vec::new()));
         self.serve(&netns.path, 8080, &address, peers.clone()).await;
         Pod { netns, address: address.parse().expect("an address"), peers }
@@ -113,22 +121,34 @@ impl Lab {
     }
 }
 
-async fn attach(
-    links: &Links,
-    netns: &Path,
-    bridge: &str,
-    veth: &str,
-    addresses: &[&str],
-    gateways: &[&str],
-) {
-    let attachment = PodAttachment {
-        netns: netns.to_owned(),
-        bridge: bridge.into(),
-        host_veth: veth.into(),
-        addresses: addresses.iter().map(|a| net(a)).collect(),
-        gateways: gateways.iter().map(|g| g.parse().expect("an address")).collect(),
+fn without_bridge_filter(netns: &Path) {
+    let switches = ["iptables", "ip6tables"].map(|of| format!("net.bridge.bridge-nf-call-{of}"));
+    let off = || switches.iter().try_for_each(|s| sysctl::set_if_present(s, "0").map(drop));
+    netns::run(netns, off).expect("enter").expect("sysctls");
+}
+
+/// Connects a namespace to the switch: its `eth0` has this address.
+async fn plug(wires: &Links, port: &str, netns: &Path, address: &str) {
+    let mac = mac_of(&net(address).addr());
+    let mut port_mac = mac;
+    port_mac[1] += 1;
+    let pair = Pair {
+        name: port,
+        mac: &port_mac,
+        peer: POD_INTERFACE,
+        peer_mac: &mac,
+        peer_netns: netns,
+        mtu: 1500,
     };
-    attach_pod(links, &attachment).await.expect("attach");
+    wires.create_pair(&pair).await.expect("a pair");
+    let (port, switch) = (wires.link(port).await, wires.link("wire").await);
+    let (port, switch) = (port.expect("made").index, switch.expect("there").index);
+    wires.set_controller(port, Some(switch)).await.expect("a port");
+    let inside = Links::open_in(netns).await.expect("netlink");
+    inside.set_loopback_up().await.expect("lo up");
+    let eth0 = inside.link(POD_INTERFACE).await.expect("made").index;
+    inside.set_up(eth0).await.expect("up");
+    inside.ensure_address(eth0, net(address)).await.expect("an address");
 }
 
 /// What the server at `to` says to a client in `from`.

@@ -98,7 +98,8 @@ async fn services_follow_the_api_and_outlive_the_process() {
         eventually(&lab, "192.168.50.1:30080", "10.42.0.2").await;
 
         let health = get(&lab, 10256, "/healthz").await;
-        assert!(health.starts_with("HTTP/1.1 200") && health.contains("\"nodeEligible\": true"));
+        assert!(health.starts_with("HTTP/1.1 200") && health.contains("\"nodeEligible\":true"));
+        assert!(health.contains("\"IPv4\":{\"healthy\":true,"), "{health}");
         assert!(get(&lab, 10249, "/proxyMode").await.ends_with("nftables"));
         let metrics = get(&lab, 10249, "/metrics").await;
         assert!(metrics.contains("nftables_sync_failures_total 0"), "{metrics}");
@@ -112,6 +113,70 @@ async fn services_follow_the_api_and_outlive_the_process() {
     let lists = api.queries();
     assert!(lists.iter().any(|q| q.contains("endpointslices") && q.contains("service-proxy-name")));
     assert!(lists.iter().any(|q| q.contains("nodes") && q.contains("metadata.name")));
+    lab.tasks.stop();
+}
+
+#[tokio::test]
+async fn a_load_balancer_learns_which_node_has_endpoints() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let api = Api::default();
+    let web = |port: i32| {
+        let ports = json!([{"name": "http", "port": 80, "nodePort": 30080}]);
+        service(
+            "web",
+            json!({"type": "LoadBalancer", "clusterIP": "10.43.0.50", "ports": ports,
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": port}),
+        )
+    };
+    let at = |pods: &[&str]| slice("web", ("http", "TCP", 8080), pods);
+    api.put("services", &web(32001));
+    api.put("endpointslices", &at(&["10.42.0.2", "10.42.0.3", "10.42.9.9@there"]));
+    api.put(
+        "nodes",
+        &json!({
+            "metadata": {"name": "here"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.168.50.1"}]},
+        }),
+    );
+    let tasks = Tasks::new("test");
+    let (proxy, stop) = (run(api.client(), config(&lab), tasks.stop_signal()), tasks.clone());
+    let answers = async |port: u16, parts: &[&str]| {
+        let what = format!("port {port} says {parts:?}");
+        testkit::wait::found(&what, async || {
+            let to = SocketAddr::from(([192, 168, 50, 1], port));
+            let mut stream = netns::connect(&lab.outside.path, to).await.ok()?;
+            let request = b"GET /any HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+            stream.write_all(request).await.ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.ok()?;
+            parts.iter().all(|part| text.contains(part)).then_some(())
+        })
+        .await;
+    };
+    let story = async {
+        let two = ["200 OK", "x-load-balancing-endpoint-weight: 2", "\"localEndpoints\": 2"];
+        answers(32001, &two).await;
+        let tracking = netns::run(&lab.node.path, || {
+            std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")
+        });
+        assert_eq!(tracking.expect("enter").expect("a switch").trim(), "3600");
+        answers(32001, &["\"namespace\": \"ns\"", "\"serviceProxyHealthy\": true"]).await;
+        // Those that are left terminate, or are elsewhere.
+        api.put("endpointslices", &at(&["!10.42.0.2", "10.42.9.9@there"]));
+        answers(32001, &["503 Service Unavailable", "\"localEndpoints\": 0"]).await;
+        api.put("services", &web(32002));
+        api.put("endpointslices", &at(&["10.42.0.2"]));
+        answers(32002, &["200 OK", "\"localEndpoints\": 1"]).await;
+        let old = SocketAddr::from(([192, 168, 50, 1], 32001));
+        let closed = netns::connect(&lab.outside.path, old).await;
+        assert!(closed.is_err(), "the former port is closed");
+        stop.stop();
+    };
+    let (outcome, ()) = tokio::join!(proxy, story);
+    outcome.expect("a clean end");
     lab.tasks.stop();
 }
 

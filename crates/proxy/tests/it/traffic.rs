@@ -146,6 +146,64 @@ async fn what_leads_nowhere_is_refused_at_once() {
 }
 
 #[tokio::test]
+async fn an_object_that_makes_no_sense_holds_up_no_other() {
+    if skipped() {
+        return;
+    }
+    let lab = Lab::new().await;
+    let (_pod, client) = (lab.pod(2).await, lab.pod(3).await);
+    let long = "x".repeat(300);
+    let ports = json!([{"name": "http", "port": 80}, {"name": "zero", "port": 0},
+        {"name": "low", "port": -1}, {"name": "high", "port": 70000, "nodePort": 70000},
+        {"name": "what", "port": 81, "protocol": "../x"}]);
+    let odd = |name: &str, ip: &str| {
+        let ingress = json!([{"ip": "::1"}, {"ip": "x"}, {"hostname": "y"}]);
+        let spec = json!({"clusterIP": ip, "type": "LoadBalancer", "ports": ports.clone(),
+            "externalIPs": ["0x7f.1", "", "::", "10.43.0.300"],
+            "loadBalancerSourceRanges": ["10.0.0.5/8", "0.0.0.0/0", "1.2.3.4/33", "::/0"],
+            "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": -7}}});
+        let mut service = json!(service(name, spec));
+        service["status"] = json!({"loadBalancer": {"ingress": ingress}});
+        serde_json::from_value::<Service>(service).expect("a service")
+    };
+    let services = [
+        odd("odd", "10.43.0.60"),
+        odd(&long, "10.43.0.61"),
+        odd("text", "nothing"),
+        odd("mapped", "::ffff:10.43.0.62"),
+        web(json!({})),
+    ];
+    let wrong = |service: &str, family: &str, port: i64, addresses: Value| {
+        let object = json!({
+            "metadata": {"name": service, "namespace": "ns",
+                "labels": {"kubernetes.io/service-name": service}},
+            "addressType": family,
+            "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+            "endpoints": [{"addresses": addresses}, {"addresses": []}],
+        });
+        serde_json::from_value::<EndpointSlice>(object).expect("a slice")
+    };
+    let slices = [
+        wrong("odd", "IPv4", 8080, json!(["fd42::9"])),
+        wrong("odd", "IPv6", 8080, json!(["10.42.0.9"])),
+        wrong("odd", "IPv4", 0, json!(["10.42.0.9"])),
+        wrong("odd", "IPv4", 8080, json!(["0.0.0.0"])),
+        wrong("odd", "FQDN", 8080, json!(["a.example"])),
+        wrong(&long, "IPv4", 99999, json!(["10.42.0.9"])),
+        wrong(&long, "IPv4", 8080, json!(["10.42.0.2"])),
+        web_slice(&["10.42.0.2"]),
+    ];
+    let mut rules = Rules::new(&lab);
+    rules.apply(&services, &slices);
+    assert_eq!(ask(&client.netns.path, "10.43.0.50:80").await.as_deref(), Ok("10.42.0.2"));
+    // And are taken away again.
+    rules.apply(&[web(json!({}))], &[web_slice(&["10.42.0.2"])]);
+    assert_eq!(ask(&client.netns.path, "10.43.0.50:80").await.as_deref(), Ok("10.42.0.2"));
+    lab.tasks.stop();
+}
+
+#[tokio::test]
 async fn ipv6_services_work_the_same() {
     if skipped() {
         return;

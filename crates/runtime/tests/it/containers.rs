@@ -26,7 +26,7 @@ fn a_container_runs_logs_and_stops_with_grace() {
         let address = pod.network.expect("a network").ip;
         assert_eq!(address, "10.99.0.2");
         let (_, text) = world.exec(&id, "ip -o -4 addr show eth0; ip route").await;
-        assert!(text.contains("10.99.0.2/24") && text.contains("default via 10.99.0.1"), "{text}");
+        assert!(text.contains("10.99.0.2/32") && text.contains("default via 10.99.0.1"), "{text}");
 
         world.runtime.stop_container(&id, Duration::from_secs(30)).await.expect("stopped");
         let status = world.runtime.container_status(&id).await.expect("status");

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use cri::*;
+use tokio::io::AsyncReadExt;
 
 use crate::world::{World, config, container, eventually, in_world};
 
@@ -228,6 +229,31 @@ fn after_a_reboot_nothing_runs_and_nothing_may_run_again() {
         let status = world.runtime.pod_sandbox_status(&sandbox).await.expect("known");
         assert_eq!(status.state(), PodSandboxState::NotReady);
         assert!(world.runtime.start_container(&id).await.is_err());
+        world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
+    });
+}
+
+#[test]
+fn pods_of_a_version_that_switched_are_routed_after_a_restart() {
+    in_world(|world| async move {
+        let server = container("main", "while :; do echo hello | nc -l -p 80; done");
+        let (sandbox, _) = world.run("pod", server).await;
+        let asked = async || {
+            let mut stream = tokio::net::TcpStream::connect("10.99.0.2:80").await.ok()?;
+            let mut text = [0; 6];
+            stream.read_exact(&mut text).await.ok()?;
+            String::from_utf8(text.to_vec()).ok()
+        };
+        assert_eq!(eventually("an answer", &asked).await, "hello\n");
+        let links = net::Links::open().expect("netlink");
+        let veth = format!("veth{}", &sandbox[..10]);
+        let port = links.link(&veth).await.expect("the pod's").index;
+        let bridge = links.link("deca-test").await.expect("the runtime's").index;
+        links.remove_route("10.99.0.2/32".parse().expect("a network")).await.expect("no route");
+        links.set_controller(port, Some(bridge)).await.expect("a port of the bridge");
+        let world = world.restarted().await;
+        assert_eq!(links.link(&veth).await.expect("the pod's").controller, None);
+        assert_eq!(eventually("an answer", &asked).await, "hello\n");
         world.runtime.remove_pod_sandbox(&sandbox).await.expect("removed");
     });
 }

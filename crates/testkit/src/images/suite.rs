@@ -18,14 +18,15 @@ use crate::host::Host;
 use crate::registry::Registry;
 
 /// Goes up when a recipe changes.
-const RECIPES: u32 = 5;
+const RECIPES: u32 = 6;
 
 /// The registry that all of them name.
 const REGISTRY: &str = "registry.k8s.io/";
 
 /// What the recipes take from elsewhere.
 pub struct Sources {
-    /// Where the suite's programs lie: `agnhost`, `nnp`, `sample-apiserver`.
+    /// Where the suite's programs lie: `agnhost`, `nnp`, `sample-apiserver`,
+    /// `regression-issue-74839`.
     pub programs: PathBuf,
     /// The source of the module `k8s.io/kubernetes`.
     pub module: PathBuf,
@@ -49,6 +50,8 @@ const IMAGES: &[Recipe] = &[
     Recipe { repository: "e2e-test-images/glibc-dns-testing", make: dns_testing },
     Recipe { repository: "e2e-test-images/sample-apiserver", make: sample_apiserver },
     Recipe { repository: "etcd", make: etcd },
+    Recipe { repository: "e2e-test-images/regression-issue-74839", make: stray_packets },
+    Recipe { repository: "build-image/distroless-iptables", make: connection_tools },
 ];
 
 /// The data directory of a registry with all images; makes what is missing.
@@ -148,16 +151,19 @@ fn shell(name: &str, place: &str) -> Result<Image> {
     Ok(Image::new(name).layer(busybox_layer()?).layer(layer))
 }
 
-/// A shell, and the programs that specs call in it: curl, dig, nc, getent.
+/// A shell, and the programs that specs call in it: curl, dig, nc, getent, wget. The wget of Debian's
+/// static busybox crashes when it is told a time limit; the other one tries twenty times, unless told not to.
 fn network_tools(name: &str) -> Result<Image> {
     let tools = [
         ("usr/bin/curl", "usr/bin/curl"),
         ("usr/bin/dig", "usr/bin/dig"),
         ("usr/bin/getent", "usr/bin/getent"),
         ("bin/nc.openbsd", "usr/bin/nc"),
+        ("usr/bin/wget", "usr/bin/wget"),
     ];
-    let packages = ["curl", "bind9-dnsutils", "libc-bin", "netcat-openbsd"];
-    let layer = programs_layer(&packages, &tools)?;
+    let packages = ["curl", "bind9-dnsutils", "libc-bin", "netcat-openbsd", "wget"];
+    let mut layer = programs_layer(&packages, &tools)?;
+    layer.file("etc/wgetrc", 0o644, b"tries = 1\n")?;
     Ok(shell(name, "bin/sh")?.layer(layer))
 }
 
@@ -246,6 +252,18 @@ fn sample_apiserver(sources: &Sources, name: &str) -> Result<Image> {
 fn etcd(_: &Sources, name: &str) -> Result<Image> {
     let layer = programs_layer(&["etcd-server"], &[("usr/bin/etcd", "usr/local/bin/etcd")])?;
     Ok(Image::new(name).layer(busybox_layer()?).layer(layer))
+}
+
+/// A server that sends packets which belong to no connection.
+fn stray_packets(sources: &Sources, name: &str) -> Result<Image> {
+    let mut layer = Layer::new();
+    layer.file("regression-issue-74839", 0o755, &program(sources, "regression-issue-74839")?)?;
+    Ok(Image::new(name).layer(layer).entrypoint(&["/regression-issue-74839"]))
+}
+
+fn connection_tools(_: &Sources, name: &str) -> Result<Image> {
+    let layer = programs_layer(&["conntrack"], &[("usr/sbin/conntrack", "usr/sbin/conntrack")])?;
+    Ok(shell(name, "bin/sh")?.layer(layer))
 }
 
 fn program(sources: &Sources, name: &str) -> Result<Vec<u8>> {

@@ -39,6 +39,7 @@ impl Embedded {
             );
         }
         if !self.0.network.borrow().cidrs.is_empty() {
+            self.adopt_links().await;
             // The next sandbox tries again.
             if let Err(error) = self.0.host_ports.replace(self.host_ports()).await {
                 tracing::warn!(%error, "host ports are not as they should be");

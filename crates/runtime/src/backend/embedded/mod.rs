@@ -163,6 +163,7 @@ impl Embedded {
             images,
             tasks,
         }));
+        net::modules::load(net::modules::PODS).await;
         if let Some(why) = embedded.look_for_overlayfs().await? {
             tracing::error!(%why, "no container can be started on this node");
         }

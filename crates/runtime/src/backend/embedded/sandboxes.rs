@@ -111,7 +111,8 @@ impl Embedded {
                     "network is not ready: the node has no pod CIDR yet".into(),
                 ));
             }
-            addresses = network.attach(&self.0.ipam, &entry.id, &places.net()).await?;
+            let ports = !entry.config.port_mappings.is_empty();
+            addresses = network.attach(&self.0.ipam, &entry.id, &places.net(), ports).await?;
         }
         self.save_sandbox(entry, |state| {
             state.addresses = addresses;
@@ -173,6 +174,24 @@ impl Embedded {
         }
         let network = self.0.network.borrow().clone();
         network.detach(&self.0.ipam, &entry.id).await
+    }
+
+    /// At start: the pods' links are as this version makes them.
+    pub(super) async fn adopt_links(&self) {
+        let network = self.0.network.borrow().clone();
+        let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
+        let living = all.iter().filter(|entry| self.sandbox_is_ready(entry));
+        for entry in living.filter(|entry| !entry.modes().host_network) {
+            let (net, addresses) = (self.places(&entry.id).net(), entry.state().addresses);
+            let ports = !entry.config.port_mappings.is_empty();
+            match network.adopt(&entry.id, &net, &addresses, ports).await {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!(sandbox = entry.id, "the sandbox's link is gone"),
+                Err(error) => {
+                    tracing::warn!(sandbox = entry.id, %error, "the sandbox's link is not repaired");
+                }
+            }
+        }
     }
 
     /// What all sandboxes that live take of the node's ports.
