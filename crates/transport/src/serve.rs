@@ -10,6 +10,9 @@
 //!    └── few are left: idle ones go after `crowded`, not after `idle`
 //! ```
 //!
+//! At the stop every client is told: HTTP/2 by GOAWAY, HTTP/1.1 by `Connection: close` in the next answer,
+//! which an idle connection may still have for `farewell`, and TLS by close_notify at the end.
+//!
 //! Invariant: whoever is cut off or turned away for what it did is logged, by address and cause, and
 //! at most once a minute.
 
@@ -26,7 +29,8 @@ use base::backoff::Backoff;
 use base::seldom::Seldom;
 use base::task::Stop;
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::{CONNECTION, HeaderValue};
+use http::{Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -75,6 +79,9 @@ pub struct Limits {
     pub streams: u32,
     /// At stop, what runs may finish within this time.
     pub drain: Duration,
+    /// At stop, a connection of HTTP/1.1 may bring one more request within this time: its client may have
+    /// sent it already. Upstream: such a client reads the end of the connection instead of an answer.
+    pub farewell: Duration,
 }
 
 impl Default for Limits {
@@ -88,6 +95,7 @@ impl Default for Limits {
             header_bytes: 1 << 20,
             streams: 1000,
             drain: Duration::from_secs(10),
+            farewell: Duration::from_millis(500),
         }
     }
 }
@@ -247,6 +255,16 @@ impl Door {
         }
     }
 
+    /// Resolves when a connection is to end because the listener does. One of HTTP/2 is told at once, one of
+    /// HTTP/1.1 in its next answer.
+    async fn leave(&self, activity: &Activity, is_h2: bool) {
+        self.stop.wait().await;
+        if !is_h2 {
+            // An error: it is idle, and nothing came.
+            let _ = tokio::time::timeout(self.limits.farewell, activity.requested()).await;
+        }
+    }
+
     fn refused(&self, remote: Option<SocketAddr>, cause: &'static str, why: &dyn Display) {
         let Some(unsaid) = self.refusals.ask((remote.map(|remote| remote.ip()), cause)) else {
             return tracing::debug!(?remote, %why, "{cause}");
@@ -286,10 +304,11 @@ async fn connection<S, B>(
     let Some(tls) = tls else {
         return http(io, info, false, service, door).await;
     };
-    let acceptor = tokio_rustls::TlsAcceptor::from(tls.load_full());
+    let (acceptor, nothing) =
+        (tokio_rustls::TlsAcceptor::from(tls.load_full()), Activity::default());
     let accepted = tokio::select! {
         biased;
-        () = door.stop.wait() => return,
+        () = door.leave(&nothing, false) => return,
         accepted = acceptor.accept(io) => accepted,
         () = door.patience(door.limits.handshake) => {
             return door.refused(info.remote, HANDSHAKE, &"it did not end in time");
@@ -329,13 +348,18 @@ where
     let (remote, is_tls) = (info.remote, info.is_tls);
     let activity = Activity::default();
     let service = service_fn({
-        let activity = activity.clone();
+        let (activity, stop) = (activity.clone(), door.stop.clone());
         move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(info.clone());
             let running = activity.begin();
-            let answer = service.clone().oneshot(request);
+            let is_1 = request.version() <= Version::HTTP_11;
+            let (answer, stop) = (service.clone().oneshot(request), stop.clone());
             async move {
-                let response = answer.await?;
+                let mut response = answer.await?;
+                if is_1 && stop.is_raised() && response.status() != StatusCode::SWITCHING_PROTOCOLS
+                {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 // The request runs until its answer is sent, or dropped: the body owns it.
                 Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
             }
@@ -348,7 +372,7 @@ where
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         outcome = driven(connection.as_mut(), outlet.as_ref()) => Some(outcome),
-        () = door.stop.wait() => None,
+        () = door.leave(&activity, is_h2) => None,
         () = activity.idle(door) => None,
         // On HTTP/2 there are bytes without requests: pings are answered.
         () = activity.stalled(door.limits.header_read), if !is_h2 => {
@@ -550,6 +574,14 @@ impl Activity {
                 is_first
             });
         }
+    }
+
+    /// Resolves when a request runs, or one came after this was asked.
+    async fn requested(&self) {
+        let mut seen = self.0.subscribe();
+        let all = seen.borrow().all;
+        // The sender is here: it cannot be gone.
+        let _ = seen.wait_for(|now| now.running > 0 || now.all != all).await;
     }
 
     /// Resolves when nothing ran and nothing came for as long as the door allows.

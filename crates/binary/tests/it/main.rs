@@ -6,6 +6,8 @@ mod devices;
 mod gates;
 mod hostile;
 mod keeping;
+mod moving;
+mod several;
 mod standalone;
 mod stopping;
 mod support;

@@ -28,7 +28,7 @@ async fn connect(world: &World) -> TcpStream {
     TcpStream::connect(world.address()).await.expect("connects")
 }
 
-async fn encrypted(world: &World, protocol: &str) -> TlsStream<TcpStream> {
+pub async fn encrypted(world: &World, protocol: &str) -> TlsStream<TcpStream> {
     let ca_pem = world.options("", false).ca_pem.expect("an authority");
     let mut config = client_config(&Trust::Authorities(ca_pem), None).expect("settings");
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];

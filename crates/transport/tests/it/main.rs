@@ -1,6 +1,7 @@
 //! Server and client against each other over real sockets.
 
 mod hostile;
+mod stopping;
 mod support;
 
 use decapod_transport as transport;
