@@ -122,9 +122,7 @@ pub async fn start_with(
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
     let encryption = flags.encryption.start(data_dir, tasks).await?;
     let store = datastore::open(&flags.datastore, data_dir, encryption.clone(), tasks).await?;
-    if !flags.datastore.endpoints.is_empty() && credentials.is_of_cluster {
-        authority::agree(&*store, pki).await?;
-    }
+    agree_on_authority(flags, credentials, &*store, pki).await?;
     flags.snapshots.start(store.clone(), data_dir, tasks)?;
     let rotation = Rotation::new(pki);
     let registry = registry(flags, store, credentials, &rotation, tasks)?;
@@ -178,6 +176,20 @@ pub async fn start_with(
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
     Ok(ControlPlane { server, rotation, port, address, last })
+}
+
+/// Servers share a datastore only if they share an authority: see [`authority`]. One that was brought
+/// along by flags is its bringer's business.
+async fn agree_on_authority(
+    flags: &flags::Server,
+    credentials: &Credentials,
+    store: &dyn store::Store,
+    pki: &Pki,
+) -> anyhow::Result<()> {
+    if flags.datastore.endpoints.is_empty() || !credentials.is_of_cluster {
+        return Ok(());
+    }
+    authority::agree(store, pki).await
 }
 
 /// Writes what every cluster has, again while the store does not answer. What it refuses for another

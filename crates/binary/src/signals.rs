@@ -72,7 +72,7 @@ fn watch_over(pipe: &OwnedFd, end: Duration) {
         Some(second) => eprintln!("decapod: signal {second} after {first}: ending at once"),
         None => eprintln!("decapod: not stopped {} ms after the signal, ending", end.as_millis()),
     }
-    // SAFETY: it returns to nobody. Unlike `exit`, it waits for no lock and no destructor.
+    // SAFETY: the call does not return. Unlike `exit`, it waits for no lock and no destructor.
     unsafe { nix::libc::_exit(BY_SIGNAL + i32::from(first)) }
 }
 

@@ -65,7 +65,7 @@ where
     // A task of its own: a panic ends this life, no other.
     life.spawn_graceful(name, async move {
         let why = run(told).await.err().map(|error| error.to_string());
-        // An error: nobody waits any more.
+        // An error: the receiver is gone.
         let _ = tell.send(why);
     });
     let why = match stop.or(ended).await {

@@ -356,10 +356,7 @@ where
             let (answer, stop) = (service.clone().oneshot(request), stop.clone());
             async move {
                 let mut response = answer.await?;
-                if is_1 && stop.is_raised() && response.status() != StatusCode::SWITCHING_PROTOCOLS
-                {
-                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                }
+                say_farewell(&mut response, is_1 && stop.is_raised());
                 // The request runs until its answer is sent, or dropped: the body owns it.
                 Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
             }
@@ -408,6 +405,14 @@ where
             true => door.refused(remote, "HTTP error", &chain_of(&*error)),
             false => tracing::trace!(?remote, %error, "connection ended"),
         }
+    }
+}
+
+/// The last answer on a connection says that it is the last, unless the connection becomes another
+/// protocol's.
+fn say_farewell<B>(response: &mut Response<B>, is_last: bool) {
+    if is_last && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }
 
