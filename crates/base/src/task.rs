@@ -3,12 +3,14 @@
 //! A [`Tasks`] is a group with one stop signal. `spawn` adds a named task that ends by itself when
 //! it sees [`Stop`]; `shutdown` raises the signal and waits. A panic is logged with the task's
 //! name and raises the group's signal: a component that lost a part must not limp on.
+//! A group may be bound to a runtime ([`Tasks::on`]): its tasks run there, whoever spawns them.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -38,8 +40,13 @@ impl Stop {
     }
 }
 
+/// What is aborted ends where it waits next: it is given so long to come there.
+const ABORT: Duration = Duration::from_secs(1);
+
 struct Group {
     name: String,
+    /// Where its tasks run; `None`: where they are spawned.
+    runtime: Option<Handle>,
     signal: watch::Sender<bool>,
     /// Guards the list of handles; held for pushes and the final take only, never across await.
     handles: std::sync::Mutex<Vec<JoinHandle<()>>>,
@@ -51,8 +58,23 @@ pub struct Tasks(Arc<Group>);
 
 impl Tasks {
     pub fn new(name: impl Into<String>) -> Self {
+        Self::made(name.into(), None)
+    }
+
+    /// A group whose tasks run on this runtime.
+    pub fn on(runtime: Handle, name: impl Into<String>) -> Self {
+        Self::made(name.into(), Some(runtime))
+    }
+
+    fn made(name: String, runtime: Option<Handle>) -> Self {
         let (signal, _) = watch::channel(false);
-        Self(Arc::new(Group { name: name.into(), signal, handles: Default::default() }))
+        Self(Arc::new(Group { name, runtime, signal, handles: Default::default() }))
+    }
+
+    /// While this is kept the tasks live; they are aborted when it is dropped. For work that may be
+    /// dropped before it has stopped its tasks.
+    pub fn bound(&self) -> Bound {
+        Bound(self.clone())
     }
 
     pub fn stop_signal(&self) -> Stop {
@@ -99,8 +121,7 @@ impl Tasks {
         stops: Weak<Group>,
     ) -> AbortHandle {
         let watched = Watched { name, stops, done: false };
-        #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
-        let handle = tokio::spawn(async move {
+        let running = async move {
             // Its own from here on: what is only captured is dropped after the unwinding.
             let mut watched = watched;
             match stop {
@@ -108,7 +129,12 @@ impl Tasks {
                 None => work.await,
             }
             watched.done = true;
-        });
+        };
+        #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+        let handle = match &self.0.runtime {
+            Some(runtime) => runtime.spawn(running),
+            None => tokio::spawn(running),
+        };
         let abort = handle.abort_handle();
         let mut handles = self.0.handles.lock().expect("no panic while the list is held");
         // Connections come and go: forget the finished ones, so that the list stays short.
@@ -128,18 +154,39 @@ impl Tasks {
     pub async fn shutdown(&self, limit: Duration) {
         self.stop();
         let deadline = tokio::time::Instant::now() + limit;
+        let mut aborted = vec![];
         loop {
-            let handles = std::mem::take(&mut *self.0.handles.lock().expect("as above"));
+            let handles = self.take();
             if handles.is_empty() {
-                return;
+                break;
             }
             for mut handle in handles {
                 if tokio::time::timeout_at(deadline, &mut handle).await.is_err() {
                     tracing::warn!(group = self.0.name, "a task did not stop in time, aborted");
                     handle.abort();
+                    aborted.push(handle);
                 }
             }
         }
+        let deadline = tokio::time::Instant::now() + ABORT;
+        for handle in aborted {
+            // Its panic was logged; one that does not wait cannot be stopped.
+            let _ = tokio::time::timeout_at(deadline, handle).await;
+        }
+    }
+
+    fn take(&self) -> Vec<JoinHandle<()>> {
+        std::mem::take(&mut *self.0.handles.lock().expect("no panic while the list is held"))
+    }
+}
+
+/// See [`Tasks::bound`].
+pub struct Bound(Tasks);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.0.stop();
+        self.0.take().iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -183,6 +230,43 @@ mod tests {
         });
         tasks.shutdown(Duration::from_secs(5)).await;
         assert_eq!(got.recv().await, Some("tidied"));
+    }
+
+    /// As the work of a leader that does not end in time.
+    #[tokio::test(start_paused = true)]
+    async fn dropped_work_takes_its_tasks_with_it() {
+        let (sent, got) = tokio::sync::oneshot::channel::<()>();
+        let work = async move {
+            let tasks = Tasks::new("test");
+            let _bound = tasks.bound();
+            let own = tasks.clone();
+            tasks.spawn_graceful("heedless", async move {
+                let _lives_with = (sent, own);
+                std::future::pending().await
+            });
+            std::future::pending::<()>().await;
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(1), work).await;
+        assert!(ended.is_err());
+        got.await.expect_err("the task ended");
+    }
+
+    #[test]
+    fn tasks_run_on_the_runtime_of_their_group() {
+        let runtime = |name: &str| {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(1).thread_name(name).enable_all().build().expect("a runtime")
+        };
+        let (own, other) = (runtime("own"), runtime("other"));
+        let tasks = Tasks::on(own.handle().clone(), "test");
+        let name = other.block_on(async {
+            let (sent, got) = tokio::sync::oneshot::channel();
+            tasks.spawn("asks", async move {
+                let _ = sent.send(std::thread::current().name().map(str::to_owned));
+            });
+            got.await.expect("it says so")
+        });
+        assert_eq!(name.as_deref(), Some("own"));
     }
 
     #[tokio::test]

@@ -18,7 +18,7 @@ use pki::{Issued, Pki};
 
 use crate::access::{Brought, Credentials};
 use crate::control_plane;
-use crate::process::{prepare_data_dir, say, wait_for_signal};
+use crate::process::{prepare_data_dir, say, termination, wait_for_signal};
 use crate::server::{advertised, write_kubeconfig};
 use crate::{datastore, flags};
 
@@ -87,7 +87,7 @@ pub struct ApiServer {
     kubelet_client_certificate: Option<PathBuf>,
     #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
     kubelet_client_key: Option<PathBuf>,
-    /// PEM; who signs kubelets' serving certificates
+    /// PEM; who signs kubelets' serving certificates [default: they are not verified, as upstream]
     #[arg(long, value_name = "FILE")]
     kubelet_certificate_authority: Option<PathBuf>,
     /// Accepted; bootstrap tokens always work
@@ -108,8 +108,15 @@ pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> 
     let credentials = flags.credentials(&pki)?;
     let address = advertised(&server).await?;
     let tasks = Tasks::new("kube-apiserver");
-    let control =
-        control_plane::start_with(&server, &data_dir, &pki, &credentials, address, &tasks).await?;
+    let starting =
+        control_plane::start_with(&server, &data_dir, &pki, &credentials, address, &tasks);
+    let control = tokio::select! {
+        control = starting => control?,
+        () = termination() => {
+            say("stopped before the API server was ready");
+            return Ok(());
+        }
+    };
     say(&format!("API server ready at {}", control.url()));
     // With another authority for clients, or another certificate, ours would not fit.
     if flags.client_ca_file.is_none() && flags.tls_cert_file.is_none() {
@@ -174,8 +181,9 @@ impl ApiServer {
     }
 
     fn credentials(&self, pki: &Pki) -> anyhow::Result<Credentials> {
-        let mut credentials = Credentials::of_cluster(pki)?;
+        let mut credentials = Credentials::of_cluster(pki, &self.service_account_issuer)?;
         if let Some(path) = &self.client_ca_file {
+            credentials.is_of_cluster = false;
             credentials.client_ca_pem = read(path)?;
         }
         let serving = pair(&self.tls_cert_file, &self.tls_private_key_file)?;
@@ -186,9 +194,8 @@ impl ApiServer {
             credentials.kubelet_client = own;
             credentials.kubelet_client_files = Some((cert, key));
         }
-        if let Some(path) = &self.kubelet_certificate_authority {
-            credentials.kubelet_ca_pem = read(path)?;
-        }
+        credentials.kubelet_ca_pem =
+            self.kubelet_certificate_authority.as_deref().map(read).transpose()?;
         credentials.keys = self.token_keys(pki)?;
         Ok(credentials)
     }
@@ -269,6 +276,7 @@ mod tests {
         let pki = Pki::open_or_create(directory.path()).expect("certificates");
         let credentials = flags.credentials(&pki).expect("they fit");
         assert_eq!(credentials.keys.issuer(), "https://kubernetes.default.svc.cluster.local");
+        assert!(credentials.kubelet_ca_pem.is_none(), "kubeadm's kubelets sign for themselves");
         assert_eq!(server.access.authorization_mode, ["Node", "RBAC"]);
         let bad = Line::try_parse_from(["kube-apiserver", "--authorization-mode=Magic"]);
         let bad = bad.expect("parses").flags.as_server().expect("fits otherwise");

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::secure_port::{Page, Pair, SecurePort};
 
 /// How long a component may take to end.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(4);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ControllerManager {
@@ -438,8 +438,7 @@ async fn until_signal(
     tokio::pin!(running);
     let outcome = tokio::select! {
         outcome = &mut running => outcome,
-        signal = crate::process::termination() => {
-            signal?;
+        () = crate::process::termination() => {
             tasks.stop();
             let limit = tokio::time::timeout(SHUTDOWN_LIMIT, running).await;
             limit.with_context(|| format!("{name} did not stop in time"))?

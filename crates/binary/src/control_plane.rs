@@ -18,6 +18,8 @@ use extensions::Extensions;
 use extensions::aggregation::Aggregation;
 use ipnet::IpNet;
 use k8s_openapi::api::{authentication::v1 as authentication, authorization::v1 as authorization};
+use machinery::StatusError;
+use machinery::status::Reason;
 use pki::{Component, Issued, Pki, Profile, San};
 use resources::Row;
 use transport::tls::{ClientCerts, Identity, ServerTls};
@@ -25,7 +27,7 @@ use transport::{ClientOptions, HttpClient, Limits, Listener};
 
 use crate::access::{self, Authentication, Brought, Credentials};
 use crate::rotation::Rotation;
-use crate::{datastore, flags};
+use crate::{authority, datastore, flags};
 
 /// A running API server. Clones are the same one.
 #[derive(Clone)]
@@ -42,9 +44,13 @@ pub struct ControlPlane {
 }
 
 /// Requests, watches and commits get this long at the end.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(15);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(4);
+/// Those of one connection, a little less: it is cut by the listener, and told so.
+const DRAIN: Duration = Duration::from_millis(3500);
 /// And after them the audit log.
-const LAST_LIMIT: Duration = Duration::from_secs(5);
+const LAST_LIMIT: Duration = Duration::from_secs(1);
+/// Before a store that did not answer is written to again.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
 impl ControlPlane {
     /// Ends the API server: those who are answered by it, `tasks`, then the store.
@@ -97,7 +103,7 @@ pub async fn start(
     address: IpAddr,
     tasks: &Tasks,
 ) -> anyhow::Result<ControlPlane> {
-    let credentials = Credentials::of_cluster(pki)?;
+    let credentials = Credentials::of_cluster(pki, &flags.issuers())?;
     start_with(flags, data_dir, pki, &credentials, address, tasks).await
 }
 
@@ -118,6 +124,7 @@ pub async fn start_with(
     let port = listener.local_addr().context("a TCP listener has an address")?.port();
     let encryption = flags.encryption.start(data_dir, tasks).await?;
     let store = datastore::open(&flags.datastore, data_dir, encryption.clone(), tasks).await?;
+    agree_on_authority(flags, credentials, &*store, pki).await?;
     flags.snapshots.start(store.clone(), data_dir, tasks)?;
     let rotation = Rotation::new(pki);
     let registry = registry(flags, store, credentials, &rotation, tasks)?;
@@ -130,7 +137,7 @@ pub async fn start_with(
     extensions.start(&registry, tasks).await;
     let aggregation = aggregation(pki, &rotation)?;
     hide_versions(&flags.serving, &registry)?;
-    let last = Tasks::new("last");
+    let last = Tasks::on(tokio::runtime::Handle::current(), "last");
     let audit = flags.audit.open(tasks, &last)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),
@@ -159,19 +166,44 @@ pub async fn start_with(
     });
     let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
-    let first = resources::bootstrap::ensure(&registry, &cluster);
-    tokio::try_join!(first, resources::fairness::ensure(&registry))
-        .context("cannot write the first objects")?;
+    tokio::join!(
+        written("the first objects", || resources::bootstrap::ensure(&registry, &cluster)),
+        written("the first objects of fairness", || resources::fairness::ensure(&registry)),
+    );
     resources::fairness::start(&registry, server.fairness(), tasks);
     resources::addresses::start(&registry, tasks);
     resources::upkeep::start(&registry, cluster, tasks);
-    auth::rbac::bootstrap::reconcile(&registry)
-        .await
-        .context("cannot write the bootstrap roles")?;
+    written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&registry)).await;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
     Ok(ControlPlane { server, rotation, port, address, names, last })
+}
+
+/// Servers share a datastore only if they share an authority: see [`authority`]. One that was brought
+/// along by flags is its bringer's business.
+async fn agree_on_authority(
+    flags: &flags::Server,
+    credentials: &Credentials,
+    store: &dyn store::Store,
+    pki: &Pki,
+) -> anyhow::Result<()> {
+    if flags.datastore.endpoints.is_empty() || !credentials.is_of_cluster {
+        return Ok(());
+    }
+    authority::agree(store, pki).await
+}
+
+/// Writes what every cluster has, again while the store does not answer. What it refuses for another
+/// reason is missing, which the log says, and the server starts.
+async fn written<F: Future<Output = Result<(), StatusError>>>(what: &str, write: impl Fn() -> F) {
+    while let Err(error) = write().await {
+        tracing::warn!(what, %error, "not all is written that every cluster has");
+        if !error.is(Reason::ServiceUnavailable) {
+            return;
+        }
+        tokio::time::sleep(WRITE_AGAIN).await;
+    }
 }
 
 /// As many connections as the process may have files for, half of which stay for everything else. The
@@ -179,7 +211,7 @@ pub async fn start_with(
 fn limits() -> Limits {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     const FILES: u64 = 1 << 16;
-    let mut limits = Limits::default();
+    let mut limits = Limits { drain: DRAIN, ..Limits::default() };
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return limits };
     let wanted = hard.min(FILES).max(soft);
     let files =
@@ -330,7 +362,8 @@ fn registry(
 fn kubelet_client(credentials: &Credentials, rotation: &Rotation) -> anyhow::Result<HttpClient> {
     let ca_pem = credentials.kubelet_ca_pem.clone();
     let options = move |client: &Issued| ClientOptions {
-        ca_pem: Some(ca_pem.clone()),
+        insecure: ca_pem.is_none(),
+        ca_pem: ca_pem.clone(),
         cert_pem: Some(client.cert_pem.clone()),
         key_pem: Some(client.key_pem.clone()),
         ..ClientOptions::default()

@@ -11,15 +11,20 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use apiserver::codec::at_rest::{self, Formats, MediaType};
 use apiserver::codec::protobuf::Protobuf;
+use base::backoff::Backoff;
 use base::task::Tasks;
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use store::{Store, Transform, Transformed};
+use tokio::time::Instant;
 
-/// How long an etcd may take to answer at the start.
+/// How long an etcd may take to answer a command.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A command waits this long for a server that has the store, but does not answer yet.
 const STARTING: Duration = Duration::from_secs(10);
+/// A server that waits for its etcd asks so often, and says so less and less often.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+const SAY_AGAIN_CEILING: Duration = Duration::from_secs(60);
 /// What upstream keeps in an etcd.
 const FORMATS: Formats = Formats {
     protobuf: Protobuf(api::protobuf::descriptors),
@@ -56,6 +61,9 @@ pub struct UseOfEtcd {
     /// How often etcd forgets what is older than that, whichever server sees to it; 0 for never
     #[arg(long, value_parser = cli::duration::parse, default_value = "5m", value_name = "DURATION")]
     pub etcd_compaction_interval: Duration,
+    /// How long the start waits for an etcd that does not answer; 0 for as long as it takes
+    #[arg(long, value_parser = cli::duration::parse, default_value = "0s", value_name = "DURATION")]
+    pub datastore_wait: Duration,
 }
 
 /// Of the embedded store.
@@ -296,8 +304,8 @@ pub enum StorageMediaType {
     Protobuf,
 }
 
-/// Opens the store, with values sealed by `seal`; an etcd is asked once, so that a wrong endpoint is
-/// told at the start.
+/// Opens the store, with values sealed by `seal`. An etcd is waited for: after a power cut machines come
+/// up in any order.
 pub async fn open(
     flags: &Datastore,
     data_dir: &Path,
@@ -317,7 +325,8 @@ pub async fn open(
         offer(&opened, data_dir, tasks);
         return Ok(Transformed::over(opened, seal));
     }
-    let remote = connect(flags).await?;
+    let remote = dial(flags)?;
+    wait_for(&*remote, flags).await?;
     let interval = flags.use_of_etcd.etcd_compaction_interval;
     if !interval.is_zero() {
         tasks.spawn("etcd compactor", etcd::compactor::run(remote.clone(), interval));
@@ -338,6 +347,41 @@ fn asks_every(compaction: Duration) -> Option<Duration> {
 
 /// To an etcd that answers.
 async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
+    let remote = dial(flags)?;
+    match tokio::time::timeout(PATIENCE, remote.revision()).await {
+        Ok(answer) => answer.with_context(|| flags.named())?,
+        Err(_) => bail!("{}: no answer within {} seconds", flags.named(), PATIENCE.as_secs()),
+    };
+    Ok(remote)
+}
+
+/// Until etcd answers, or for as long as the flag says.
+async fn wait_for(remote: &dyn Store, flags: &Datastore) -> anyhow::Result<()> {
+    let (begun, limit) = (Instant::now(), flags.use_of_etcd.datastore_wait);
+    let mut say = Backoff::new(ASK_AGAIN, SAY_AGAIN_CEILING);
+    let mut next_word = begun;
+    while let Err(error) = remote.revision().await {
+        if !limit.is_zero() && begun.elapsed() >= limit {
+            return Err(error).with_context(|| flags.named());
+        }
+        if Instant::now() >= next_word {
+            let datastore = flags.endpoints.join(",");
+            tracing::warn!(datastore, %error, "the server waits for its datastore");
+            next_word = Instant::now() + say.step();
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+    Ok(())
+}
+
+impl Datastore {
+    fn named(&self) -> String {
+        format!("--datastore-endpoint {}", self.endpoints.join(","))
+    }
+}
+
+/// Connections are made by the first calls.
+fn dial(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
     for endpoint in &flags.endpoints {
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
             bail!(
@@ -358,13 +402,7 @@ async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
         ask_every: asks_every(flags.use_of_etcd.etcd_compaction_interval),
         ..Default::default()
     };
-    let remote = etcd::Etcd::open(&options)?;
-    let named = || format!("--datastore-endpoint {}", flags.endpoints.join(","));
-    match tokio::time::timeout(PATIENCE, remote.revision()).await {
-        Ok(answer) => answer.with_context(named)?,
-        Err(_) => bail!("{}: no answer within {} seconds", named(), PATIENCE.as_secs()),
-    };
-    Ok(remote)
+    Ok(etcd::Etcd::open(&options)?)
 }
 
 #[cfg(test)]

@@ -62,8 +62,7 @@ pub async fn run(flags: Dns) -> anyhow::Result<()> {
     tokio::pin!(serving);
     tokio::select! {
         outcome = &mut serving => outcome.context("the DNS server ended"),
-        signal = crate::process::termination() => {
-            signal?;
+        () = crate::process::termination() => {
             tasks.stop();
             serving.await.context("the DNS server ended")
         }

@@ -201,7 +201,7 @@ pub async fn run(flags: Etcd, data_dir: &Path) -> anyhow::Result<()> {
         flags.listen(url, server.pages_only(), &tasks).await?;
     }
     say(&format!("serving etcd's v3 API as {}", flags.name));
-    termination().await?;
+    termination().await;
     say("stopping");
     tasks.shutdown(SHUTDOWN_LIMIT).await;
     store.close().await;

@@ -95,6 +95,10 @@ pub struct Server {
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allow_privileged: bool,
+    /// Who issues service account tokens; the first one signs, all are accepted
+    /// [default: https://kubernetes.default.svc]
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    pub service_account_issuer: Vec<String>,
     /// Addresses of Services
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<IpNet>,
@@ -137,6 +141,16 @@ pub struct Server {
     pub feature_gates: FeatureGates,
     #[command(flatten)]
     pub node: Node,
+}
+
+impl Server {
+    /// Of service account tokens.
+    pub fn issuers(&self) -> Vec<String> {
+        match self.service_account_issuer.as_slice() {
+            [] => vec![crate::access::ISSUER.to_owned()],
+            given => given.to_vec(),
+        }
+    }
 }
 
 #[derive(clap::Args, Clone, Debug)]

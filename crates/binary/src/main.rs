@@ -4,6 +4,7 @@ mod access;
 mod agent;
 mod api_server;
 mod audit;
+mod authority;
 mod component_config;
 mod components;
 mod control_plane;
@@ -23,7 +24,9 @@ mod process;
 mod rotation;
 mod secure_port;
 mod server;
+mod signals;
 mod snapshots;
+mod supervise;
 mod token;
 mod token_signer;
 
@@ -119,6 +122,13 @@ fn start() -> anyhow::Result<ExitCode> {
     if let Some(gates) = arguments.command.feature_gates() {
         gates.install()?;
     }
+    if arguments.command.runs_long() {
+        signals::heed()?;
+    }
+    if let Command::Dns(_) = &arguments.command {
+        // A server starts it from threads that give way to its API; it need not.
+        base::platform::take_priority_of_parent()?;
+    }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime =
         runtime.enable_all().worker_threads(workers()).thread_stack_size(STACK).build()?;
@@ -143,6 +153,22 @@ impl Command {
             Self::Kubelet(flags) => Some(&flags.feature_gates),
             _ => None,
         }
+    }
+
+    /// Whether it runs until it is told to stop.
+    fn runs_long(&self) -> bool {
+        matches!(
+            self,
+            Self::Server(_)
+                | Self::Agent(_)
+                | Self::KubeApiserver(_)
+                | Self::KubeControllerManager(_)
+                | Self::KubeScheduler(_)
+                | Self::KubeProxy(_)
+                | Self::Kubelet(_)
+                | Self::Etcd(_)
+                | Self::Dns(_)
+        )
     }
 
     /// People who type a command want its output, not its log.

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Taint;
 use tokio::sync::Notify;
 use transport::tls::ServerTls;
 
-use crate::flags;
+use crate::{flags, supervise};
 
 const ETHERNET_MTU: u32 = 1500;
 const RUNTIME_RETRY: Duration = Duration::from_secs(1);
@@ -124,8 +124,7 @@ async fn open_runtime(
         refuse_leftovers(&home)?;
         let remote = tokio::select! {
             remote = wait_for_runtime(&endpoints, tasks) => remote?,
-            signal = crate::process::termination() => {
-                signal?;
+            () = crate::process::termination() => {
                 bail!("stopped while the container runtime did not answer");
             }
         };
@@ -261,11 +260,9 @@ fn start_kubelet(
         config.bind_address.set_port(0);
         config.healthz_address = None;
     }
-    let (client, stop) = (node.kubelet.clone(), tasks.stop_signal());
-    tasks.spawn_graceful("kubelet", async move {
-        if let Err(error) = kubelet::run(client, runtime, config, stop).await {
-            tracing::error!(%error, "the kubelet does not run");
-        }
+    let client = node.kubelet.clone();
+    supervise::keep(tasks, "kubelet", move |stop| {
+        kubelet::run(client.clone(), runtime.clone(), config.clone(), stop)
     });
     Ok(())
 }
@@ -281,11 +278,8 @@ fn start_proxy(node: &Node, tasks: &Tasks) {
         metrics_bind: well_known.metrics_bind.filter(|_| !node.free_ports),
         ..well_known
     };
-    let stop = tasks.stop_signal();
-    tasks.spawn_graceful("kube-proxy", async move {
-        if let Err(error) = proxy::run(client, config, stop).await {
-            tracing::error!(%error, "kube-proxy does not run");
-        }
+    supervise::keep(tasks, "kube-proxy", move |stop| {
+        proxy::run(client.clone(), config.clone(), stop)
     });
 }
 
@@ -297,11 +291,8 @@ fn start_routes(node: &Node, tasks: &Tasks) {
         service_cidrs: node.service_cidrs.clone(),
         netns: None,
     };
-    let stop = tasks.stop_signal();
-    tasks.spawn_graceful("routes", async move {
-        if let Err(error) = proxy::routes::follow_nodes(client, config, stop).await {
-            tracing::error!(%error, "the routes to other nodes are not kept");
-        }
+    supervise::keep(tasks, "routes", move |stop| {
+        proxy::routes::follow_nodes(client.clone(), config.clone(), stop)
     });
 }
 

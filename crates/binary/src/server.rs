@@ -1,4 +1,8 @@
 //! `decapod server`: every component of a control plane, and of a node, in one process.
+//!
+//! The API has a runtime of its own; the components have another one of lower priority, so that no
+//! request waits for a controller. A component that loses its Lease or breaks is started again, alone;
+//! what all of them share (the container runtime), with all of them. The process goes on.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -6,24 +10,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use base::backoff::Backoff;
 use base::task::Tasks;
-use client::election::Ended;
 use client::{Client, Election};
 use pki::{Component, Issued, Pki, Profile, San};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
 use crate::node::{self, Node};
-use crate::process::{give_back_what_the_start_needed, prepare_data_dir, say, wait_for_signal};
-use crate::{datastore, preflight};
+use crate::process::{
+    Background, give_back_what_the_start_needed, prepare_data_dir, say, termination,
+    wait_for_signal,
+};
+use crate::{datastore, preflight, supervise};
 
 /// What may be left out with `--disable`.
 const COMPONENTS: [&str; 5] =
     ["kube-scheduler", "kube-controller-manager", "kube-proxy", "dns", "pod-routes"];
 /// Components get this long at the end, before the API server does.
-const COMPONENTS_LIMIT: Duration = Duration::from_secs(10);
+const COMPONENTS_LIMIT: Duration = Duration::from_secs(4);
+/// Before components that broke together are started again.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_CEILING: Duration = Duration::from_secs(60);
 
 pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let begun = Instant::now();
@@ -36,27 +47,80 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let pki =
         Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
     let address = advertised(&flags).await?;
-    let (tasks, components) = (Tasks::new("server"), Tasks::new("components"));
-    let control = control_plane::start(&flags, &data_dir, &pki, address, &tasks).await?;
+    let tasks = Tasks::on(Handle::current(), "server");
+    let starting = control_plane::start(&flags, &data_dir, &pki, address, &tasks);
+    let control = tokio::select! {
+        control = starting => control?,
+        () = termination() => {
+            say("stopped before the API server was ready");
+            return Ok(());
+        }
+    };
     let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
-    start_controllers(&flags, &data_dir, &control, &pki, &components)?;
-    start_scheduler(&flags, &control, &components)?;
     say(&format!("kubeconfig: {}", kubeconfig.display()));
-    if !flags.disable_agent {
-        start_node(&flags, &data_dir, &pki, &control, &components).await?;
-    }
+    let background = Background::start("components").context("cannot start threads")?;
+    let start = async || start_components(&flags, &data_dir, &control, &pki, &background).await;
+    let mut components = start().await?;
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
     let (url, token) = (control.url(), data_dir.join("token"));
     say(&format!("more nodes: decapod agent --server {url} --token-file {}", token.display()));
     say("Ctrl-C stops the control plane; pods keep running");
     give_back_what_the_start_needed(&tasks);
-    wait_for_signal(&[&components, &tasks, &control.last]).await?;
+    let groups = [&tasks, &control.last];
+    tokio::select! {
+        ended = wait_for_signal(&groups) => ended?,
+        () = keep_together(&mut components, start) => {}
+    }
     say("stopping");
     // Components first: their last words reach the API server, and none finds it gone.
     components.shutdown(COMPONENTS_LIMIT).await;
     control.stop(&tasks).await;
     Ok(())
+}
+
+/// Everything but the API, as one group.
+async fn start_components(
+    flags: &Server,
+    data_dir: &Path,
+    control: &ControlPlane,
+    pki: &Pki,
+    background: &Background,
+) -> anyhow::Result<Tasks> {
+    let components = Tasks::on(background.handle(), "components");
+    let started = async {
+        start_controllers(flags, data_dir, control, pki, &components)?;
+        start_scheduler(flags, control, &components)?;
+        match flags.disable_agent {
+            true => Ok(()),
+            false => start_node(flags, data_dir, pki, control, &components).await,
+        }
+    };
+    match started.await {
+        Ok(()) => Ok(components),
+        Err(error) => {
+            components.shutdown(COMPONENTS_LIMIT).await;
+            Err(error)
+        }
+    }
+}
+
+/// Starts the group again when it broke as a whole. Does not return.
+async fn keep_together(components: &mut Tasks, start: impl AsyncFn() -> anyhow::Result<Tasks>) {
+    let mut pause = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
+    loop {
+        components.stop_signal().wait().await;
+        let pause = pause.step();
+        tracing::error!(?pause, "the components broke together, starting them again");
+        components.shutdown(COMPONENTS_LIMIT).await;
+        tokio::time::sleep(pause).await;
+        match start().await {
+            Ok(started) => *components = started,
+            Err(error) => {
+                tracing::error!(error = format!("{error:#}"), "the components do not start");
+            }
+        }
+    }
 }
 
 fn check(flags: &Server) -> anyhow::Result<()> {
@@ -160,10 +224,14 @@ fn start_controllers(
     };
     let election =
         candidate(flags, client_for("kube-controller-manager"), "kube-controller-manager");
-    let (stop, group, all) = (tasks.stop_signal(), tasks.clone(), ["*".to_owned()]);
-    tasks.spawn_graceful("kube-controller-manager", async move {
-        let ended = election.run(stop, |stop| controllers::run(client_for, &all, options, stop));
-        end_with(ended.await, &group);
+    let part = Arc::new((election, client_for, options));
+    supervise::keep(tasks, "kube-controller-manager", move |stop| {
+        let part = part.clone();
+        async move {
+            let (election, client_for, options) = &*part;
+            let work = |stop| controllers::run(client_for, &[], options.clone(), stop);
+            stands(election.stand(stop, work).await)
+        }
     });
     Ok(())
 }
@@ -175,20 +243,21 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) -> any
     let client = control.client(Component::Scheduler);
     let config = crate::components::scheduler_config(flags.scheduler_config.as_deref(), &client)?;
     let election = candidate(flags, client.clone(), "kube-scheduler");
-    let (stop, group) = (tasks.stop_signal(), tasks.clone());
-    tasks.spawn_graceful("kube-scheduler", async move {
-        let ended = election.run(stop, |stop| scheduler::run(client, config, stop));
-        end_with(ended.await, &group);
+    let part = Arc::new((election, client, config));
+    supervise::keep(tasks, "kube-scheduler", move |stop| {
+        let part = part.clone();
+        async move {
+            let (election, client, config) = &*part;
+            let work = |stop| scheduler::run(client.clone(), config.clone(), stop);
+            stands(election.stand(stop, work).await)
+        }
     });
     Ok(())
 }
 
-/// A server that no longer leads, or cannot work, ends, as upstream's components do: it must not look
-/// well without its controllers.
-fn end_with(ended: Ended, group: &Tasks) {
-    if ended != Ended::Stopped {
-        group.stop();
-    }
+/// A candidate stands until it is told to stop: there is nothing that it could fail with.
+fn stands((): ()) -> Result<(), std::convert::Infallible> {
+    Ok(())
 }
 
 /// The component as a candidate for its Lease. The one server of an embedded store takes it, as

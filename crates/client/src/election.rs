@@ -5,13 +5,15 @@
 //! changes of holder.
 //!
 //! Invariant: the work of a leader has ended before anybody else may hold the lease. It is told to
-//! end, and not only dropped: tasks that it started would otherwise go on without it.
+//! end, and not only dropped: tasks that it started would otherwise go on without it. Who lost a lease
+//! stands again only after that, and after a pause ([`Election::stand`]).
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base::backoff::Backoff;
 use base::task::{Stop, Tasks};
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -24,12 +26,26 @@ use crate::{Api, PostParams};
 
 /// Added to the time between tries, as a share of it.
 const JITTER: f64 = 1.2;
+/// Before a candidate whose work ended stands again. Upstream's process ends, and is started again by
+/// somebody.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_CEILING: Duration = Duration::from_secs(60);
+/// A leader for so long was well.
+const WELL: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     pub lease: Duration,
     pub renew_deadline: Duration,
     pub retry: Duration,
+}
+
+impl Timing {
+    /// For one request about the lease: a server that does not answer is asked again while there is
+    /// time. Upstream: half of the renew deadline.
+    fn request(&self) -> Duration {
+        self.renew_deadline / 2
+    }
 }
 
 impl Default for Timing {
@@ -92,6 +108,22 @@ pub enum Ended {
     Lost,
     /// The work ended by itself.
     Finished,
+}
+
+/// Why a lease was neither taken nor seen to be another's.
+enum Trouble {
+    Api(crate::Error),
+    /// What became of the request is unknown.
+    Slow,
+}
+
+impl Trouble {
+    fn text(&self) -> String {
+        match self {
+            Self::Api(error) => error.text(),
+            Self::Slow => "no answer in time".into(),
+        }
+    }
 }
 
 /// What was seen of the lease, and when.
@@ -167,6 +199,27 @@ impl Election {
         ended
     }
 
+    /// Leads whenever it can until `stop`: after a lost lease, or work that ended by itself, the
+    /// candidate stands again.
+    pub async fn stand<F: Future<Output = ()>>(&self, stop: Stop, work: impl Fn(Stop) -> F) {
+        let mut pause = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
+        loop {
+            let begun = Instant::now();
+            let ended = self.run(stop.clone(), &work).await;
+            if ended == Ended::Stopped {
+                return;
+            }
+            if begun.elapsed() > WELL {
+                pause.reset();
+            }
+            let pause = pause.step();
+            tracing::warn!(lease = self.name, ?ended, ?pause, "stands for the lease again");
+            if stop.or(tokio::time::sleep(pause)).await.is_none() {
+                return;
+            }
+        }
+    }
+
     async fn acquire(&self, observed: &mut Option<Observed>) {
         loop {
             match self.attempt(observed).await {
@@ -177,9 +230,12 @@ impl Election {
                     }
                 }
                 // Another was first. What it wrote is seen at once, since its time counts from here.
-                Err(error) if error.is_conflict() || error.is_already_exists() => continue,
-                Err(error) => {
-                    tracing::warn!(lease = self.name, error = error.text(), "cannot take the lease")
+                Err(Trouble::Api(error)) if error.is_conflict() || error.is_already_exists() => {
+                    continue;
+                }
+                Err(trouble) => {
+                    let error = trouble.text();
+                    tracing::warn!(lease = self.name, error, "cannot take the lease")
                 }
             }
             // Contended, or in trouble: not all at once.
@@ -222,7 +278,7 @@ impl Election {
         loop {
             tokio::time::sleep(self.timing.retry).await;
             let deadline = renewed + self.timing.renew_deadline;
-            match tokio::time::timeout_at(deadline, self.attempt(observed)).await {
+            match tokio::time::timeout_at(deadline, self.renew(observed)).await {
                 Ok(Ok(true)) => {
                     renewed = Instant::now();
                     self.leadership.set(Some(renewed));
@@ -231,12 +287,9 @@ impl Election {
                     // Somebody else holds it: there is nothing to wait for.
                     return;
                 }
-                Ok(Err(error)) => {
-                    tracing::warn!(
-                        lease = self.name,
-                        error = error.text(),
-                        "cannot renew the lease"
-                    );
+                Ok(Err(trouble)) => {
+                    let error = trouble.text();
+                    tracing::warn!(lease = self.name, error, "cannot renew the lease");
                 }
                 Err(_) => return,
             }
@@ -246,11 +299,45 @@ impl Election {
         }
     }
 
+    /// Writes the lease as it was last seen, and looks first if that is not how it is.
+    /// Upstream: the fast path of `tryAcquireOrRenew`.
+    async fn renew(&self, observed: &mut Option<Observed>) -> Result<bool, Trouble> {
+        let seen = observed.as_ref().map(|observed| observed.lease.clone());
+        let is_own = |spec: &LeaseSpec| spec.holder_identity.as_deref() == Some(&self.identity);
+        if let Some(lease) = seen.filter(|lease| lease.spec.as_ref().is_some_and(is_own)) {
+            let now = MicroTime(base::clock::now());
+            let spec = self.holding(lease.spec.clone().unwrap_or_default(), now);
+            match self.replace(Lease { spec: Some(spec), ..lease }, observed).await {
+                Err(Trouble::Api(error)) if error.is_conflict() || error.is_not_found() => {}
+                outcome => return outcome.map(|()| true),
+            }
+        }
+        self.attempt(observed).await
+    }
+
+    async fn replace(&self, lease: Lease, observed: &mut Option<Observed>) -> Result<(), Trouble> {
+        let api: Api<Lease> = self.client.api(Some(&self.namespace));
+        let write = async { api.replace(&self.name, &PostParams::default(), &lease).await };
+        let lease = self.bounded(write).await?;
+        *observed = Some(Observed { lease, at: Instant::now() });
+        Ok(())
+    }
+
+    async fn bounded<T>(
+        &self,
+        request: impl Future<Output = crate::Result<T>>,
+    ) -> Result<T, Trouble> {
+        match tokio::time::timeout(self.timing.request(), request).await {
+            Ok(outcome) => outcome.map_err(Trouble::Api),
+            Err(_) => Err(Trouble::Slow),
+        }
+    }
+
     /// Takes or renews the lease; false if it is somebody else's.
-    async fn attempt(&self, observed: &mut Option<Observed>) -> crate::Result<bool> {
+    async fn attempt(&self, observed: &mut Option<Observed>) -> Result<bool, Trouble> {
         let api: Api<Lease> = self.client.api(Some(&self.namespace));
         let now = MicroTime(base::clock::now());
-        let Some(lease) = api.get_opt(&self.name).await? else {
+        let Some(lease) = self.bounded(api.get_opt(&self.name)).await? else {
             let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(self.name.clone()),
@@ -259,7 +346,8 @@ impl Election {
                 },
                 spec: Some(self.holding(LeaseSpec::default(), now)),
             };
-            let lease = api.create(&PostParams::default(), &lease).await?;
+            let create = async { api.create(&PostParams::default(), &lease).await };
+            let lease = self.bounded(create).await?;
             *observed = Some(Observed { lease, at: Instant::now() });
             return Ok(true);
         };
@@ -271,8 +359,7 @@ impl Election {
             return Ok(false);
         };
         let lease = Lease { spec: Some(self.holding(spec, now)), ..lease };
-        let lease = api.replace(&self.name, &PostParams::default(), &lease).await?;
-        *observed = Some(Observed { lease, at: Instant::now() });
+        self.replace(lease, observed).await?;
         Ok(true)
     }
 
@@ -463,6 +550,71 @@ mod tests {
         let (ended, ()) = tokio::join!(election.run(tasks.stop_signal(), work), stopping);
         assert_eq!(ended, Ended::Stopped);
         assert!(told.is_raised(), "its task goes on");
+    }
+
+    /// Answers nothing to the writes of these numbers, counted from the first.
+    fn deaf_client(
+        server: &Arc<Mutex<Server>>,
+        deaf: std::ops::Range<usize>,
+    ) -> (Client, Arc<Mutex<usize>>) {
+        let (server, count) = (server.clone(), Arc::new(Mutex::new(0)));
+        let writes = count.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (server, deaf, writes) = (server.clone(), deaf.clone(), writes.clone());
+            async move {
+                let number = *writes.lock().unwrap();
+                if request.method() == Method::PUT {
+                    *writes.lock().unwrap() += 1;
+                    if deaf.contains(&number) {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                Ok::<Answer, Infallible>(answer(&request, &server))
+            }
+        });
+        (Client::new(service, "test"), count)
+    }
+
+    /// One renewal that is not answered costs half of the deadline, not all of it.
+    #[tokio::test(start_paused = true)]
+    async fn an_unanswered_renewal_is_tried_again() {
+        let server = Arc::new(Mutex::new(Server { lease: lease("", 1), watch: None }));
+        let (client, writes) = deaf_client(&server, 1..2);
+        let election =
+            Election { identity: "me".into(), ..Election::new(client, "default", "it", "host") };
+        let tasks = Tasks::new("test");
+        let work = async |stop: Stop| stop.wait().await;
+        let stopping = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            tasks.stop();
+        };
+        let (ended, ()) = tokio::join!(election.run(tasks.stop_signal(), work), stopping);
+        assert_eq!(ended, Ended::Stopped);
+        assert!(*writes.lock().unwrap() > 20);
+    }
+
+    /// The lease is lost, the work ends, and later the candidate leads again: one life at a time.
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_lease_ends_the_work_and_the_candidate_stands_again() {
+        let server = Arc::new(Mutex::new(Server { lease: lease("", 1), watch: None }));
+        let (client, _) = deaf_client(&server, 1..4);
+        let election =
+            Election { identity: "me".into(), ..Election::new(client, "default", "it", "host") };
+        let (tasks, lives) = (Tasks::new("test"), Mutex::new(vec![]));
+        let work = async |stop: Stop| {
+            let begun = Instant::now();
+            stop.wait().await;
+            lives.lock().unwrap().push((begun, Instant::now()));
+        };
+        let stopping = async {
+            tokio::time::sleep(Duration::from_secs(120)).await;
+            tasks.stop();
+        };
+        tokio::join!(election.stand(tasks.stop_signal(), work), stopping);
+        let lives = lives.into_inner().unwrap();
+        assert_eq!(lives.len(), 2, "{lives:?}");
+        assert!(lives[1].0 >= lives[0].1 + AGAIN_FIRST, "{lives:?}");
+        assert!(lives[0].1 - lives[0].0 <= Timing::default().lease, "{lives:?}");
     }
 
     /// Between two looks of upstream's rhythm the leader renews once more and dies.

@@ -17,6 +17,9 @@ use crate::{
     volume,
 };
 
+/// Less than the time between a lost lease and another's: see [`client::election`].
+const ENDING: Duration = Duration::from_secs(4);
+
 /// All controllers. Order does not matter.
 pub const CONTROLLERS: &[Descriptor] = &[
     deployment::DESCRIPTOR,
@@ -86,6 +89,7 @@ pub async fn run(
     stop: Stop,
 ) {
     let tasks = Tasks::new("kube-controller-manager");
+    let _bound = tasks.bound();
     let client = client_for("kube-controller-manager");
     let informers = Informers::new(client.clone(), tasks.clone());
     let events = EventRecorder::new(client, &tasks, "kube-controller-manager", None);
@@ -107,7 +111,7 @@ pub async fn run(
         () = stop.wait() => {}
         () = group.wait() => tracing::error!("controllers stopped: a task panicked"),
     }
-    tasks.shutdown(Duration::from_secs(5)).await;
+    tasks.shutdown(ENDING).await;
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use store::{Event, KeyRange, Revision, WatchItem};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tonic::Status;
 
 use crate::rpc::{self, Rpc};
@@ -220,24 +221,39 @@ impl Inner {
     async fn follow(&self, mut link: Link) -> Status {
         let is_old = self.is_old.load(Ordering::Relaxed);
         let mut is_due = self.state().wants();
+        // Since when an answer about progress is waited for, and nothing has come.
+        let mut asked_at = None;
         loop {
             let wants = !is_old && self.state().wants();
             if is_due && !is_old {
                 link.ask();
+                let begun = *asked_at.get_or_insert_with(Instant::now);
+                if begun.elapsed() >= self.rpc.patience().connect {
+                    return link.source.fell_silent();
+                }
             }
             is_due = false;
             let pause = if wants { ASK_AGAIN } else { self.quiet };
-            tokio::select! {
+            let answer = tokio::select! {
                 biased;
-                answer = link.answers.next() => match Said::of(answer) {
-                    Ok(Said::Events(changes)) => self.state().events(&self.range, changes),
-                    Ok(Said::Reached(revision)) if !is_old => self.state().reached(revision),
-                    Ok(Said::Reached(_)) => {}
-                    Ok(Said::Compacted(floor)) => return self.compacted(floor),
-                    Err(status) => return status,
-                },
-                () = self.asked.notified() => is_due = self.state().wants(),
-                () = tokio::time::sleep(pause) => is_due = true,
+                answer = link.answers.next() => answer,
+                status = link.source.is_silent() => return status,
+                () = self.asked.notified() => {
+                    is_due = self.state().wants();
+                    continue;
+                }
+                () = tokio::time::sleep(pause) => {
+                    is_due = true;
+                    continue;
+                }
+            };
+            asked_at = None;
+            match Said::of(answer) {
+                Ok(Said::Events(changes)) => self.state().events(&self.range, changes),
+                Ok(Said::Reached(revision)) if !is_old => self.state().reached(revision),
+                Ok(Said::Reached(_)) => {}
+                Ok(Said::Compacted(floor)) => return self.compacted(floor),
+                Err(status) => return status,
             }
         }
     }

@@ -4,13 +4,15 @@
 //! In: etcd's endpoints and how to trust them. Out: [`store::Store`]. Every call is one of etcd's v3
 //! API, over gRPC; messages are written by hand, since a fresh machine has no protoc.
 //!
-//! Invariants: nothing is cached here, reads are linearizable; a call that fails without etcd's word
-//! is `Unavailable`, and if it was a write, its fate is unknown, as with etcd's own client. Watches
-//! reconnect by themselves and go on where they were; those of the registry share one stream.
+//! Invariants: nothing is cached here, reads are linearizable; every call ends within the time of
+//! [`Patience`]; a call that fails without etcd's word is `Unavailable`, and if it was a write, its fate
+//! is unknown, as with etcd's own client. Watches reconnect by themselves and go on where they were, at
+//! another member if theirs is silent; those of the registry share one stream.
 
 pub mod compactor;
 mod convert;
 mod hub;
+mod members;
 mod messages;
 mod rpc;
 pub mod server;
@@ -30,6 +32,7 @@ use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
 use hub::Hub;
+pub use members::Patience;
 use rpc::{Rpc, unavailable};
 
 /// Items that may wait in a watch; its task waits for the reader, and etcd for the task.
@@ -57,6 +60,8 @@ pub struct Options {
     pub shared_prefix: Option<bytes::Bytes>,
     /// A quiet watch asks so often how far it is: several times for each compaction [default: 1m]
     pub ask_every: Option<Duration>,
+    /// How long calls may take [default: `Patience::default()`]
+    pub patience: Option<Patience>,
 }
 
 pub struct Etcd {
@@ -74,13 +79,14 @@ impl Etcd {
     /// Connects at the first call, and again whenever a connection is lost.
     pub fn open(options: &Options) -> Result<Arc<dyn Store>> {
         let registry = || bytes::Bytes::from_static(REGISTRY);
+        let tasks = Tasks::new("etcd watches");
         Ok(Arc::new(Self {
-            rpc: Rpc::new(options)?,
-            slow: Rpc::new(options)?,
+            rpc: Rpc::new(options, &tasks)?,
+            slow: Rpc::new(options, &tasks)?,
             shared_prefix: options.shared_prefix.clone().unwrap_or_else(registry),
             ask_every: options.ask_every.unwrap_or(ASK_EVERY),
             shared: OnceLock::new(),
-            tasks: Tasks::new("etcd watches"),
+            tasks,
         }))
     }
 
@@ -124,6 +130,14 @@ impl Etcd {
         self.tasks.stop_signal().or(self.rpc.call(path, request)).await.ok_or_else(rpc::closed)?
     }
 
+    /// A list of everything in a range may take longer than other calls.
+    async fn ask(&self, wire: messages::RangeRequest) -> Answer<messages::RangeResponse> {
+        if wire.limit > 0 || wire.count_only || wire.range_end.is_empty() {
+            return self.call("/etcdserverpb.KV/Range", wire).await;
+        }
+        self.tasks.stop_signal().or(self.rpc.list(wire)).await.ok_or_else(rpc::closed)?
+    }
+
     /// The error of a call that named a revision, with what etcd does not say: the floor or the
     /// present.
     async fn revision_error(&self, status: Status, requested: Revision) -> Error {
@@ -154,8 +168,7 @@ impl Store for Etcd {
             count_only: request.count_only,
             ..Default::default()
         };
-        let answer: messages::RangeResponse = match self.call("/etcdserverpb.KV/Range", wire).await
-        {
+        let answer = match self.ask(wire).await {
             Ok(answer) => answer,
             Err(status) => {
                 return Err(self
@@ -269,8 +282,12 @@ impl Store for Etcd {
     async fn lease_keep_alive(&self, lease: LeaseId) -> Result<i64> {
         let once = futures::stream::iter([messages::LeaseRequest { id: lease }]);
         let ask = async {
-            let mut answers = self.rpc.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
-            let answer: Option<Answer<messages::LeaseKeepAliveResponse>> = answers.next().await;
+            let opened = self.rpc.stream("/etcdserverpb.Lease/LeaseKeepAlive", once).await?;
+            let rpc::Opened { mut answers, source } = opened;
+            let answer: Option<Answer<messages::LeaseKeepAliveResponse>> =
+                tokio::time::timeout(self.rpc.patience().open(), answers.next())
+                    .await
+                    .map_err(|_| source.fell_silent())?;
             answer.unwrap_or_else(|| Err(Status::unavailable("the keep-alive stream ended")))
         };
         let answer = self.tasks.stop_signal().or(ask).await.ok_or(Error::Closed)?;

@@ -1,81 +1,133 @@
-//! The connection and the unary calls, by name.
+//! The calls, by name.
+//!
+//! Invariants: every call ends, within its [`Patience`](crate::members::Patience); a write is sent
+//! once: it goes to another member only where the first cannot have heard it. A read goes to another
+//! member when the first is silent, and the first answer counts.
+//!
+//! Upstream: etcd's own client repeats the same calls in the same cases; it does not ask two members.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::backoff::Backoff;
+use base::task::Tasks;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use prost::Message;
 use store::{Error, Revision};
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::client::Grpc;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::members::{Member, Members, Patience, Standing};
 use crate::{Options, convert, messages as wire};
 
-/// As upstream's API server dials etcd.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
-const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(30);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What etcd may send before it is asked to go on. The usual 64 KiB for the whole of a connection are
-/// a stop for every sixty objects of a list, and for all watches together.
-const STREAM_WINDOW: u32 = 2 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
-/// How often a call is made, and the pauses in between: about a second and a half, the time that an
-/// election takes.
-const ATTEMPTS: usize = 8;
+/// How often all members are tried, and the pauses in between: about a second and a half, the time
+/// that an election takes.
+const ROUNDS: usize = 8;
 const AGAIN_FIRST: Duration = Duration::from_millis(25);
 const AGAIN_CEILING: Duration = Duration::from_millis(500);
+/// Lists take longer, and cost more: so many times as long until another is asked for one.
+const LIST_FACTOR: u32 = 5;
+const RANGE: &str = "/etcdserverpb.KV/Range";
 /// What may be called twice.
 const READS: &[&str] = &[
-    "/etcdserverpb.KV/Range",
+    RANGE,
     "/etcdserverpb.Lease/LeaseLeases",
     "/etcdserverpb.Lease/LeaseTimeToLive",
     "/etcdserverpb.Maintenance/Status",
 ];
-/// Lists have no limit of their own; upstream's client sets none either.
-const ANSWER_LIMIT: usize = i32::MAX as usize;
 
-/// One connection to each endpoint; calls go to those that answer. Cheap to clone.
+/// One connection to each member. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Rpc {
-    grpc: Grpc<Channel>,
+    members: Arc<Members>,
     /// The newest revision that etcd has named.
     heard: Arc<AtomicU64>,
 }
 
-impl Rpc {
-    pub fn new(options: &Options) -> Result<Self, Error> {
-        let unusable = |why: String| Error::Unusable(why.into());
-        if options.endpoints.is_empty() {
-            return Err(unusable("no etcd endpoint is given".into()));
-        }
-        let mut endpoints = vec![];
-        for url in &options.endpoints {
-            let wrong = |error: tonic::transport::Error| {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                unusable(format!("etcd endpoint {url:?}: {}", cause.unwrap_or(error.to_string())))
-            };
-            let mut endpoint = Endpoint::from_shared(url.clone())
-                .map_err(wrong)?
-                .connect_timeout(DIAL_TIMEOUT)
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
-                .http2_keep_alive_interval(KEEP_ALIVE_EVERY)
-                .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-                .keep_alive_while_idle(true);
-            if url.starts_with("https://") {
-                endpoint = endpoint.tls_config(tls(options)).map_err(wrong)?;
+/// A call that brought no answer.
+struct Failed {
+    status: Status,
+    /// The member cannot have heard of it.
+    is_unsent: bool,
+}
+
+/// Whether a message left, decided once: by who sends it, or by who gives up.
+#[derive(Clone, Default)]
+struct Fate(Arc<AtomicU8>);
+
+impl Fate {
+    const OPEN: u8 = 0;
+    const SENT: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    fn decide(&self, fate: u8) -> bool {
+        let outcome =
+            self.0.compare_exchange(Self::OPEN, fate, Ordering::AcqRel, Ordering::Acquire);
+        outcome.is_ok()
+    }
+
+    /// True if it had not left, and never will.
+    fn give_up(&self) -> bool {
+        self.decide(Self::GIVEN_UP) || self.0.load(Ordering::Acquire) == Self::GIVEN_UP
+    }
+
+    /// The one message, unless it was given up before the connection asked for it.
+    fn message<Q: Send + 'static>(&self, message: Q) -> impl futures::Stream<Item = Q> + use<Q> {
+        let fate = self.clone();
+        futures::stream::once(async move {
+            if !fate.decide(Self::SENT) {
+                std::future::pending::<()>().await;
             }
-            endpoints.push(endpoint);
-        }
-        let channel = match &endpoints[..] {
-            [only] => only.connect_lazy(),
-            _ => Channel::balance_list(endpoints.into_iter()),
-        };
-        let grpc = Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT);
-        Ok(Self { grpc, heard: Arc::default() })
+            message
+        })
+    }
+}
+
+/// A stream, and the news that its member fell silent.
+pub(crate) struct Opened<A> {
+    pub answers: Streaming<A>,
+    pub source: Source,
+}
+
+/// The member that a stream comes from.
+pub(crate) struct Source {
+    members: Arc<Members>,
+    member: Arc<Member>,
+    silences: watch::Receiver<u64>,
+}
+
+impl Source {
+    /// Resolves when calls to the same member got no answer.
+    pub async fn is_silent(&mut self) -> Status {
+        // The sender is in the member, which is here.
+        let _ = self.silences.changed().await;
+        self.silence()
+    }
+
+    /// The stream should have brought something.
+    pub fn fell_silent(&self) -> Status {
+        self.members.set_aside(&self.member, Standing::Silent, "a watch brings nothing");
+        self.silence()
+    }
+
+    fn silence(&self) -> Status {
+        Status::unavailable(format!("{} is silent", self.member.url))
+    }
+}
+
+impl Rpc {
+    pub fn new(options: &Options, tasks: &Tasks) -> Result<Self, Error> {
+        Ok(Self { members: Members::new(options, tasks)?, heard: Arc::default() })
+    }
+
+    pub fn patience(&self) -> Patience {
+        self.members.patience
     }
 
     /// Notes the revision of an answer.
@@ -103,39 +155,142 @@ impl Rpc {
         Ok(overtakes(&status.version))
     }
 
-    /// A call of one request and one answer, as `/etcdserverpb.KV/Range`. It is made again where
-    /// nobody can have heard it (a member is down; another may answer), and if it only reads,
-    /// whatever became of it. Upstream: so does etcd's own client.
+    /// A call of one request and one answer, as `/etcdserverpb.KV/Range`.
     pub async fn call<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
     where
         Q: Message + Clone + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let only_reads = READS.contains(&path);
-        let mut backoff = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
-        for _ in 1..ATTEMPTS {
-            match self.call_once(path, request.clone()).await {
-                Err(status)
-                    if never_sent(&status) || only_reads && status.code() == Code::Unavailable =>
-                {
-                    tokio::time::sleep(backoff.step()).await;
-                }
-                answer => return answer,
-            }
+        if READS.contains(&path) {
+            let Patience { call, silence, .. } = self.patience();
+            self.read(path, request, call, silence).await
+        } else {
+            self.write(path, request).await
         }
-        self.call_once(path, request).await
     }
 
-    async fn call_once<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
+    /// A read whose answer may be long.
+    pub async fn list(&self, request: wire::RangeRequest) -> Result<wire::RangeResponse, Status> {
+        let Patience { list, silence, .. } = self.patience();
+        self.read(RANGE, request, list, silence * LIST_FACTOR).await
+    }
+
+    /// Sent to one member after the other until one can have heard it.
+    async fn write<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let deadline = Instant::now() + self.patience().call;
+        let mut rounds = Rounds::new();
+        loop {
+            let Some(member) = self.members.choose(&rounds.tried) else {
+                rounds.again().await;
+                continue;
+            };
+            rounds.tried.push(member.clone());
+            match self.attempt(member, path, request.clone(), deadline).await {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => {
+                    let is_last = rounds.is_last && rounds.tried.len() == self.members.count();
+                    if !failed.is_unsent || is_last || Instant::now() >= deadline {
+                        return Err(failed.status);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asked of one member, and of another one when that fails or is silent for so long.
+    async fn read<Q, A>(
+        &self,
+        path: &'static str,
+        request: Q,
+        limit: Duration,
+        silence: Duration,
+    ) -> Result<A, Status>
+    where
+        Q: Message + Clone + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let deadline = Instant::now() + limit;
+        let (mut rounds, mut asked) = (Rounds::new(), FuturesUnordered::new());
+        let mut last = Status::deadline_exceeded(format!("no answer within {limit:?}"));
+        loop {
+            let next = self.members.choose(&rounds.tried);
+            let until = match next {
+                Some(_) => deadline.min(Instant::now() + silence),
+                None => deadline,
+            };
+            if let Some(member) = next {
+                rounds.tried.push(member.clone());
+                asked.push(self.attempt(member, path, request.clone(), deadline));
+            }
+            match tokio::time::timeout_at(until, asked.next()).await {
+                Ok(Some(Ok(answer))) => {
+                    self.leave_the_silent(&rounds.tried, silence);
+                    return Ok(answer);
+                }
+                Ok(Some(Err(failed))) if !failed.is_passing() => return Err(failed.status),
+                Ok(Some(Err(failed))) => last = failed.status,
+                Ok(None) if rounds.is_last || Instant::now() >= deadline => return Err(last),
+                Ok(None) => rounds.again().await,
+                Err(_) if Instant::now() >= deadline => return Err(last),
+                // Another is asked, too.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Others answered meanwhile.
+    fn leave_the_silent(&self, asked: &[Arc<Member>], silence: Duration) {
+        for member in asked.iter().filter(|member| member.is_silent(silence)) {
+            self.members.set_aside(member, Standing::Silent, "others answer, it does not");
+        }
+    }
+
+    /// One call of one member.
+    async fn attempt<Q, A>(
+        &self,
+        member: Arc<Member>,
+        path: &'static str,
+        request: Q,
+        deadline: Instant,
+    ) -> Result<A, Failed>
     where
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = self.grpc.clone();
-        ready(&mut grpc).await?;
-        let path = http::uri::PathAndQuery::from_static(path);
-        let answer = grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
-        Ok(answer.into_inner())
+        let (fate, pending) = (Fate::default(), member.begin());
+        let mut asked = Box::pin(unary(member.grpc.clone(), path, fate.message(request)));
+        let connected = deadline.min(Instant::now() + self.patience().connect);
+        let mut standing = Standing::Unwilling;
+        let outcome = match tokio::time::timeout_at(connected, &mut asked).await {
+            Ok(outcome) => outcome,
+            Err(_) if fate.give_up() => {
+                Err(Status::unavailable(format!("{} takes no connection in time", member.url)))
+            }
+            Err(_) => tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
+                standing = Standing::Silent;
+                Err(Status::deadline_exceeded(format!("{} gave no answer in time", member.url)))
+            }),
+        };
+        match outcome {
+            Ok(answer) => {
+                pending.answered();
+                Ok(answer)
+            }
+            Err(status) => {
+                let failed = Failed { is_unsent: fate.give_up(), status };
+                if failed.is_passing() {
+                    let why = text(&failed.status);
+                    self.members.set_aside(&member, standing, &why);
+                } else {
+                    pending.answered();
+                }
+                Err(failed)
+            }
+        }
     }
 
     /// A call of one request whose answer is a stream.
@@ -148,12 +303,8 @@ impl Rpc {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = self.grpc.clone();
-        ready(&mut grpc).await?;
-        let path = http::uri::PathAndQuery::from_static(path);
-        let answer =
-            grpc.server_streaming(Request::new(request), path, ProstCodec::default()).await?;
-        Ok(answer.into_inner())
+        let opened = self.open(path, Request::new(futures::stream::once(async { request })));
+        Ok(opened.await?.answers)
     }
 
     /// A call with a stream in both directions.
@@ -161,36 +312,111 @@ impl Rpc {
         &self,
         path: &'static str,
         requests: impl futures::Stream<Item = Q> + Send + 'static,
-    ) -> Result<Streaming<A>, Status>
+    ) -> Result<Opened<A>, Status>
     where
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = self.grpc.clone();
-        ready(&mut grpc).await?;
-        let path = http::uri::PathAndQuery::from_static(path);
         let mut request = Request::new(requests);
         // A member that lost its leader ends the stream instead of keeping silent.
         request
             .metadata_mut()
             .insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
-        Ok(grpc.streaming(request, path, ProstCodec::default()).await?.into_inner())
+        self.open(path, request).await
     }
+
+    async fn open<Q, A>(
+        &self,
+        path: &'static str,
+        request: Request<impl futures::Stream<Item = Q> + Send + 'static>,
+    ) -> Result<Opened<A>, Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let member = self.members.choose(&[]).expect("there is a member");
+        let (silences, _pending) = (member.silences(), member.begin());
+        let mut grpc = member.grpc.clone();
+        let opening = async {
+            ready(&mut grpc).await?;
+            let path = http::uri::PathAndQuery::from_static(path);
+            grpc.streaming(request, path, ProstCodec::default()).await
+        };
+        let source = Source { members: self.members.clone(), member, silences };
+        match tokio::time::timeout(self.patience().open(), opening).await {
+            Ok(Ok(answers)) => Ok(Opened { answers: answers.into_inner(), source }),
+            Ok(Err(status)) => {
+                if is_passing(&status) {
+                    self.members.set_aside(&source.member, Standing::Unwilling, &text(&status));
+                }
+                Err(status)
+            }
+            Err(_) => Err(source.fell_silent()),
+        }
+    }
+}
+
+/// Each member once, and all of them again after a pause.
+struct Rounds {
+    tried: Vec<Arc<Member>>,
+    left: usize,
+    is_last: bool,
+    pauses: Backoff,
+}
+
+impl Rounds {
+    fn new() -> Self {
+        let pauses = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
+        Self { tried: vec![], left: ROUNDS - 1, is_last: false, pauses }
+    }
+
+    async fn again(&mut self) {
+        self.tried.clear();
+        self.left -= 1;
+        self.is_last = self.left == 0;
+        tokio::time::sleep(self.pauses.step()).await;
+    }
+}
+
+impl Failed {
+    /// Whether another member, or the same one later, may answer a read.
+    fn is_passing(&self) -> bool {
+        self.is_unsent || is_passing(&self.status)
+    }
+}
+
+/// The member cannot serve, or the connection broke: no answer of etcd's about the request.
+fn is_passing(status: &Status) -> bool {
+    let is_local = std::error::Error::source(status).is_some();
+    is_local || matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
+}
+
+/// Whether a member serves: it must hear from the leader.
+pub(crate) async fn probe(member: &Member) -> Result<(), Status> {
+    let key = bytes::Bytes::from_static(b"\0");
+    let nothing = wire::RangeRequest { key, count_only: true, ..Default::default() };
+    let message = futures::stream::once(async { nothing });
+    let _: wire::RangeResponse = unary(member.grpc.clone(), RANGE, message).await?;
+    Ok(())
+}
+
+async fn unary<Q, A>(
+    mut grpc: Grpc<Channel>,
+    path: &'static str,
+    message: impl futures::Stream<Item = Q> + Send + 'static,
+) -> Result<A, Status>
+where
+    Q: Message + Send + Sync + 'static,
+    A: Message + Default + Send + Sync + 'static,
+{
+    ready(&mut grpc).await?;
+    let path = http::uri::PathAndQuery::from_static(path);
+    let answer = grpc.client_streaming(Request::new(message), path, ProstCodec::default()).await?;
+    Ok(answer.into_inner())
 }
 
 async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
     grpc.ready().await.map_err(|error| Status::unavailable(deepest(&error)))
-}
-
-fn tls(options: &Options) -> ClientTlsConfig {
-    let mut tls = ClientTlsConfig::new();
-    if let Some(pem) = &options.ca_pem {
-        tls = tls.ca_certificate(Certificate::from_pem(pem));
-    }
-    if let Some((certificate, key)) = &options.identity_pem {
-        tls = tls.identity(Identity::from_pem(certificate, key));
-    }
-    tls
 }
 
 /// The answer to who asks when this side has hung up for good.
@@ -210,23 +436,14 @@ pub(crate) fn unavailable(status: &Status) -> Error {
         Code::Unknown | Code::Unavailable => String::new(),
         code => format!("{code:?}: "),
     };
-    let why = match std::error::Error::source(status) {
-        Some(cause) => deepest(cause),
-        None => status.message().to_owned(),
-    };
-    Error::Unavailable(format!("etcd: {what}{why}").into())
+    Error::Unavailable(format!("etcd: {what}{}", text(status)).into())
 }
 
-/// Whether there was no connection to send it on.
-fn never_sent(status: &Status) -> bool {
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        if error.is::<tonic::ConnectError>() {
-            return true;
-        }
-        cause = error.source();
+fn text(status: &Status) -> String {
+    match std::error::Error::source(status) {
+        Some(cause) => deepest(cause),
+        None => status.message().to_owned(),
     }
-    false
 }
 
 /// The innermost cause: "connection refused" tells more than "transport error".

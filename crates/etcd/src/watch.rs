@@ -24,7 +24,7 @@ use tonic::{Status, Streaming};
 use crate::convert;
 use crate::hub::{Hub, Joined, seen_range};
 use crate::messages as wire;
-use crate::rpc::Rpc;
+use crate::rpc::{self, Rpc, Source};
 
 /// etcd keeps silent when it is asked for progress while the watch is behind: ask again after this
 /// long. Upstream: 100 ms.
@@ -37,6 +37,7 @@ pub(crate) struct Link {
     /// Holds the create request and at most one progress request.
     requests: mpsc::Sender<wire::WatchRequest>,
     pub answers: Streaming<wire::WatchResponse>,
+    pub source: Source,
 }
 
 impl Link {
@@ -196,6 +197,7 @@ impl Reader {
                     Some(()) => self.owes = Some(self.hub.heard()),
                     None => asks = false,
                 },
+                status = link.source.is_silent() => return Err(End::Broken(status)),
                 () = tokio::time::sleep(ASK_AGAIN) => {}
             }
         }
@@ -258,17 +260,18 @@ pub(crate) async fn open(rpc: &Rpc, range: &KeyRange, start: Revision) -> Result
     let call = wire::WatchCall::Create(create);
     requests.try_send(wire::WatchRequest { call: Some(call) }).expect("the channel is new");
     let stream = ReceiverStream::new(receiver);
-    let mut answers: Streaming<wire::WatchResponse> =
-        rpc.stream("/etcdserverpb.Watch/Watch", stream).await?;
+    let rpc::Opened { mut answers, source } =
+        rpc.stream::<_, wire::WatchResponse>("/etcdserverpb.Watch/Watch", stream).await?;
     let ended = || Err(Status::unavailable("the watch stream ended"));
-    let first = answers.next().await.unwrap_or_else(ended)?;
+    let first = tokio::time::timeout(rpc.patience().open(), answers.next()).await;
+    let first = first.map_err(|_| source.fell_silent())?.unwrap_or_else(ended)?;
     if first.compact_revision > 0 {
         return Ok(Opened::Compacted(convert::revision(first.compact_revision)));
     }
     if first.canceled || !first.created {
         return Err(Status::unavailable(first.cancel_reason));
     }
-    Ok(Opened::Yes(Box::new(Link { requests, answers })))
+    Ok(Opened::Yes(Box::new(Link { requests, answers, source })))
 }
 
 /// The oldest revision that etcd keeps. It tells watches only, so one of the first revision is begun
@@ -287,9 +290,14 @@ pub(crate) async fn floor(rpc: &Rpc) -> Result<Revision, Status> {
         Opened::Compacted(floor) => return Ok(floor),
         Opened::Yes(link) => link,
     };
-    loop {
-        if let Said::Compacted(floor) = Said::of(link.answers.next().await)? {
-            return Ok(floor);
+    let told = async {
+        loop {
+            if let Said::Compacted(floor) = Said::of(link.answers.next().await)? {
+                return Ok(floor);
+            }
         }
-    }
+    };
+    tokio::time::timeout(rpc.patience().open(), told)
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("etcd does not tell its floor")))
 }

@@ -103,9 +103,11 @@ pub enum Error {
     Listen { address: String, source: std::io::Error },
     #[error(transparent)]
     Users(#[from] users::UsersError),
+    #[error("a part of the kubelet broke")]
+    Broken,
 }
 
-const SHUTDOWN: Duration = Duration::from_secs(5);
+const SHUTDOWN: Duration = Duration::from_secs(3);
 /// Until a runtime that broke off is asked again.
 const RUNTIME_RETRY: Duration = Duration::from_secs(1);
 /// How often the runtime is asked whether its network is ready at last (upstream: 5 s, always); what
@@ -124,10 +126,14 @@ pub async fn run(
         std::fs::create_dir_all(path).map_err(error)?;
     }
     let tasks = Tasks::new("kubelet");
-    let done = start(client, runtime, config, &tasks).await;
-    if done.is_ok() {
-        stop.wait().await;
-    }
+    let _bound = tasks.bound();
+    let done = match start(client, runtime, config, &tasks).await {
+        Err(error) => Err(error),
+        Ok(()) => {
+            let group = tasks.stop_signal();
+            stop.or(group.wait()).await.map_or(Ok(()), |()| Err(Error::Broken))
+        }
+    };
     tasks.shutdown(SHUTDOWN).await;
     done
 }

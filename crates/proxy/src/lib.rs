@@ -112,8 +112,9 @@ pub enum Error {
 /// Runs until `stop`. The rules stay.
 pub async fn run(client: Client, config: Config, stop: Stop) -> Result<(), Error> {
     let tasks = Tasks::new("kube-proxy");
+    let _bound = tasks.bound();
     let outcome = run_with(client, config, &tasks, &stop).await;
-    tasks.shutdown(Duration::from_secs(5)).await;
+    tasks.shutdown(Duration::from_secs(3)).await;
     outcome
 }
 

@@ -51,6 +51,7 @@ pub struct RoutesConfig {
 /// Runs until `stop`. The routes stay.
 pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> Result<(), Error> {
     let tasks = Tasks::new("routes");
+    let _bound = tasks.bound();
     let links = match &config.netns {
         Some(path) => Links::open_in(path).await?,
         None => Links::open()?,
@@ -100,7 +101,7 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
         }
     };
     let outcome = stop.or(work).await.unwrap_or(Ok(()));
-    tasks.shutdown(Duration::from_secs(5)).await;
+    tasks.shutdown(Duration::from_secs(3)).await;
     outcome
 }
 

@@ -2,7 +2,8 @@
 //! priority classes, the Service range, what joining nodes need to know.
 //!
 //! Run at each start: creates what is missing, mends what must match the server's flags (addresses
-//! of the API server), and leaves the rest to whoever changed it.
+//! of the API server), and leaves the rest to whoever changed it. An object that cannot be written (an
+//! address that another Service has) is named in the log, and keeps no server from starting.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -49,40 +50,52 @@ pub struct Cluster {
     pub has_local_path: bool,
 }
 
-/// Creates and mends the objects.
+/// Creates and mends the objects. An error says that the store does not answer.
 pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
-    keep(registry, cluster).await?;
+    go_on(keep(registry, cluster).await)?;
     for (name, value, description) in PRIORITY_CLASSES {
-        create(registry, priority_class(name, value, description)).await?;
+        go_on(create(registry, priority_class(name, value, description)).await)?;
     }
-    put(registry, kubernetes_endpoints(cluster), |new, old| old.subsets = new.subsets.clone())
-        .await?;
+    let endpoints = kubernetes_endpoints(cluster);
+    go_on(put(registry, endpoints, |new, old| old.subsets = new.subsets.clone()).await)?;
     for slice in kubernetes_slices(cluster) {
-        put(registry, slice, |new, old| {
+        let mended = put(registry, slice, |new, old| {
             old.endpoints = new.endpoints.clone();
             old.ports = new.ports.clone();
-        })
-        .await?;
+        });
+        go_on(mended.await)?;
     }
     if cluster.has_local_path {
-        create(registry, local_path_class()).await?;
+        go_on(create(registry, local_path_class()).await)?;
     }
     if let Some(service) = dns_service(cluster) {
-        create(registry, service).await?;
+        go_on(create(registry, service).await)?;
     }
-    put(registry, authentication_config(cluster), |new, old| old.data = new.data.clone()).await?;
-    put(registry, token_tracking(), |new, old| {
+    let mended = put(registry, token_tracking(), |new, old| {
         if !is_day(old.data.as_ref().and_then(|data| data.get("since"))) {
             old.data = new.data.clone();
         }
-    })
-    .await?;
-    put(registry, cluster_info(cluster), |new, old| old.data = new.data.clone()).await?;
-    put(registry, cluster_config(cluster), |new, old| old.data = new.data.clone()).await?;
+    });
+    go_on(mended.await)?;
+    let maps = [authentication_config(cluster), cluster_info(cluster), cluster_config(cluster)];
+    for map in maps {
+        go_on(put(registry, map, |new, old| old.data = new.data.clone()).await)?;
+    }
     if let Some(secret) = bootstrap_secret(cluster) {
-        put(registry, secret, |new, old| old.data = new.data.clone()).await?;
+        go_on(put(registry, secret, |new, old| old.data = new.data.clone()).await)?;
     }
     Ok(())
+}
+
+/// One object that cannot be written does not keep the others from it; a store that does not answer does.
+fn go_on(outcome: Result<(), StatusError>) -> Result<(), StatusError> {
+    match outcome {
+        Err(error) if !error.is(Reason::ServiceUnavailable) => {
+            tracing::warn!(%error, "cannot write an object that every cluster has");
+            Ok(())
+        }
+        outcome => outcome,
+    }
 }
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -90,18 +103,21 @@ const KUBERNETES: &str = "kubernetes";
 const KUBERNETES_IPV6: &str = "kubernetes-ipv6";
 const AUTHENTICATION: &str = "extension-apiserver-authentication";
 
-/// Creates what a cluster cannot do without, where it is missing.
+/// Creates what a cluster cannot do without, where it is missing: all that can be created. The error is
+/// the first one.
 pub(crate) async fn keep(registry: &Registry, cluster: &Cluster) -> Result<(), StatusError> {
+    let mut outcome = Ok(());
     for name in NAMESPACES {
-        create(registry, Namespace { metadata: named("", name), ..Namespace::default() }).await?;
+        let namespace = Namespace { metadata: named("", name), ..Namespace::default() };
+        outcome = outcome.and(create(registry, namespace).await);
     }
-    create(registry, service_cidr(cluster)).await?;
-    create(registry, kubernetes_service(cluster)).await?;
-    create(registry, kubernetes_endpoints(cluster)).await?;
+    outcome = outcome.and(create(registry, service_cidr(cluster)).await);
+    outcome = outcome.and(create(registry, kubernetes_service(cluster)).await);
+    outcome = outcome.and(create(registry, kubernetes_endpoints(cluster)).await);
     for slice in kubernetes_slices(cluster) {
-        create(registry, slice).await?;
+        outcome = outcome.and(create(registry, slice).await);
     }
-    create(registry, authentication_config(cluster)).await
+    outcome.and(create(registry, authentication_config(cluster)).await)
 }
 
 /// Might it be one of those?

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use apiserver::cacher::{CacheEvent, Cursor};
 use apiserver::{Registry, StatusError};
+use base::backoff::Backoff;
 use base::task::Tasks;
 use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -20,6 +21,8 @@ use crate::bootstrap::{self, Cluster};
 
 /// Before the next try: a Service's address is free only a moment after the Service is gone.
 const RETRY: Duration = Duration::from_secs(1);
+/// Where it is another Service's, it may be so for ever.
+const RETRY_CEILING: Duration = Duration::from_secs(60);
 
 /// Follows until the tasks end.
 pub fn start(registry: &Registry, cluster: Cluster, tasks: &Tasks) {
@@ -31,9 +34,10 @@ async fn run(registry: Registry, cluster: Cluster) {
         let mut removals = Removals::follow(&registry).await;
         loop {
             // Also what went before anybody looked.
+            let mut retry = Backoff::new(RETRY, RETRY_CEILING);
             while let Err(error) = bootstrap::keep(&registry, &cluster).await {
                 tracing::warn!(%error, "a first object cannot be made anew");
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(retry.step()).await;
             }
             if removals.next().await.is_err() {
                 break;

@@ -33,6 +33,8 @@ use crate::volumes::Volumes;
 const JOBS: usize = 1024;
 /// Writers at work: a binding is one round trip to the API.
 const WRITERS: usize = 32;
+/// Less than the time between a lost lease and another's: see [`client::election`].
+const ENDING: Duration = Duration::from_secs(4);
 
 /// Schedules until `stop`.
 pub async fn run(client: Client, config: Config, stop: Stop) {
@@ -47,6 +49,7 @@ pub async fn run_with(informers: Informers, client: Client, config: Config, stop
 }
 
 async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Config, stop: Stop) {
+    let _bound = tasks.bound();
     let (jobs, queue) = mpsc::channel(JOBS);
     let scheduler = match Scheduler::new(&tasks, &informers, client, &config) {
         Ok(scheduler) => Arc::new(scheduler),
@@ -93,7 +96,7 @@ async fn run_on(tasks: Tasks, informers: Informers, client: Client, config: Conf
         () = stop.wait() => {}
         () = group.wait() => tracing::error!("the scheduler stopped: a task panicked"),
     }
-    tasks.shutdown(Duration::from_secs(5)).await;
+    tasks.shutdown(ENDING).await;
 }
 
 /// The frameworks of all profiles, by scheduler name.

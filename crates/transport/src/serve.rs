@@ -13,6 +13,9 @@
 //! An answer to HEAD has no body, whatever the service gives: on HTTP/2 nobody else takes it away. What
 //! a service leaves unread of a request is read after the answer: `unread.rs`.
 //!
+//! At the stop every client is told: HTTP/2 by GOAWAY, HTTP/1.1 by `Connection: close` in the next answer,
+//! which an idle connection may still have for `farewell`, and TLS by close_notify at the end.
+//!
 //! Invariant: whoever is cut off or turned away for what it did is logged, by address and cause, and
 //! at most once a minute.
 
@@ -30,7 +33,8 @@ use base::seldom::Seldom;
 use base::task::Stop;
 use bytes::Bytes;
 use futures::future::Either;
-use http::{HeaderValue, Method, Request, Response, Version, header};
+use http::header::{CONNECTION, CONTENT_LENGTH};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -79,6 +83,9 @@ pub struct Limits {
     pub streams: u32,
     /// At stop, what runs may finish within this time.
     pub drain: Duration,
+    /// At stop, a connection of HTTP/1.1 may bring one more request within this time: its client may have
+    /// sent it already. Upstream: such a client reads the end of the connection instead of an answer.
+    pub farewell: Duration,
 }
 
 impl Default for Limits {
@@ -92,6 +99,7 @@ impl Default for Limits {
             header_bytes: 1 << 20,
             streams: 1000,
             drain: Duration::from_secs(10),
+            farewell: Duration::from_millis(500),
         }
     }
 }
@@ -251,6 +259,16 @@ impl Door {
         }
     }
 
+    /// Resolves when a connection is to end because the listener does. One of HTTP/2 is told at once, one of
+    /// HTTP/1.1 in its next answer.
+    async fn leave(&self, activity: &Activity, is_h2: bool) {
+        self.stop.wait().await;
+        if !is_h2 {
+            // An error: it is idle, and nothing came.
+            let _ = tokio::time::timeout(self.limits.farewell, activity.requested()).await;
+        }
+    }
+
     fn refused(&self, remote: Option<SocketAddr>, cause: &'static str, why: &dyn Display) {
         let Some(unsaid) = self.refusals.ask((remote.map(|remote| remote.ip()), cause)) else {
             return tracing::debug!(?remote, %why, "{cause}");
@@ -290,10 +308,11 @@ async fn connection<S, B>(
     let Some(tls) = tls else {
         return http(io, info, false, service, door).await;
     };
-    let acceptor = tokio_rustls::TlsAcceptor::from(tls.load_full());
+    let (acceptor, nothing) =
+        (tokio_rustls::TlsAcceptor::from(tls.load_full()), Activity::default());
     let accepted = tokio::select! {
         biased;
-        () = door.stop.wait() => return,
+        () = door.leave(&nothing, false) => return,
         accepted = acceptor.accept(io) => accepted,
         () = door.patience(door.limits.handshake) => {
             return door.refused(info.remote, HANDSHAKE, &"it did not end in time");
@@ -335,6 +354,7 @@ where
     let lingering = Arc::new(Lingering::default());
     let service = service_fn({
         let (activity, lingering) = (activity.clone(), lingering.clone());
+        let stop = door.stop.clone();
         move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(info.clone());
             let is_h2 = request.version() == Version::HTTP_2;
@@ -343,9 +363,10 @@ where
             let leftover = has_body.then(|| Leftover::new(lingering.clone()));
             let running = activity.begin(leftover.clone());
             let request = request.map(|body| Incoming::new(body, leftover));
-            let answer = service.clone().oneshot(request);
+            let (answer, stop) = (service.clone().oneshot(request), stop.clone());
             async move {
-                let response = answer.await?;
+                let mut response = answer.await?;
+                say_farewell(&mut response, !is_h2 && stop.is_raised());
                 let response = if is_head { headed(response) } else { response.map(Some) };
                 // The request runs until its answer is sent, or dropped: the body owns it.
                 Ok::<_, S::Error>(response.map(|body| Answer::new(body, running)))
@@ -361,7 +382,7 @@ where
     let ended = tokio::select! {
         outcome = driven(connection.as_mut(), outlet.as_ref()) => Some(outcome),
         () = rests.as_mut() => None,
-        () = door.stop.wait() => None,
+        () = door.leave(&activity, is_h2) => None,
         () = activity.idle(door) => None,
         // On HTTP/2 there are bytes without requests: pings are answered.
         () = activity.stalled(door.limits.header_read), if !is_h2 => {
@@ -410,9 +431,17 @@ async fn within<T>(
 fn headed<B: http_body::Body>(response: Response<B>) -> Response<Option<B>> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = body.size_hint().exact() {
-        parts.headers.entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
+        parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
     Response::from_parts(parts, None)
+}
+
+/// The last answer on a connection says that it is the last, unless the connection becomes another
+/// protocol's.
+fn say_farewell<B>(response: &mut Response<B>, is_last: bool) {
+    if is_last && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
 }
 
 /// Not of HTTP/1.1: who takes over such a connection writes to it himself.
@@ -583,6 +612,14 @@ impl Activity {
                 is_first
             });
         }
+    }
+
+    /// Resolves when a request runs, or one came after this was asked.
+    async fn requested(&self) {
+        let mut seen = self.0.subscribe();
+        let all = seen.borrow().all;
+        // The sender is here: it cannot be gone.
+        let _ = seen.wait_for(|now| now.running > 0 || now.all != all).await;
     }
 
     /// Resolves when nothing ran and nothing came for as long as the door allows.

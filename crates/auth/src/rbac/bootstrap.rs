@@ -199,7 +199,8 @@ fn parse_subjects(words: &[&str]) -> Option<Vec<Subject>> {
 }
 
 /// Creates what is missing and completes what is there. The namespaces kube-system and kube-public
-/// must exist.
+/// must exist. An object that cannot be written is named in the log, and the others are written all the
+/// same; an error says that the store does not answer.
 pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
     let policy = policy();
     let mut all = vec![];
@@ -210,10 +211,19 @@ pub async fn reconcile(registry: &Registry) -> Result<(), StatusError> {
     let bindings = policy.cluster_role_bindings.into_iter();
     all.extend(bindings.map(|one| desired(registry, one, cluster_binding_lacks)));
     all.extend(policy.role_bindings.into_iter().map(|one| desired(registry, one, binding_lacks)));
-    let writes = all.into_iter().map(|one| ensure(registry, one));
+    let writes = all.into_iter().map(async |one: Desired| {
+        let what = format!("{} {}", one.ctx.resource.kind, one.object.name());
+        (what, ensure(registry, one).await)
+    });
     let mut writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE);
-    while let Some(result) = writes.next().await {
-        result?;
+    while let Some((what, result)) = writes.next().await {
+        match result {
+            Ok(()) => {}
+            Err(error) if error.is(Reason::ServiceUnavailable) => return Err(error),
+            Err(error) => {
+                tracing::warn!(what, %error, "cannot write a role that every cluster has");
+            }
+        }
     }
     drop(writes);
     withdraw_pods_from_dns(registry).await?;

@@ -50,7 +50,8 @@ pub struct TokenKeys(Arc<Inner>);
 
 impl TokenKeys {
     /// `signing_key_pem`: a private key. `public_pem`: further keys that are trusted (the signer's
-    /// own always is). `audiences` may be empty: the issuer then.
+    /// own always is). `audiences` may be empty: the issuers then, as upstream, so that tokens of an
+    /// older issuer are for this server, too.
     pub fn new(
         signing_key_pem: &str,
         public_pem: &str,
@@ -77,7 +78,7 @@ impl TokenKeys {
         if issuers.is_empty() {
             return Err(KeyError::Key("there must be an issuer".to_owned()));
         }
-        let audiences = if audiences.is_empty() { issuers[..1].to_vec() } else { audiences };
+        let audiences = if audiences.is_empty() { issuers.clone() } else { audiences };
         Ok(Self(Arc::new(Inner { signer, signer_id, algorithm, trusted, issuers, audiences })))
     }
 

@@ -35,7 +35,7 @@ use crate::process::{prepare_data_dir, say, termination, wait_for_signal};
 use certificates::{Home, Order};
 use join::{Joined, Member};
 
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
 
 pub use join::Settings;
 
@@ -63,7 +63,7 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
     let home = Home::open(&data_dir.join("agent"))?;
     let joined = tokio::select! {
         joined = join::join(&flags, &home, &machine) => joined?,
-        signal = termination() => return Ok(signal?),
+        () = termination() => return Ok(()),
     };
     let tasks = Tasks::new("agent");
     start(&flags, &data_dir, home, machine, joined, &tasks).await?;

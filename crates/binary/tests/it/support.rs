@@ -70,8 +70,19 @@ impl Server {
         Ok(server)
     }
 
+    /// One whose process is not started yet.
+    pub fn prepared() -> Result<Self> {
+        let scratch = Scratch::new()?;
+        Ok(Self { process: None, arguments: vec![], scratch, begun: wait::now() })
+    }
+
     /// Starts the process, again if it was stopped; returns when it is ready.
     pub fn launch(&mut self) -> Result<()> {
+        self.spawn()?;
+        self.ready()
+    }
+
+    fn spawn(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log_file())?;
         let _ = fs::remove_file(self.data().join("kubeconfig"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
@@ -80,6 +91,11 @@ impl Server {
         command.args(&self.arguments).env("NO_COLOR", "1").env_remove("DECAPOD_LOG");
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
+        Ok(())
+    }
+
+    /// Waits until a started process is ready.
+    pub fn ready(&mut self) -> Result<()> {
         let ready = wait::until(LONG, "the server is ready", || {
             if let Some(status) = self.running()?.try_wait()? {
                 return Ok(Err(status));
@@ -100,6 +116,17 @@ impl Server {
         })?;
         self.process = None;
         Ok(status)
+    }
+
+    /// How it ended, if it has.
+    pub fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.running()?.try_wait()?)
+    }
+
+    /// Starts it, again if it was stopped, with other flags; does not wait for it.
+    pub fn launch_with(&mut self, arguments: &[&str]) -> Result<()> {
+        self.arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+        self.spawn()
     }
 
     pub fn process_id(&mut self) -> Result<u32> {

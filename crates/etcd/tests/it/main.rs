@@ -22,6 +22,7 @@ mod lab;
 mod linear;
 mod members;
 mod sharing;
+mod silence;
 
 const ETCD: Backend = Backend { name: "etcd", open: |dir, _| open(dir, program), durable: true };
 

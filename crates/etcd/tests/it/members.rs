@@ -14,6 +14,7 @@ use pki::{Authority, Profile, San};
 use store::{KeyRange, Revision, Store, Watch, WatchItem, WatchRequest};
 use testkit::places;
 use testkit::wait::{found, soon};
+use tokio::time::Instant;
 
 use crate::{CLIENT_PORT, PEER_PORT, linear, program};
 
@@ -213,4 +214,70 @@ async fn kill_and_restart(cluster: &mut Cluster, at: usize) {
     cluster.kill(at);
     tokio::time::sleep(Duration::from_secs(1)).await;
     cluster.run(at);
+}
+
+/// What writers saw of a member that is frozen.
+struct Seen {
+    written: usize,
+    failed: usize,
+    /// The longest time without a write that was acknowledged.
+    pause: Duration,
+}
+
+const WRITERS: usize = 8;
+/// Longer than a call may take.
+const FROZEN: Duration = Duration::from_secs(12);
+
+/// Writes while a member is frozen, and for a moment after.
+async fn write_while_frozen(cluster: &Cluster, store: &Arc<dyn Store>, at: usize) -> Seen {
+    let acknowledged = Arc::new(std::sync::Mutex::new(vec![Instant::now()]));
+    let end = Instant::now() + FROZEN + Duration::from_secs(1);
+    cluster.signal(at, Signal::SIGSTOP);
+    let writer = async |number: usize| {
+        let mut failed = 0;
+        while Instant::now() < end {
+            let key = format!("/frozen/{number}").into();
+            let put = store::Op::Put { key, value: "1".into(), lease: 0 };
+            match store.txn(store::Txn { success: vec![put], ..Default::default() }).await {
+                Ok(_) => acknowledged.lock().expect("no panic").push(Instant::now()),
+                Err(_) => failed += 1,
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        failed
+    };
+    let thaw = async {
+        tokio::time::sleep(FROZEN).await;
+        cluster.signal(at, Signal::SIGCONT);
+    };
+    let writers = futures::future::join_all((0..WRITERS).map(writer));
+    let (failed, ()) = tokio::join!(writers, thaw);
+    let times = std::mem::take(&mut *acknowledged.lock().expect("no panic"));
+    let pauses = times.windows(2).map(|pair| pair[1] - pair[0]);
+    Seen {
+        written: times.len() - 1,
+        failed: failed.iter().sum(),
+        pause: pauses.max().unwrap_or(FROZEN),
+    }
+}
+
+/// Upstream's client sends every third write to a frozen member for 40 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_member_fails_what_it_had_and_no_more() {
+    if program().is_none() {
+        println!("skipped: no etcd on the path or in the cache, and ETCD does not name one");
+        return;
+    }
+    let cluster = Cluster::start();
+    let store = cluster.open();
+    works(&*store).await;
+    for at in 0..MEMBERS {
+        let Seen { written, failed, pause } = write_while_frozen(&cluster, &store, at).await;
+        println!("member {at} frozen: {written} written, {failed} failed, pause {pause:?}");
+        // Of each writer what was on its way to that member, or to a leader that was lost.
+        assert!(failed <= 2 * WRITERS, "{failed} of {written} writes failed");
+        assert!(pause < Duration::from_secs(8), "no write for {pause:?}");
+        works(&*store).await;
+    }
+    store.close().await;
 }

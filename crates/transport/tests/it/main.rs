@@ -2,6 +2,7 @@
 
 mod early;
 mod hostile;
+mod stopping;
 mod support;
 
 use decapod_transport as transport;

@@ -1,0 +1,183 @@
+//! SIGTERM and Ctrl-C, heard by a thread of its own, which sees to it that the process ends.
+//!
+//! ```text
+//! signal ─► handler ─► pipe ─► thread ─► termination(): the runtime stops what runs
+//!                                │
+//!                                └─► a second signal, or END: the process ends at once
+//! ```
+//!
+//! Invariant: the process ends within 10 s of the first signal, whatever its runtimes do: the thread
+//! waits for nothing but the pipe. What the store has acknowledged is on the disk by then, so that an
+//! end at once loses nothing.
+//! Deviation: upstream waits for its requests, a minute at most; a service manager kills after 90 s.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use tokio::sync::watch;
+
+/// From the first signal to the end at the latest.
+const END: Duration = Duration::from_millis(9500);
+/// The thread calls the kernel and writes a line.
+const STACK: usize = 64 << 10;
+/// As a shell shows a process that a signal has ended.
+const BY_SIGNAL: i32 = 128;
+
+/// Where the handler writes.
+static PIPE: AtomicI32 = AtomicI32::new(-1);
+static ASKED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+
+/// Resolves at Ctrl-C or SIGTERM. Only where the signals are heeded: see [`heed`].
+pub async fn termination() {
+    // The sender is static.
+    let _ = ASKED.subscribe().wait_for(|is_asked| *is_asked).await;
+}
+
+/// From here on the signals do not end the process by themselves.
+pub fn heed() -> io::Result<()> {
+    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    PIPE.store(writer.into_raw_fd(), Ordering::Release);
+    let watching = move || watch_over(&reader, END);
+    std::thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(watching)?;
+    let action =
+        SigAction::new(SigHandler::Handler(on_signal), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        // SAFETY: the handler is async-signal-safe: it loads an atomic and writes to a pipe.
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}
+
+extern "C" fn on_signal(signal: i32) {
+    let (descriptor, byte) = (PIPE.load(Ordering::Acquire), signal as u8);
+    let errno = Errno::last_raw();
+    // SAFETY: one byte that lives here; the descriptor is open for as long as the process lives. A full
+    // pipe has more than enough.
+    unsafe { nix::libc::write(descriptor, (&raw const byte).cast(), 1) };
+    Errno::set_raw(errno);
+}
+
+fn watch_over(pipe: &OwnedFd, end: Duration) {
+    let Some(first) = next(pipe, PollTimeout::NONE) else { return };
+    ASKED.send_replace(true);
+    let limit = PollTimeout::try_from(end).unwrap_or(PollTimeout::MAX);
+    match next(pipe, limit) {
+        Some(second) => eprintln!("decapod: signal {second} after {first}: ending at once"),
+        None => eprintln!("decapod: not stopped {} ms after the signal, ending", end.as_millis()),
+    }
+    // SAFETY: the call does not return. Unlike `exit`, it waits for no lock and no destructor.
+    unsafe { nix::libc::_exit(BY_SIGNAL + i32::from(first)) }
+}
+
+/// The next signal within the limit.
+fn next(pipe: &OwnedFd, limit: PollTimeout) -> Option<u8> {
+    loop {
+        let mut waits = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut waits, limit) {
+            Ok(0) => return None,
+            // The handler runs in any thread, also in this one.
+            Err(Errno::EINTR) => {}
+            Err(error) => {
+                eprintln!("decapod: cannot wait for signals on {}: {error}", pipe.as_raw_fd());
+                return None;
+            }
+            Ok(_) => {
+                let mut byte = [0];
+                if nix::unistd::read(pipe, &mut byte) == Ok(1) {
+                    return Some(byte[0]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    use nix::sys::signal::kill;
+    use nix::unistd::Pid;
+    use testkit::wait;
+
+    use super::*;
+
+    /// Says that this process is the one that is to be stopped.
+    const SUBJECT: &str = "DECAPOD_TEST_SIGNALS";
+
+    /// All threads of its runtime are busy for ever.
+    #[test]
+    fn a_busy_process() {
+        if std::env::var_os(SUBJECT).is_none() {
+            return;
+        }
+        heed().expect("signals are heeded");
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
+        let tasks = base::task::Tasks::on(runtime.handle().clone(), "busy");
+        for _ in 0..8 {
+            tasks.spawn("busy", async {
+                loop {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        println!("\nbusy");
+        runtime.block_on(async {
+            termination().await;
+            tasks.shutdown(Duration::from_secs(3600)).await;
+        });
+    }
+
+    /// This program again, as the process above.
+    fn busy() -> Child {
+        let mut command = Command::new(std::env::current_exe().expect("the program"));
+        command.args(["--exact", "--nocapture", "signals::tests::a_busy_process"]);
+        command.env(SUBJECT, "1").stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().expect("it starts");
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        assert!(output.lines().any(|line| line.expect("text") == "busy"));
+        child
+    }
+
+    fn signal(child: &Child, signal: Signal) {
+        kill(Pid::from_raw(child.id().cast_signed()), signal).expect("it is ours");
+    }
+
+    fn ends(mut child: Child) -> Option<i32> {
+        let ended = wait::until(wait::LONG, "it ends", || {
+            anyhow::Context::context(child.try_wait()?, "it still runs")
+        });
+        if ended.is_err() {
+            let _ = child.kill();
+        }
+        ended.expect("in time").code()
+    }
+
+    #[test]
+    fn a_busy_process_ends_within_ten_seconds() {
+        let child = busy();
+        let begun = wait::now();
+        signal(&child, Signal::SIGTERM);
+        assert_eq!(ends(child), Some(BY_SIGNAL + Signal::SIGTERM as i32));
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_second_signal_ends_it_at_once() {
+        let child = busy();
+        let begun = wait::now();
+        signal(&child, Signal::SIGINT);
+        // Two that come together are one to the kernel: the second waits until the first was heard.
+        signal(&child, Signal::SIGTERM);
+        assert!(ends(child).is_some());
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+}

@@ -1,0 +1,115 @@
+//! Components of one process that break alone: what ends before it is told to is started again.
+//!
+//! In: a component, as a function that runs it once. Out: nothing, until the group stops.
+//! Invariants: of a component one life runs at a time: the tasks of the last have ended before the next
+//! begins; what breaks is logged by name, and waits longer each time.
+//! Upstream: each component is a process, which somebody starts again.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::{Stop, Tasks};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_CEILING: Duration = Duration::from_secs(60);
+/// What ran for so long was well.
+const WELL: Duration = Duration::from_secs(300);
+/// A life gets this long to end.
+const ENDING: Duration = Duration::from_secs(4);
+
+/// Runs a component until the group stops.
+pub fn keep<F, E>(
+    tasks: &Tasks,
+    name: &'static str,
+    run: impl Fn(Stop) -> F + Send + Sync + 'static,
+) where
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Display,
+{
+    let (stop, run) = (tasks.stop_signal(), Arc::new(run));
+    tasks.spawn_graceful(name, async move {
+        let mut pause = Backoff::new(AGAIN_FIRST, AGAIN_CEILING).with_jitter(0.5);
+        loop {
+            let begun = Instant::now();
+            let Some(why) = live(name, run.clone(), &stop).await else { return };
+            if begun.elapsed() > WELL {
+                pause.reset();
+            }
+            let pause = pause.step();
+            tracing::error!(component = name, why, ?pause, "a component broke, starting it again");
+            if stop.or(tokio::time::sleep(pause)).await.is_none() {
+                return;
+            }
+        }
+    });
+}
+
+/// One life; why it ended, or `None` if it was told to.
+async fn live<F, E>(
+    name: &'static str,
+    run: Arc<impl Fn(Stop) -> F + Send + Sync + 'static>,
+    stop: &Stop,
+) -> Option<String>
+where
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Display,
+{
+    let life = Tasks::new(name);
+    let _bound = life.bound();
+    let (tell, ended) = oneshot::channel();
+    let told = life.stop_signal();
+    // A task of its own: a panic ends this life, no other.
+    life.spawn_graceful(name, async move {
+        let why = run(told).await.err().map(|error| error.to_string());
+        // An error: the receiver is gone.
+        let _ = tell.send(why);
+    });
+    let why = match stop.or(ended).await {
+        None => None,
+        Some(Ok(Some(error))) => Some(error),
+        Some(Ok(None)) => Some("it ended by itself".to_owned()),
+        Some(Err(_)) => Some("it panicked".to_owned()),
+    };
+    life.shutdown(ENDING).await;
+    why
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Breaks twice, by an error and by a panic, then runs.
+    #[tokio::test(start_paused = true)]
+    async fn what_breaks_is_started_again_until_the_end() {
+        let (tasks, lives) = (Tasks::new("test"), Arc::new(Mutex::new(vec![])));
+        let seen = lives.clone();
+        keep(&tasks, "part", move |stop| {
+            let seen = seen.clone();
+            async move {
+                let number = {
+                    let mut seen = seen.lock().expect("no panic");
+                    seen.push(Instant::now());
+                    seen.len()
+                };
+                match number {
+                    1 => return Err("its port is taken"),
+                    2 => panic!("on purpose"),
+                    _ => stop.wait().await,
+                }
+                Ok(())
+            }
+        });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!tasks.stop_signal().is_raised(), "the rest goes on");
+        tasks.shutdown(Duration::from_secs(5)).await;
+        let lives = lives.lock().expect("no panic");
+        let pauses: Vec<u64> = lives.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
+        assert!(matches!(pauses[..], [1, 2..=3]), "{pauses:?}");
+    }
+}

@@ -1,0 +1,341 @@
+//! Several servers on one datastore: an etcd that is late, a server of another cluster, members that are
+//! frozen. What needs a real etcd of three members says so where there is none.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use testkit::http::{ApiClient, Connection};
+use testkit::{places, wait};
+
+use crate::support::{LONG, Scratch, Server};
+
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
+
+/// A process that is killed when it is dropped.
+struct Running(Child);
+
+impl Running {
+    fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(self.0.id().cast_signed()), signal)?)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Our own etcd at an address.
+fn own_etcd(scratch: &Scratch, url: &str) -> Result<Running> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_decapod"));
+    command.args(["etcd", "--listen-client-urls", url, "--advertise-client-urls", url]);
+    command.arg("--data-dir").arg(scratch.path().join("etcd"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(Running(command.spawn()?))
+}
+
+fn url_of(address: Ipv4Addr) -> String {
+    format!("http://{address}:{CLIENT_PORT}")
+}
+
+/// After a power cut machines come up in any order. Upstream and k3s wait, too.
+#[test]
+fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
+    let (scratch, url) = (Scratch::new()?, url_of(places::own_loopback()));
+    let mut server = Server::prepared()?;
+    server.launch_with(&["--datastore-endpoint", &url])?;
+    wait::until(LONG, "it says that it waits", || {
+        ensure!(server.lines_about("the server waits for its datastore") > 0, "{}", server.log());
+        Ok(())
+    })?;
+    ensure!(server.has_ended()?.is_none(), "{}", server.log());
+    let _etcd = own_etcd(&scratch, &url)?;
+    server.ready()?;
+
+    // Another authority: a cluster of two would believe half of its own members.
+    let Err(refused) = Server::start(&["--datastore-endpoint", &url]) else {
+        bail!("a server of another cluster was taken in");
+    };
+    let refused = format!("{refused:#}");
+    let told = "is not the one of the cluster in this datastore: copy ";
+    ensure!(refused.contains(told), "{refused}");
+    let mut second = Server::prepared()?;
+    copy(&server.data(), &second.data())?;
+    second.launch_with(&["--datastore-endpoint", &url])?;
+    second.ready()?;
+
+    // A new authority is known by the old one.
+    server.decapod(&["certificate", "rotate-ca"])?;
+    server.stop()?;
+    server.launch()?;
+    second.stop()?;
+    second.launch()
+}
+
+/// What is copied to a second server: certificates and the token.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    for directory in [to.to_owned(), to.join("pki")] {
+        fs::DirBuilder::new().mode(0o700).create(directory)?;
+    }
+    for file in ["ca.crt", "ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub"]
+    {
+        fs::copy(from.join("pki").join(file), to.join("pki").join(file))?;
+    }
+    fs::copy(from.join("token"), to.join("token"))?;
+    Ok(())
+}
+
+/// Three members of a real etcd.
+struct Etcd {
+    members: Vec<(Ipv4Addr, Running)>,
+    _scratch: Scratch,
+}
+
+/// `ETCD`, what is found on the path, or in the cache.
+fn program() -> Option<PathBuf> {
+    let found = places::cached("ETCD", "etcd-3.6/etcd").or_else(|| places::program("etcd"));
+    if found.is_none() {
+        println!("skipped: no etcd on the path or in the cache (cargo xtask etcd)");
+    }
+    found
+}
+
+impl Etcd {
+    fn start(program: &Path) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let addresses = [(); 3].map(|()| places::own_loopback());
+        let peer = |address: &Ipv4Addr| format!("http://{address}:{PEER_PORT}");
+        let all: Vec<String> = addresses.iter().map(|at| format!("{at}={}", peer(at))).collect();
+        let member = |address: Ipv4Addr| {
+            let (name, client) = (address.to_string(), url_of(address));
+            let mut command = Command::new(program);
+            command.args(["--name", &name, "--initial-cluster", &all.join(",")]);
+            command.arg("--data-dir").arg(scratch.path().join(&name));
+            command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+            command.args(["--listen-peer-urls", &peer(&address)]);
+            command.args(["--initial-advertise-peer-urls", &peer(&address)]);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            Ok((address, Running(command.spawn()?)))
+        };
+        let members = addresses.into_iter().map(member).collect::<Result<_>>()?;
+        let etcd = Self { members, _scratch: scratch };
+        wait::until(LONG, "etcd has a leader", || etcd.leader())?;
+        Ok(etcd)
+    }
+
+    fn endpoints(&self) -> String {
+        let urls: Vec<String> = self.members.iter().map(|(at, _)| url_of(*at)).collect();
+        urls.join(",")
+    }
+
+    /// Which member leads the others.
+    fn leader(&self) -> Result<usize> {
+        let leads = |address: &Ipv4Addr| {
+            let page = testkit::http::get(&format!("{address}:{CLIENT_PORT}"), "/metrics", LONG);
+            page.is_ok_and(|page| page.body.contains("\netcd_server_is_leader 1\n"))
+        };
+        self.members.iter().position(|(at, _)| leads(at)).context("no member leads")
+    }
+
+    fn freeze(&self, at: usize) -> Result<()> {
+        self.members[at].1.signal(Signal::SIGSTOP)
+    }
+
+    fn thaw(&self, at: usize) -> Result<()> {
+        self.members[at].1.signal(Signal::SIGCONT)
+    }
+}
+
+/// Three servers of one cluster.
+fn servers(etcd: &Etcd) -> Result<Vec<Server>> {
+    let endpoints = etcd.endpoints();
+    let first = Server::start(&["--datastore-endpoint", &endpoints])?;
+    let mut all = vec![];
+    for _ in 1..3 {
+        let mut server = Server::prepared()?;
+        copy(&first.data(), &server.data())?;
+        server.launch_with(&["--datastore-endpoint", &endpoints])?;
+        server.ready()?;
+        all.push(server);
+    }
+    all.insert(0, first);
+    Ok(all)
+}
+
+fn none_has_ended(servers: &mut [Server]) -> Result<()> {
+    for server in servers {
+        if let Some(status) = server.has_ended()? {
+            bail!("a server ended: {status}\n{}", server.log());
+        }
+    }
+    Ok(())
+}
+
+/// What writers of all servers saw in a while.
+#[derive(Debug, Default)]
+struct Seen {
+    written: AtomicUsize,
+    failed: AtomicUsize,
+    /// The longest time that some server acknowledged nothing.
+    pause: Mutex<Duration>,
+}
+
+/// Of each server.
+const WRITERS: usize = 4;
+/// A Lease is over after 15 s, and given up after 10 s without a renewal.
+const FROZEN: Duration = Duration::from_secs(25);
+
+/// Writes to all servers, while `trouble` lasts.
+fn write_during(clients: &[ApiClient], trouble: impl FnOnce() -> Result<()>) -> Result<Seen> {
+    let (seen, end) = (Seen::default(), End::default());
+    std::thread::scope(|scope| {
+        for (number, client) in clients.iter().enumerate() {
+            let last = std::sync::Arc::new(Mutex::new(wait::now()));
+            for writer in 0..WRITERS {
+                let (seen, end, last) = (&seen, &end, last.clone());
+                scope.spawn(move || {
+                    let name = format!("w{number}-{writer}-{}", base::rng::uuid());
+                    write(client, &name, seen, end, &last);
+                });
+            }
+        }
+        let outcome = trouble();
+        end.come();
+        outcome
+    })?;
+    Ok(seen)
+}
+
+/// Writers are told of it, and wait for it between two writes.
+#[derive(Default)]
+struct End(Mutex<bool>, Condvar);
+
+impl End {
+    fn come(&self) {
+        *self.0.lock().expect("no panic") = true;
+        self.1.notify_all();
+    }
+
+    /// Whether it comes within a moment.
+    fn comes(&self) -> bool {
+        let has_come = self.0.lock().expect("no panic");
+        let waited = self.1.wait_timeout_while(has_come, PACE, |has_come| !*has_come);
+        *waited.expect("no panic").0
+    }
+}
+
+/// Between two writes of one writer.
+const PACE: Duration = Duration::from_millis(100);
+
+fn write(client: &ApiClient, name: &str, seen: &Seen, end: &End, last: &Mutex<Instant>) {
+    let path = "/api/v1/namespaces/default/configmaps";
+    let mut connection = Connection::new(client.clone(), LONG);
+    let json = [("Content-Type", "application/json")];
+    for number in 0.. {
+        if end.comes() {
+            return;
+        }
+        let map = json!({"metadata": {"name": format!("{name}-{number}")}}).to_string();
+        match connection.send("POST", path, &json, map.as_bytes()) {
+            Ok(answer) if answer.status == 201 => {
+                seen.written.fetch_add(1, Ordering::Relaxed);
+                let now = wait::now();
+                let before = std::mem::replace(&mut *last.lock().expect("no panic"), now);
+                let mut pause = seen.pause.lock().expect("no panic");
+                *pause = pause.max(now - before);
+            }
+            _ => {
+                seen.failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Upstream's API server sends every third write to a frozen member until its connection is found dead
+/// after 40 s: in a run of the two side by side at 40 writes a second 32 failed there.
+#[test]
+fn a_frozen_member_costs_no_server_and_few_writes() -> Result<()> {
+    let Some(program) = program() else { return Ok(()) };
+    let etcd = Etcd::start(&program)?;
+    let mut servers = servers(&etcd)?;
+    let leader = wait::until(LONG, "etcd has a leader", || etcd.leader())?;
+    for (what, at) in [("a follower", (leader + 1) % 3), ("the leader", leader)] {
+        let clients = servers.iter().map(Server::api).collect::<Result<Vec<_>>>()?;
+        let seen = write_during(&clients, || {
+            etcd.freeze(at)?;
+            let lasts =
+                wait::throughout(FROZEN, "all servers run", || none_has_ended(&mut servers));
+            etcd.thaw(at)?;
+            lasts
+        })?;
+        println!("{what} frozen: {seen:?}");
+        let failed = seen.failed.into_inner();
+        // What each writer had on its way.
+        ensure!(failed <= 3 * WRITERS, "{failed} writes failed while {what} was frozen");
+        let pause = seen.pause.into_inner()?;
+        ensure!(pause < Duration::from_secs(12), "no write for {pause:?} while {what} was frozen");
+        wait::until(LONG, "etcd has a leader", || etcd.leader())?;
+    }
+    works(&servers[1])?;
+    for server in &servers {
+        ensure!(server.lines_about("leadership lost") == 0, "{}", server.log());
+    }
+    Ok(())
+}
+
+/// Upstream's controller manager and scheduler end then, and its API server goes on.
+#[test]
+fn a_lost_lease_ends_no_server() -> Result<()> {
+    let Some(program) = program() else { return Ok(()) };
+    let etcd = Etcd::start(&program)?;
+    let mut servers = servers(&etcd)?;
+    etcd.freeze(0)?;
+    etcd.freeze(1)?;
+    let lost = wait::until(LONG, "Leases are lost", || {
+        let lines: u64 = servers.iter().map(|server| server.lines_about("leadership lost")).sum();
+        ensure!(lines >= 2, "{lines} are");
+        Ok(())
+    });
+    etcd.thaw(0)?;
+    etcd.thaw(1)?;
+    lost?;
+    none_has_ended(&mut servers)?;
+    works(&servers[0])?;
+    none_has_ended(&mut servers)
+}
+
+/// Some server's controllers are at work.
+fn works(server: &Server) -> Result<()> {
+    let name = format!("d{}", base::rng::alphanumeric(8));
+    let pod = json!({"metadata": {"labels": {"app": name}},
+        "spec": {"containers": [{"name": "c", "image": "none"}]}});
+    let deployment = json!({"metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": {"app": name}}, "template": pod}});
+    let base = "/apis/apps/v1/namespaces/default";
+    let created = wait::until(LONG, "a deployment is created", || {
+        let deployments = format!("{base}/deployments");
+        let answer = server.api()?.post(&deployments, &deployment.to_string(), LONG)?;
+        ensure!(matches!(answer.status, 201 | 409), "{}", answer.body);
+        Ok(())
+    });
+    created?;
+    wait::until(LONG, "its replica set is made", || {
+        let path = format!("{base}/replicasets?labelSelector=app%3D{name}");
+        let list: Value = serde_json::from_str(&server.api()?.get(&path, LONG)?.body)?;
+        ensure!(list["items"].as_array().is_some_and(|all| !all.is_empty()), "{list}");
+        Ok(())
+    })
+}

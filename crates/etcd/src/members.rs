@@ -1,0 +1,329 @@
+//! The members of an etcd: which of them is asked next, and which is left alone for a while.
+//!
+//! In: endpoints. Out: a connection for each, and the choice among them.
+//!
+//! ```text
+//! chosen by: not silent, not set aside, few calls pending ─► called
+//!    ▲                                                        │ no connection, no answer in time,
+//!    └── a probe is answered ◄── set aside, probed ◄──────────┘ or the word that it cannot serve
+//! ```
+//!
+//! Invariants: a member that is set aside is still asked where all others were; a probe is a
+//! linearizable read, so that a member that is cut off from the others does not pass.
+//! Upstream: gRPC's round robin asks each member in turn until keep-alive finds that one is gone, 40 s
+//! later.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use base::backoff::Backoff;
+use base::task::Tasks;
+use store::Error;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::client::Grpc;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::Options;
+
+/// As upstream's API server does.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What etcd may send before it is asked to go on. The usual 64 KiB for the whole of a connection are
+/// a stop for every sixty objects of a list, and for all watches together.
+const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Lists have no limit of their own; upstream's client sets none either.
+const ANSWER_LIMIT: usize = i32::MAX as usize;
+/// How often a member that is set aside is probed.
+const PROBE_FIRST: Duration = Duration::from_millis(100);
+const PROBE_CEILING: Duration = Duration::from_secs(2);
+
+/// How long this side waits for the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For a connection.
+    pub connect: Duration,
+    /// For an answer. etcd itself gives up a request after 7 s, and says so.
+    pub call: Duration,
+    /// For the answer to a read without a limit. Upstream: the time of a request.
+    pub list: Duration,
+    /// For an answer to a read, before another member is asked the same; a member that answered
+    /// nothing for so long is not the first choice.
+    pub silence: Duration,
+}
+
+impl Patience {
+    /// For the first word of a stream.
+    pub fn open(&self) -> Duration {
+        self.call / 2
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            call: Duration::from_secs(10),
+            list: Duration::from_secs(60),
+            silence: Duration::from_secs(1),
+        }
+    }
+}
+
+pub(crate) struct Members {
+    all: Vec<Arc<Member>>,
+    /// Where the next search begins: equals take turns.
+    turn: AtomicUsize,
+    pub patience: Patience,
+    tasks: Tasks,
+}
+
+pub(crate) struct Member {
+    at: usize,
+    pub url: String,
+    pub grpc: Grpc<Channel>,
+    /// Held for a few assignments, never across an await.
+    state: Mutex<State>,
+    /// How often it fell silent; those who hold a stream of it go elsewhere then.
+    silences: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    pending: usize,
+    /// Since when calls are pending and none was answered.
+    quiet_since: Option<Instant>,
+    standing: Standing,
+}
+
+/// What is thought of a member. The less, the better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Standing {
+    #[default]
+    Well,
+    /// It takes no connection, or says that it cannot serve: set aside.
+    Unwilling,
+    /// It lets callers wait: set aside, too, and the last choice.
+    Silent,
+}
+
+/// A call that waits for its answer; dropping it is giving up.
+pub(crate) struct Pending(Arc<Member>);
+
+impl Pending {
+    pub fn answered(self) {
+        self.0.state().quiet_since = Some(Instant::now());
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.pending -= 1;
+        if state.pending == 0 {
+            state.quiet_since = None;
+        }
+    }
+}
+
+impl Member {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    pub fn begin(self: &Arc<Self>) -> Pending {
+        let mut state = self.state();
+        state.pending += 1;
+        state.quiet_since.get_or_insert_with(Instant::now);
+        Pending(self.clone())
+    }
+
+    /// Whether calls are pending and none was answered for so long.
+    pub fn is_silent(&self, patience: Duration) -> bool {
+        self.state().quiet_since.is_some_and(|since| since.elapsed() >= patience)
+    }
+
+    /// Changes when the member falls silent.
+    pub fn silences(&self) -> watch::Receiver<u64> {
+        self.silences.subscribe()
+    }
+
+    /// The less, the better.
+    fn rank(&self, silence: Duration) -> (Standing, usize) {
+        let now = if self.is_silent(silence) { Standing::Silent } else { Standing::Well };
+        let state = self.state();
+        (state.standing.max(now), state.pending)
+    }
+}
+
+impl Members {
+    pub fn new(options: &Options, tasks: &Tasks) -> Result<Arc<Self>, Error> {
+        let unusable = |why: String| Error::Unusable(why.into());
+        if options.endpoints.is_empty() {
+            return Err(unusable("no etcd endpoint is given".into()));
+        }
+        let patience = options.patience.unwrap_or_default();
+        let mut all = vec![];
+        for (at, url) in options.endpoints.iter().enumerate() {
+            let channel = channel(url, options, patience).map_err(|error| {
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                unusable(format!("etcd endpoint {url:?}: {}", cause.unwrap_or(error.to_string())))
+            })?;
+            all.push(Arc::new(Member {
+                at,
+                url: url.clone(),
+                grpc: Grpc::new(channel).max_decoding_message_size(ANSWER_LIMIT),
+                state: Mutex::default(),
+                silences: watch::Sender::new(0),
+            }));
+        }
+        let turn = AtomicUsize::new(base::rng::below(all.len() as u64) as usize);
+        Ok(Arc::new(Self { all, turn, patience, tasks: tasks.clone() }))
+    }
+
+    pub fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The best of those that were not tried yet; `None` when all were.
+    pub fn choose(&self, tried: &[Arc<Member>]) -> Option<Arc<Member>> {
+        let from = self.turn.fetch_add(1, Ordering::Relaxed) % self.all.len();
+        let (before, after) = self.all.split_at(from);
+        let untried = |member: &&Arc<Member>| tried.iter().all(|other| other.at != member.at);
+        let ranked = after.iter().chain(before).filter(untried);
+        ranked.min_by_key(|member| member.rank(self.patience.silence)).cloned()
+    }
+
+    /// Another is asked first, until a probe finds that this one serves. Streams of a silent one are
+    /// worth nothing either.
+    pub fn set_aside(self: &Arc<Self>, member: &Arc<Member>, standing: Standing, why: &str) {
+        if self.all.len() == 1 {
+            return;
+        }
+        if standing == Standing::Silent {
+            member.silences.send_modify(|count| *count += 1);
+        }
+        let before = {
+            let mut state = member.state();
+            let before = state.standing;
+            state.standing = before.max(standing);
+            before
+        };
+        if before != Standing::Well {
+            return;
+        }
+        tracing::warn!(member = member.url, why, "an etcd member is set aside");
+        let (members, member) = (self.clone(), member.clone());
+        self.tasks.spawn("etcd probe", async move { members.probe(&member).await });
+    }
+
+    async fn probe(&self, member: &Arc<Member>) {
+        let mut backoff = Backoff::new(PROBE_FIRST, PROBE_CEILING).with_jitter(0.5);
+        loop {
+            tokio::time::sleep(backoff.step()).await;
+            let probing = crate::rpc::probe(member);
+            let limit = self.patience.connect;
+            if matches!(tokio::time::timeout(limit, probing).await, Ok(Ok(()))) {
+                member.state().standing = Standing::Well;
+                tracing::info!(member = member.url, "an etcd member serves again");
+                return;
+            }
+        }
+    }
+}
+
+fn channel(
+    url: &str,
+    options: &Options,
+    patience: Patience,
+) -> Result<Channel, tonic::transport::Error> {
+    let mut endpoint = Endpoint::from_shared(url.to_owned())?
+        .connect_timeout(patience.connect)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keep_alive_interval(KEEP_ALIVE_EVERY)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .keep_alive_while_idle(true);
+    if url.starts_with("https://") {
+        endpoint = endpoint.tls_config(tls(options))?;
+    }
+    Ok(endpoint.connect_lazy())
+}
+
+fn tls(options: &Options) -> ClientTlsConfig {
+    let mut tls = ClientTlsConfig::new();
+    if let Some(pem) = &options.ca_pem {
+        tls = tls.ca_certificate(Certificate::from_pem(pem));
+    }
+    if let Some((certificate, key)) = &options.identity_pem {
+        tls = tls.identity(Identity::from_pem(certificate, key));
+    }
+    tls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(count: usize) -> (Arc<Members>, Tasks) {
+        let endpoints = (0..count).map(|at| format!("http://192.0.2.{at}:2379")).collect();
+        let options = Options { endpoints, ..Options::default() };
+        let tasks = Tasks::new("test");
+        (Members::new(&options, &tasks).expect("endpoints"), tasks)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn equals_take_turns_and_the_busy_wait() {
+        let (members, _tasks) = members(3);
+        let first: Vec<usize> =
+            (0..3).filter_map(|_| members.choose(&[])).map(|member| member.at).collect();
+        assert!((0..3).all(|at| first.contains(&at)), "{first:?}");
+        let (busy, idle) = (members.all[0].clone(), members.all[2].clone());
+        let calls = [busy.begin(), busy.begin(), members.all[1].begin()];
+        for _ in 0..3 {
+            assert_eq!(members.choose(&[]).map(|member| member.at), Some(2));
+            assert_eq!(members.choose(&[idle.clone()]).map(|member| member.at), Some(1));
+        }
+        assert!(members.choose(&members.all).is_none());
+        drop(calls);
+        assert!(members.all.iter().all(|member| member.state().pending == 0));
+    }
+
+    /// One that answers some of its calls is not silent, one that answers none is the last choice.
+    #[tokio::test(start_paused = true)]
+    async fn silence_counts_more_than_what_is_pending() {
+        let (members, _tasks) = members(2);
+        let (slow, frozen) = (members.all[0].clone(), members.all[1].clone());
+        let busy: Vec<Pending> = (0..9).map(|_| slow.begin()).collect();
+        let _waits = frozen.begin();
+        tokio::time::advance(Duration::from_millis(999)).await;
+        slow.begin().answered();
+        assert_eq!(members.choose(&[]).map(|member| member.at), Some(1), "it has less to do");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(frozen.is_silent(members.patience.silence));
+        assert_eq!(members.choose(&[]).map(|member| member.at), Some(0));
+        drop(busy);
+        assert!(!slow.is_silent(Duration::ZERO), "nothing is asked of it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_is_set_aside_is_the_last_choice() {
+        let (members, tasks) = members(2);
+        let (well, aside) = (members.all[0].clone(), members.all[1].clone());
+        let silences = aside.silences();
+        members.set_aside(&aside, Standing::Unwilling, "it says so");
+        assert!(!silences.has_changed().expect("the member is here"));
+        members.set_aside(&aside, Standing::Silent, "it says nothing");
+        assert!(silences.has_changed().expect("the member is here"));
+        let _busy = [well.begin(), well.begin()];
+        for _ in 0..4 {
+            assert_eq!(members.choose(&[]).map(|member| member.at), Some(0));
+        }
+        members.set_aside(&well, Standing::Unwilling, "it has lost its leader");
+        assert_eq!(members.choose(&[]).map(|member| member.at), Some(0), "it answers at least");
+        assert_eq!(members.choose(&[well]).map(|member| member.at), Some(1), "there is no other");
+        tasks.shutdown(Duration::from_secs(1)).await;
+    }
+}

@@ -1,0 +1,71 @@
+//! What clients see of a listener that stops: an end in good order, which they can tell from a failure.
+
+use std::time::Duration;
+
+use decapod_transport as transport;
+use decapod_transport::Limits;
+use decapod_transport::tls::ClientCerts;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use testkit::wait::{LONG, soon};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+
+use crate::hostile::encrypted;
+use crate::support::World;
+
+/// The headers of the answer to a request, and its body.
+async fn ask(io: &mut BufReader<impl AsyncReadExt + AsyncWriteExt + Unpin>) -> String {
+    io.write_all(b"GET /whoami HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("it is sent");
+    io.flush().await.expect("it is sent");
+    let mut text = String::new();
+    while !text.ends_with("\r\n\r\n") {
+        let read = soon("an answer", io.read_line(&mut text)).await.expect("lines");
+        assert!(read > 0, "the connection ended: {text}");
+    }
+    let mut body = [0; "nobody".len()];
+    soon("a body", io.read_exact(&mut body)).await.expect("a body");
+    text.to_lowercase()
+}
+
+/// It has sent its next request when it hears of the end.
+#[tokio::test]
+async fn a_kept_connection_is_told_in_its_next_answer() {
+    let limits = Limits { farewell: LONG, ..Limits::default() };
+    let world = World::limited(ClientCerts::Request, limits).await;
+    let mut io = BufReader::new(encrypted(&world, "http/1.1").await);
+    let usual = ask(&mut io).await;
+    assert!(!usual.contains("connection: close"), "{usual}");
+    world.tasks.stop();
+    let last = ask(&mut io).await;
+    assert!(last.contains("connection: close"), "{last}");
+    let mut rest = vec![];
+    // An end without close_notify is an error.
+    soon("the end", io.read_to_end(&mut rest)).await.expect("an end in good order");
+    world.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_ends_in_good_order() {
+    let limits = Limits { farewell: Duration::from_millis(50), ..Limits::default() };
+    let world = World::limited(ClientCerts::Request, limits.clone()).await;
+    let mut io = BufReader::new(encrypted(&world, "http/1.1").await);
+    ask(&mut io).await;
+    world.tasks.stop();
+    let mut rest = vec![];
+    soon("the end", io.read_to_end(&mut rest)).await.expect("an end in good order");
+    world.shutdown().await;
+
+    let world = World::limited(ClientCerts::Request, limits).await;
+    let io = TokioIo::new(encrypted(&world, "h2").await);
+    let begun = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
+    let (sender, connection) = begun.expect("HTTP/2");
+    let stopping = async {
+        // It has begun when the settings are there.
+        let mut sender = sender.clone();
+        soon("settings", sender.ready()).await.expect("an open connection");
+        world.tasks.stop();
+    };
+    let (ended, ()) = tokio::join!(soon("the end", connection), stopping);
+    ended.expect("an end in good order");
+    drop::<hyper::client::conn::http2::SendRequest<transport::Body>>(sender);
+    world.shutdown().await;
+}
