@@ -70,6 +70,11 @@ impl Selectors {
         found
     }
 
+    /// The selector of an object, as it was read from it.
+    pub fn get(&self, key: &ObjectKey) -> Option<Selector> {
+        self.0.read().expect("no panic while held").all.get(key).cloned()
+    }
+
     pub(crate) fn put(&self, key: ObjectKey, selector: Selector) {
         let mut known = self.0.write().expect("no panic while held");
         if known.all.get(&key) == Some(&selector) {
