@@ -10,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::hash::Hash;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 use machinery::{OwnerReference, Pairs};
 use serde::Deserialize;
 
-/// Typed objects kept decoded, per kind.
+/// Objects kept decoded, per kind.
 const DECODED: NonZeroUsize = NonZeroUsize::new(256).expect("positive");
 
 /// Namespace (empty for cluster scope) and name. Cheap to clone.
@@ -81,7 +82,12 @@ impl Header {
 pub struct Entry {
     pub header: Header,
     packed: Box<[u8]>,
+    /// Unlike that of any other entry of this process.
+    id: u64,
 }
+
+/// The next entry's id.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Entry {
     pub fn parse(json: &[u8], metadata_only: bool) -> Result<Self, serde_json::Error> {
@@ -101,7 +107,7 @@ impl Entry {
             finalizers: metadata.finalizers.unwrap_or_default(),
             deleting: metadata.deletion_timestamp.is_some(),
         };
-        Ok(Self { header, packed })
+        Ok(Self { header, packed, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// The object, but for who owns its fields.
@@ -150,24 +156,38 @@ struct PartialMeta<'a> {
 /// Values of one object under which an index finds it.
 pub(crate) type Extract = Arc<dyn Fn(&Entry) -> Vec<String> + Send + Sync>;
 
+/// Invariant: `keys` and `values` are inverse to each other, so that an entry leaves without being
+/// decoded again.
 struct Index {
     extract: Extract,
     keys: HashMap<String, BTreeSet<ObjectKey>>,
+    /// Objects without a value are left out.
+    values: HashMap<ObjectKey, Box<[String]>>,
 }
 
 impl Index {
-    fn add(&mut self, entry: &Entry) {
-        for value in (self.extract)(entry) {
-            self.keys.entry(value).or_default().insert(entry.header.key.clone());
+    /// Puts an entry in place of the one of the same key. Most changes keep the values.
+    fn put(&mut self, entry: &Entry) {
+        let new = (self.extract)(entry).into_boxed_slice();
+        let key = &entry.header.key;
+        if self.values.get(key).map_or(&[][..], |old| old) == &*new {
+            return;
+        }
+        self.remove(key);
+        for value in &new {
+            self.keys.entry(value.clone()).or_default().insert(key.clone());
+        }
+        if !new.is_empty() {
+            self.values.insert(key.clone(), new);
         }
     }
 
-    fn remove(&mut self, entry: &Entry) {
-        for value in (self.extract)(entry) {
-            if let Some(set) = self.keys.get_mut(&value) {
-                set.remove(&entry.header.key);
+    fn remove(&mut self, key: &ObjectKey) {
+        for value in self.values.remove(key).iter().flatten() {
+            if let Some(set) = self.keys.get_mut(value) {
+                set.remove(key);
                 if set.is_empty() {
-                    self.keys.remove(&value);
+                    self.keys.remove(value);
                 }
             }
         }
@@ -223,46 +243,49 @@ impl Cache {
         if self.indexes.contains_key(name) {
             return;
         }
-        let mut index = Index { extract, keys: HashMap::new() };
+        let mut index = Index { extract, keys: HashMap::new(), values: HashMap::new() };
         for entry in self.entries.values() {
-            index.add(entry);
+            index.put(entry);
         }
         self.indexes.insert(name, index);
     }
 
     /// Puts an entry; returns the one that it replaces.
     pub(crate) fn put(&mut self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
-        let old = self.remove(&entry.header.key);
+        let old = self.entries.insert(entry.header.key.clone(), entry.clone());
+        if let Some(old) = &old {
+            self.disown(old);
+        }
         for owner in &entry.header.owners {
             let set = self.by_owner.entry(owner.uid.as_str().into()).or_default();
             set.insert(entry.header.key.clone());
         }
         for index in self.indexes.values_mut() {
-            index.add(&entry);
+            index.put(&entry);
         }
-        self.entries.insert(entry.header.key.clone(), entry);
         old
     }
 
     pub(crate) fn remove(&mut self, key: &ObjectKey) -> Option<Arc<Entry>> {
         let old = self.entries.remove(key)?;
-        for owner in &old.header.owners {
+        self.disown(&old);
+        for index in self.indexes.values_mut() {
+            index.remove(key);
+        }
+        Some(old)
+    }
+
+    fn disown(&mut self, entry: &Entry) {
+        for owner in &entry.header.owners {
             if let Some(set) = self.by_owner.get_mut(owner.uid.as_str()) {
-                set.remove(key);
+                set.remove(&entry.header.key);
                 if set.is_empty() {
                     self.by_owner.remove(owner.uid.as_str());
                 }
             }
         }
-        for index in self.indexes.values_mut() {
-            index.remove(&old);
-        }
-        Some(old)
     }
 }
-
-/// A typed object, and the resourceVersion that it was decoded from.
-type Versioned = (String, Arc<dyn Any + Send + Sync>);
 
 /// A cache that grows up to its bound. `LruCache::new` takes all the memory at once.
 pub(crate) fn bounded<K: Hash + Eq, V>(most: NonZeroUsize) -> LruCache<K, V> {
@@ -271,10 +294,10 @@ pub(crate) fn bounded<K: Hash + Eq, V>(most: NonZeroUsize) -> LruCache<K, V> {
     cache
 }
 
-/// Recently decoded objects.
+/// Recently decoded entries. Both states of a change are decoded once for all handlers that ask.
 pub(crate) struct Decoded(
     /// Guards the LRU order; held for a lookup or an insert, never while decoding.
-    Mutex<LruCache<ObjectKey, Versioned>>,
+    Mutex<LruCache<u64, Arc<dyn Any + Send + Sync>>>,
 );
 
 impl Decoded {
@@ -284,23 +307,29 @@ impl Decoded {
 
     /// The typed object of an entry; `None` (logged) if it is not of that shape.
     pub(crate) fn get<T: crate::Kind>(&self, entry: &Entry) -> Option<Arc<T>> {
-        let Header { key, resource_version, .. } = &entry.header;
-        if let Some((version, object)) = self.0.lock().expect("no panic while held").get(key)
-            && version == resource_version
-            && let Ok(object) = object.clone().downcast::<T>()
-        {
+        let known = self.recent().get(&entry.id).cloned();
+        if let Some(Ok(object)) = known.map(Arc::downcast::<T>) {
             return Some(object);
         }
         let object: Arc<T> = match machinery::object::from_json(&entry.json()) {
             Ok(object) => Arc::new(object),
             Err(error) => {
+                let key = &entry.header.key;
                 tracing::error!(kind = T::KIND, %key, %error, "an object could not be decoded");
                 return None;
             }
         };
-        let value = (resource_version.clone(), object.clone() as Arc<dyn Any + Send + Sync>);
-        self.0.lock().expect("no panic while held").put(key.clone(), value);
+        self.recent().put(entry.id, object.clone());
         Some(object)
+    }
+
+    /// Makes room: an entry that was replaced is not asked for again.
+    pub(crate) fn forget(&self, entry: &Entry) {
+        self.recent().pop(&entry.id);
+    }
+
+    fn recent(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<dyn Any + Send + Sync>>> {
+        self.0.lock().expect("no panic while held")
     }
 }
 

@@ -8,7 +8,7 @@
 //! Handlers run in the reflector's task: they enqueue keys or update columns and never block. A
 //! handler must not subscribe to its own informer.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::collections::{BTreeSet, HashMap};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, RwLock};
@@ -18,10 +18,11 @@ use machinery::selector::Selector;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::cache::{Cache, Decoded, Entry, ObjectKey};
+use crate::cache::{Cache, Decoded, Entry, Header, ObjectKey};
 use crate::client::Client;
 use crate::reflector::{Change, Reflector, Source};
 use crate::resource::{Gvr, Kind};
+use crate::view::{Projection, View};
 
 /// Which part of a collection. The default is all of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -49,10 +50,22 @@ impl RawEvent {
 }
 
 /// What happened to an object.
-#[derive(Clone, Debug)]
 pub enum Event<T> {
-    Applied { old: Option<Arc<T>>, new: Arc<T> },
+    Applied { old: Option<Old<T>>, new: Arc<T> },
     Deleted(Arc<T>),
+}
+
+/// The state of an object before a change. Most handlers do not look at it: it is decoded on demand.
+pub struct Old<T> {
+    entry: Arc<Entry>,
+    core: Arc<Core>,
+    kind: PhantomData<fn() -> T>,
+}
+
+impl<T: Kind> Old<T> {
+    pub fn get(&self) -> Option<Arc<T>> {
+        self.core.decoded.get(&self.entry)
+    }
 }
 
 impl<T: Kind> Event<T> {
@@ -64,15 +77,20 @@ impl<T: Kind> Event<T> {
         }
     }
 
-    pub fn old(&self) -> Option<&Arc<T>> {
+    /// The object before the change; `None` if it was not there.
+    pub fn old(&self) -> Option<Arc<T>> {
         match self {
-            Self::Applied { old, .. } => old.as_ref(),
-            Self::Deleted(old) => Some(old),
+            Self::Applied { old, .. } => old.as_ref().and_then(Old::get),
+            Self::Deleted(old) => Some(old.clone()),
         }
     }
 
     pub fn key(&self) -> ObjectKey {
         ObjectKey::of(self.object().metadata())
+    }
+
+    pub fn is_added(&self) -> bool {
+        matches!(self, Self::Applied { old: None, .. })
     }
 
     pub fn is_deleted(&self) -> bool {
@@ -93,6 +111,8 @@ struct Core {
     /// Guards the order of events: held while one is delivered to all, and while a new handler is
     /// shown what exists. Never held across await.
     handlers: Mutex<Vec<Handler>>,
+    /// Guards the views by the type of their values, so that each is made once. Locked before `handlers`.
+    views: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,
     synced: watch::Sender<bool>,
     task: Mutex<Option<AbortHandle>>,
 }
@@ -103,6 +123,7 @@ impl RawInformer {
             cache: Default::default(),
             decoded: Decoded::new(),
             handlers: Default::default(),
+            views: Default::default(),
             synced: watch::channel(false).0,
             task: Mutex::new(None),
         });
@@ -203,14 +224,20 @@ impl Core {
             }
             old => old,
         };
-        deliver(handlers, &RawEvent::Applied { old, new });
+        deliver(handlers, &RawEvent::Applied { old: old.clone(), new });
+        if let Some(old) = old {
+            self.decoded.forget(&old);
+        }
     }
 
     /// The last state is the event's, or the cache's when the event was missed.
     fn remove(&self, handlers: &[Handler], key: &ObjectKey, last: Option<Arc<Entry>>) {
         let old = self.cache.write().expect("no panic while held").remove(key);
         if let Some(old) = old {
-            deliver(handlers, &RawEvent::Deleted(last.unwrap_or(old)));
+            let last = last.unwrap_or_else(|| old.clone());
+            deliver(handlers, &RawEvent::Deleted(last.clone()));
+            self.decoded.forget(&old);
+            self.decoded.forget(&last);
         }
     }
 }
@@ -247,7 +274,12 @@ impl<T: Kind> Informer<T> {
             };
             let event = match event {
                 RawEvent::Applied { old, new } => {
-                    let old = old.as_ref().and_then(|old| core.decoded.get(old));
+                    let before = |entry: &Arc<Entry>| Old {
+                        entry: entry.clone(),
+                        core: core.clone(),
+                        kind: PhantomData,
+                    };
+                    let old = old.as_ref().map(before);
                     core.decoded.get(new).map(|new| Event::Applied { old, new })
                 }
                 RawEvent::Deleted(old) => core.decoded.get(old).map(Event::Deleted),
@@ -272,6 +304,29 @@ impl<T: Kind> Informer<T> {
             object.map(|object| extract(&object)).unwrap_or_default()
         });
         self.raw.0.cache.write().expect("no panic while held").add_index(name, extract);
+    }
+
+    /// As [`index`](Self::index), by metadata alone: nothing is decoded.
+    pub fn index_headers(&self, name: &'static str, extract: fn(&Header) -> Vec<String>) {
+        let extract = Arc::new(move |entry: &Entry| extract(&entry.header));
+        self.raw.0.cache.write().expect("no panic while held").add_index(name, extract);
+    }
+
+    /// The projection `P` of every object; see [`View`]. All who ask for it share one.
+    pub fn view<P: Projection<T>>(&self) -> View<P> {
+        let mut views = self.raw.0.views.lock().expect("no panic while held");
+        let known = views.get(&TypeId::of::<P>()).and_then(|view| view.downcast_ref::<View<P>>());
+        if let Some(view) = known {
+            return view.clone();
+        }
+        let view = View::default();
+        let kept = view.clone();
+        self.subscribe(move |event| match event {
+            Event::Applied { new, .. } => kept.put(event.key(), P::of(new)),
+            Event::Deleted(_) => kept.remove(&event.key()),
+        });
+        views.insert(TypeId::of::<P>(), Box::new(view.clone()));
+        view
     }
 
     pub fn has_synced(&self) -> bool {
@@ -330,6 +385,16 @@ impl<T: Kind> Lister<T> {
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Arc<T>> {
         let entries = self.raw.read().by_index(name, value).cloned().collect();
         self.decode(entries)
+    }
+
+    /// As [`by_index`](Self::by_index), without decoding.
+    pub fn entries_by_index(&self, name: &str, value: &str) -> Vec<Arc<Entry>> {
+        self.raw.read().by_index(name, value).cloned().collect()
+    }
+
+    /// As [`by_owner`](Self::by_owner), without decoding.
+    pub fn entries_by_owner(&self, uid: &str) -> Vec<Arc<Entry>> {
+        self.raw.read().by_owner(uid).cloned().collect()
     }
 
     /// How many objects that index has under `value`, without decoding them.
@@ -477,7 +542,8 @@ mod tests {
                 let text = match event {
                     Event::Applied { old: None, new } => format!("+{}{}", event.key(), data(new)),
                     Event::Applied { old: Some(old), new } => {
-                        format!("~{}{}{}", event.key(), data(old), data(new))
+                        let old = old.get().expect("a ConfigMap");
+                        format!("~{}{}{}", event.key(), data(&old), data(new))
                     }
                     Event::Deleted(_) => format!("-{}", event.key()),
                 };

@@ -23,6 +23,8 @@ mod queue_metrics;
 mod reflector;
 mod request_metrics;
 mod resource;
+mod selected;
+mod view;
 
 pub use cache::{Entry, Header, ObjectKey};
 pub use client::{Client, Error, ErrorExt, Result, retry_on_conflict};
@@ -30,7 +32,7 @@ pub use controller::{Outcome, spawn_workers};
 pub use election::Election;
 pub use events::{EventRecorder, EventType};
 pub use histogram::Histogram;
-pub use informer::{Event, Informer, Informers, Lister, RawEvent, RawInformer, Scope};
+pub use informer::{Event, Informer, Informers, Lister, Old, RawEvent, RawInformer, Scope};
 pub use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
 };
@@ -38,6 +40,8 @@ pub use queue::WorkQueue;
 pub use queue_metrics::encode as encode_queues;
 pub use request_metrics::encode as encode_requests;
 pub use resource::{Gvr, Kind};
+pub use selected::Selectors;
+pub use view::{Projection, View};
 
 #[cfg(test)]
 mod fake;

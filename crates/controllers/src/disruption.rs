@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use client::{
     Api, ErrorExt, EventType, Gvr, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams,
-    RawEvent, Result, WorkQueue, spawn_workers,
+    RawEvent, Result, Selectors, WorkQueue, spawn_workers,
 };
 use jiff::Timestamp;
 use k8s_openapi::Resource;
@@ -27,6 +27,7 @@ use crate::context::{Context, Descriptor};
 use crate::deployment::scaled;
 use crate::owner;
 use crate::pod;
+use crate::service;
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "disruption-controller",
@@ -43,6 +44,7 @@ const TARGET: &str = "DisruptionTarget";
 struct Controller {
     context: Context,
     budgets: Lister<PodDisruptionBudget>,
+    selectors: Selectors,
     pods: Lister<Pod>,
     deployments: Lister<Deployment>,
     replica_sets: Lister<ReplicaSet>,
@@ -67,6 +69,7 @@ fn start(context: Context) {
         replica_sets: replica_sets.lister(),
         stateful_sets: stateful_sets.lister(),
         controllers: controllers.lister(),
+        selectors: Selectors::of(&budgets, selector),
         queue: WorkQueue::new("disruption"),
         stale: WorkQueue::new("stale_pod_disruption"),
         context,
@@ -104,18 +107,7 @@ fn selector(budget: &PodDisruptionBudget) -> Selector {
 impl Controller {
     fn pod_event(&self, event: &RawEvent) {
         let header = &event.entry().header;
-        let old = match event {
-            RawEvent::Applied { old: Some(old), .. } => Some(&old.header.labels),
-            _ => None,
-        };
-        for budget in self.budgets.list(Some(&header.key.namespace), &Selector::everything()) {
-            let selector = selector(&budget);
-            if selector.matches_pairs(&header.labels)
-                || old.is_some_and(|labels| selector.matches_pairs(labels))
-            {
-                self.queue.add(ObjectKey::of(&budget.metadata));
-            }
-        }
+        service::wake_selecting(&self.selectors, &self.queue, event);
         if matches!(event, RawEvent::Applied { .. }) && contains(&event.entry().json(), TARGET) {
             self.stale.add(header.key.clone());
         }

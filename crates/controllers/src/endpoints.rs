@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, WorkQueue,
-    spawn_workers,
+    Api, DeleteParams, ErrorExt, Lister, ObjectKey, Outcome, PostParams, Result, Selectors,
+    WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{
     EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service,
@@ -35,6 +35,7 @@ const MANAGER: &str = "endpoint-controller";
 struct Controller {
     context: Context,
     services: Lister<Service>,
+    selectors: Selectors,
     pods: Lister<Pod>,
     endpoints: Lister<Endpoints>,
     queue: WorkQueue<ObjectKey>,
@@ -47,6 +48,7 @@ fn start(context: Context) {
         services: services.lister(),
         pods: pods.lister(),
         endpoints: endpoints.lister(),
+        selectors: Selectors::of(&services, service::selector),
         queue: WorkQueue::new("endpoint"),
         context,
     });
@@ -55,7 +57,9 @@ fn start(context: Context) {
     let this = controller.clone();
     endpoints.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
     let this = controller.clone();
-    pods.subscribe_raw(move |event| service::wake_services(&this.services, &this.queue, event));
+    pods.subscribe_raw(move |event| {
+        service::wake_selecting(&this.selectors, &this.queue, event);
+    });
     let tasks = controller.context.tasks.clone();
     tasks.clone().spawn("endpoints", async move {
         services.synced().await;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use client::{
     Api, DeleteParams, ErrorExt, EventType, Informer, Lister, ObjectKey, Outcome, PostParams,
-    RawEvent, Result, WorkQueue, spawn_workers,
+    RawEvent, Result, Selectors, WorkQueue, spawn_workers,
 };
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -47,6 +47,7 @@ type Unseen = HashMap<ObjectKey, BTreeMap<String, (i64, Instant)>>;
 struct Controller {
     context: Context,
     services: Lister<Service>,
+    selectors: Selectors,
     pods: Lister<Pod>,
     nodes: Lister<Node>,
     slices: Lister<EndpointSlice>,
@@ -59,11 +60,13 @@ fn start(context: Context) {
     let services: Informer<Service> = context.informers.of();
     let (pods, nodes) = (context.informers.of::<Pod>(), context.informers.of::<Node>());
     let slices: Informer<EndpointSlice> = context.informers.of();
+    pods.index("node", |pod| vec![pod::node_name(pod).to_owned()]);
     let controller = Arc::new(Controller {
         services: services.lister(),
         pods: pods.lister(),
         nodes: nodes.lister(),
         slices: slices.lister(),
+        selectors: Selectors::of(&services, service::selector),
         queue: WorkQueue::new("endpoint_slice"),
         unseen: Mutex::default(),
         context,
@@ -73,7 +76,9 @@ fn start(context: Context) {
     let this = controller.clone();
     slices.subscribe_raw(move |event| this.slice_event(event));
     let this = controller.clone();
-    pods.subscribe_raw(move |event| service::wake_services(&this.services, &this.queue, event));
+    pods.subscribe_raw(move |event| {
+        service::wake_selecting(&this.selectors, &this.queue, event);
+    });
     let this = controller.clone();
     nodes.subscribe_raw(move |event| this.node_event(event));
     let tasks = controller.context.tasks.clone();
@@ -382,17 +387,10 @@ impl Controller {
         if matches!(event, RawEvent::Applied { old: Some(_), .. }) {
             return;
         }
-        let node = &event.entry().header.key.name;
-        for pod in self.pods.list(None, &Selector::everything()) {
-            if pod::node_name(&pod) != &**node {
-                continue;
-            }
-            for service in
-                self.services.list(pod.metadata.namespace.as_deref(), &Selector::everything())
-            {
-                if service::selector(&service).matches(pod.metadata.labels.as_ref()) {
-                    self.queue.add(ObjectKey::of(&service.metadata));
-                }
+        for pod in self.pods.entries_by_index("node", &event.entry().header.key.name) {
+            let header = &pod.header;
+            for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
+                self.queue.add(key);
             }
         }
     }

@@ -56,7 +56,7 @@ fn start(context: Context) {
     let adds = queue.clone();
     services.subscribe(move |event| {
         let selects = |one: &Service| one.spec.as_ref().is_some_and(|spec| spec.selector.is_some());
-        let was = event.old().map(|old| selects(old));
+        let was = event.old().map(|old| selects(&old));
         if event.is_deleted() || was != Some(selects(event.object())) {
             adds.add(event.key());
         }

@@ -4,6 +4,9 @@
 //! Upstream: `pkg/controller/nodelifecycle`. A heartbeat is a change of the lease or of the Ready
 //! condition's heartbeat time, timed by our clock.
 //!
+//! Cost of a node's change: its own conditions and taints; zones are counted as nodes change. Of pods only
+//! those of a node that stopped being ready are looked at.
+//!
 //! Invariants: the work of a node that beats costs nothing but the lease's event; while no node at
 //! all is ready, nothing is evicted: then it is more likely we who are cut off.
 
@@ -19,7 +22,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod, Taint};
 use machinery::Time;
-use machinery::selector::Selector;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -63,6 +65,8 @@ struct Controller {
     pods: Lister<Pod>,
     /// Guards what was heard of each node, and when by our clock.
     heard: Mutex<HashMap<String, Heard>>,
+    /// Guards how many nodes of each zone are ready.
+    zones: Mutex<Zones>,
     /// Guards when the next node of a zone may be marked for eviction.
     next_evictions: Mutex<HashMap<String, Instant>>,
 }
@@ -83,6 +87,7 @@ fn start(context: Context) {
         nodes: nodes.lister(),
         pods: pods.lister(),
         heard: Mutex::default(),
+        zones: Mutex::default(),
         next_evictions: Mutex::default(),
         context,
     });
@@ -120,13 +125,19 @@ impl Controller {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         if event.is_deleted() {
             self.heard.lock().expect("no panic while held").remove(name);
+            self.zones().remove(name);
             return;
         }
+        self.zones().put(name, zone_of(node), ready_status(node) == "True");
         let beat = condition(node, "Ready").filter(|ready| ready.status != "Unknown");
         let beat = beat.and_then(|ready| ready.last_heartbeat_time.as_ref()).map(|time| time.0);
         if beat.is_some() {
             self.hear(name, |heard| std::mem::replace(&mut heard.status, beat) != beat);
         }
+    }
+
+    fn zones(&self) -> std::sync::MutexGuard<'_, Zones> {
+        self.zones.lock().expect("no panic while held")
     }
 
     /// True if the node was silent before.
@@ -189,16 +200,14 @@ impl Controller {
         node: &Node,
         now: Timestamp,
     ) -> Result<Option<Duration>> {
-        let all = self.nodes.list(None, &Selector::everything());
-        let zones = zones(&all);
-        let any_ready = zones.values().any(|zone| zone.ready > 0);
+        let any_ready = self.zones().any_ready();
         let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
         let mut new = taints(node, &old, any_ready, now);
         let evicts =
             |taints: &[Taint]| taints.iter().any(|one| one.effect == "NoExecute" && is_ours(one));
         let mut delay = None;
         if evicts(&new) && !evicts(&old) {
-            delay = self.eviction_delay(zone_of(node), &zones);
+            delay = self.eviction_delay(zone_of(node));
             if delay.is_some() {
                 new.retain(|one| !(one.effect == "NoExecute" && is_ours(one)));
             }
@@ -215,13 +224,13 @@ impl Controller {
     }
 
     /// `None`: now, and the next one of the zone waits.
-    fn eviction_delay(&self, zone: String, zones: &HashMap<String, Zone>) -> Option<Duration> {
-        let Some(pace) = zones.get(&zone).copied().unwrap_or_default().pace() else {
+    fn eviction_delay(&self, zone: String) -> Option<Duration> {
+        let Some(pace) = self.zones().of(&zone).pace() else {
             return Some(self.context.options.node_monitor_period);
         };
         let mut all = self.next_evictions.lock().expect("no panic while held");
         let now = Instant::now();
-        all.retain(|known, next| *next > now && zones.contains_key(known));
+        all.retain(|_, next| *next > now);
         if let Some(next) = all.get(&zone) {
             return Some(*next - now);
         }
@@ -297,17 +306,46 @@ fn zone_of(node: &Node) -> String {
     format!("{region}:\0:{zone}")
 }
 
-/// Pure.
-fn zones(nodes: &[Arc<Node>]) -> HashMap<String, Zone> {
-    let mut zones: HashMap<String, Zone> = HashMap::new();
-    for node in nodes {
-        let zone = zones.entry(zone_of(node)).or_default();
-        match ready_status(node) {
-            "True" => zone.ready += 1,
-            _ => zone.silent += 1,
+/// The zones of all nodes, counted as nodes change.
+#[derive(Default)]
+struct Zones {
+    by_node: HashMap<String, (String, bool)>,
+    by_zone: HashMap<String, Zone>,
+    ready: usize,
+}
+
+impl Zones {
+    fn put(&mut self, node: &str, zone: String, is_ready: bool) {
+        if self.by_node.get(node).is_some_and(|(old, ready)| *old == zone && *ready == is_ready) {
+            return;
+        }
+        self.remove(node);
+        let count = self.by_zone.entry(zone.clone()).or_default();
+        count.ready += usize::from(is_ready);
+        count.silent += usize::from(!is_ready);
+        self.ready += usize::from(is_ready);
+        self.by_node.insert(node.to_owned(), (zone, is_ready));
+    }
+
+    fn remove(&mut self, node: &str) {
+        let Some((zone, was_ready)) = self.by_node.remove(node) else { return };
+        self.ready -= usize::from(was_ready);
+        if let Some(count) = self.by_zone.get_mut(&zone) {
+            count.ready -= usize::from(was_ready);
+            count.silent -= usize::from(!was_ready);
+            if *count == Zone::default() {
+                self.by_zone.remove(&zone);
+            }
         }
     }
-    zones
+
+    fn of(&self, zone: &str) -> Zone {
+        self.by_zone.get(zone).copied().unwrap_or_default()
+    }
+
+    fn any_ready(&self) -> bool {
+        self.ready > 0
+    }
 }
 
 fn is_ours(taint: &Taint) -> bool {
@@ -431,19 +469,22 @@ mod tests {
         check(2, 3, None);
         check(20, 40, Some(SLOW_EVICTION_PACE));
         check(0, 5, Some(EVICTION_PACE));
-        let node = |zone: &str, ready: &str| -> Arc<Node> {
-            let labels = json!({"topology.kubernetes.io/zone": zone});
-            let conditions = json!([{"type": "Ready", "status": ready}]);
-            Arc::new(
-                from_value(json!({"metadata": {"labels": labels},
-                    "status": {"conditions": conditions}}))
-                .unwrap(),
-            )
-        };
-        let all = [node("a", "True"), node("a", "Unknown"), node("b", "False")];
-        let found = zones(&all);
-        assert_eq!(found[&zone_of(&all[0])], Zone { ready: 1, silent: 1 });
-        assert_eq!(found[&zone_of(&all[2])], Zone { ready: 0, silent: 1 });
+        let mut zones = Zones::default();
+        zones.put("1", "a".into(), true);
+        zones.put("2", "a".into(), true);
+        zones.put("3", "b".into(), false);
+        zones.put("2", "a".into(), false);
+        assert_eq!(zones.of("a"), Zone { ready: 1, silent: 1 });
+        assert_eq!(zones.of("b"), Zone { ready: 0, silent: 1 });
+        assert!(zones.any_ready());
+        zones.put("1", "b".into(), false);
+        zones.remove("3");
+        assert_eq!(zones.of("a"), Zone { ready: 0, silent: 1 });
+        assert_eq!(zones.of("b"), Zone { ready: 0, silent: 1 });
+        assert!(!zones.any_ready());
+        zones.remove("1");
+        zones.remove("2");
+        assert!(zones.by_zone.is_empty());
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! Upstream: `PodControllerRefManager`: an owner adopts what matches its selector and has no
 //! controller, and releases what it controls and no longer matches.
 
-use client::{Api, ErrorExt, Header, Kind, Patch, PatchParams, Result};
+use std::sync::Arc;
+
+use client::{Api, Entry, ErrorExt, Header, Informer, Kind, Lister, Patch, PatchParams, Result};
 use machinery::selector::Selector;
 use machinery::{ObjectMeta, OwnerReference};
 use serde_json::json;
@@ -50,6 +52,28 @@ pub fn claim(owner: &ObjectMeta, selector: &Selector, header: &Header) -> Claim 
         None if !matches || owner_goes || header.deleting => Claim::Ignore,
         None => Claim::Adopt,
     }
+}
+
+/// Objects without a controller, by namespace.
+const ORPHANS: &str = "orphans";
+
+/// Prepares for [`claimable`].
+pub fn index_orphans<T: Kind>(informer: &Informer<T>) {
+    informer.index_headers(ORPHANS, |header| match header.controller() {
+        None => vec![header.key.namespace.to_string()],
+        Some(_) => vec![],
+    });
+}
+
+/// What an owner has, and what it could adopt, in the order of names: not all objects of the namespace.
+pub fn claimable<T: Kind>(lister: &Lister<T>, owner: &ObjectMeta) -> Vec<Arc<Entry>> {
+    let namespace = owner.namespace.as_deref().unwrap_or_default();
+    let mut all = lister.entries_by_owner(owner.uid.as_deref().unwrap_or_default());
+    all.retain(|entry| &*entry.header.key.namespace == namespace);
+    all.extend(lister.entries_by_index(ORPHANS, namespace));
+    all.sort_by(|a, b| a.header.key.cmp(&b.header.key));
+    all.dedup_by(|a, b| a.header.key == b.header.key);
+    all
 }
 
 /// Makes `owner` the controller of an object, if it is still the one with `uid`.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::features::{self, Feature};
+use client::{ObjectKey, Projection};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
@@ -43,21 +44,85 @@ pub fn node_name(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-/// Ready for `min_ready`. `Err` is the time to wait until it may be.
+/// Whether a ready pod has been so for `min_ready`.
 pub fn availability(pod: &Pod, min_ready: Duration, now: Timestamp) -> Availability {
-    let Some(ready) = condition(pod, "Ready").filter(|ready| ready.status == "True") else {
-        return Availability::No;
-    };
-    if min_ready.is_zero() {
-        return Availability::Yes;
+    Ready::of(pod).availability(min_ready, now)
+}
+
+/// The condition Ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    No,
+    /// Since when, if the condition says so.
+    Since(Option<Timestamp>),
+}
+
+impl Ready {
+    pub fn of(pod: &Pod) -> Self {
+        match condition(pod, "Ready").filter(|ready| ready.status == "True") {
+            Some(ready) => Self::Since(ready.last_transition_time.as_ref().map(|time| time.0)),
+            None => Self::No,
+        }
     }
-    let Some(since) = &ready.last_transition_time else {
-        return Availability::No;
-    };
-    let passed = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
-    match min_ready.checked_sub(passed) {
-        None | Some(Duration::ZERO) => Availability::Yes,
-        Some(rest) => Availability::In(rest),
+
+    pub fn availability(self, min_ready: Duration, now: Timestamp) -> Availability {
+        let since = match self {
+            Self::No => return Availability::No,
+            Self::Since(_) if min_ready.is_zero() => return Availability::Yes,
+            Self::Since(None) => return Availability::No,
+            Self::Since(Some(since)) => since,
+        };
+        let passed = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+        match min_ready.checked_sub(passed) {
+            None | Some(Duration::ZERO) => Availability::Yes,
+            Some(rest) => Availability::In(rest),
+        }
+    }
+
+    fn since(self) -> Option<Timestamp> {
+        match self {
+            Self::No => None,
+            Self::Since(since) => since,
+        }
+    }
+}
+
+/// What those know of a pod who count pods and choose among them: a ReplicaSet of 500 pods is looked at
+/// for each change of one of them, without decoding the others.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    pub key: ObjectKey,
+    pub uid: Box<str>,
+    pub ready: Ready,
+    /// Neither finished nor going.
+    pub active: bool,
+    /// Going, but not gone.
+    pub terminating: bool,
+    node: Box<str>,
+    phase_rank: u8,
+    deletion_cost: i32,
+    restarts: i32,
+    created: Option<Timestamp>,
+}
+
+impl Projection<Pod> for Facts {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            key: ObjectKey::of(&pod.metadata),
+            uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
+            ready: Ready::of(pod),
+            active: is_active(pod),
+            terminating: is_terminating(pod),
+            node: node_name(pod).into(),
+            phase_rank: match phase(pod) {
+                "Pending" | "" => 0,
+                "Unknown" => 1,
+                _ => 2,
+            },
+            deletion_cost: deletion_cost(pod),
+            restarts: restarts(pod),
+            created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        }
     }
 }
 
@@ -73,48 +138,53 @@ pub enum Availability {
 /// application (the other ReplicaSets of a Deployment included): of two equal pods goes the one
 /// whose node has more of them. Pure. Upstream: `ActivePodsWithRanks.Less`.
 pub fn choose_victims(
-    pods: &[Arc<Pod>],
-    related: &[Arc<Pod>],
+    pods: &[Arc<Facts>],
+    related: &[Arc<Facts>],
     surplus: usize,
     now: Timestamp,
-) -> Vec<Arc<Pod>> {
+) -> Vec<Arc<Facts>> {
     if surplus >= pods.len() {
         return pods.to_vec();
     }
     let mut on_node: HashMap<&str, usize> = HashMap::new();
-    for pod in related.iter().filter(|pod| is_active(pod)) {
-        *on_node.entry(node_name(pod)).or_default() += 1;
+    for pod in related.iter().filter(|pod| pod.active) {
+        *on_node.entry(&pod.node).or_default() += 1;
     }
-    let rank = |pod: &Pod| on_node.get(node_name(pod)).copied().unwrap_or(0);
+    let rank = |pod: &Facts| on_node.get(&*pod.node).copied().unwrap_or(0);
     let mut sorted = pods.to_vec();
     sorted.sort_by(|a, b| dispensability(a, b, rank(a), rank(b), now));
     sorted.truncate(surplus);
     sorted
 }
 
+/// As [`choose_victims`], for whole pods that are unrelated to others.
+pub fn choose_among(pods: &[Arc<Pod>], surplus: usize, now: Timestamp) -> Vec<Arc<Pod>> {
+    let facts: Vec<_> = pods.iter().map(|pod| Arc::new(Facts::of(pod))).collect();
+    let victims = choose_victims(&facts, &[], surplus, now);
+    let by_uid: HashMap<&str, &Arc<Pod>> =
+        facts.iter().zip(pods).map(|(facts, pod)| (&*facts.uid, pod)).collect();
+    victims.iter().filter_map(|victim| by_uid.get(&*victim.uid).copied().cloned()).collect()
+}
+
 /// `Less` means that `a` goes first.
 fn dispensability(
-    a: &Pod,
-    b: &Pod,
+    a: &Facts,
+    b: &Facts,
     rank_a: usize,
     rank_b: usize,
     now: Timestamp,
 ) -> std::cmp::Ordering {
-    let assigned = |pod: &Pod| !node_name(pod).is_empty();
-    let phase_rank = |pod: &Pod| match phase(pod) {
-        "Pending" | "" => 0,
-        "Unknown" => 1,
-        _ => 2,
-    };
-    assigned(a)
-        .cmp(&assigned(b))
-        .then(phase_rank(a).cmp(&phase_rank(b)))
+    let is_assigned = |pod: &Facts| !pod.node.is_empty();
+    let is_ready = |pod: &Facts| pod.ready != Ready::No;
+    is_assigned(a)
+        .cmp(&is_assigned(b))
+        .then(a.phase_rank.cmp(&b.phase_rank))
         .then(is_ready(a).cmp(&is_ready(b)))
-        .then(deletion_cost(a).cmp(&deletion_cost(b)))
+        .then(a.deletion_cost.cmp(&b.deletion_cost))
         .then(rank_b.cmp(&rank_a))
-        .then_with(|| younger(ready_since(a), ready_since(b), a, b, now))
-        .then(restarts(b).cmp(&restarts(a)))
-        .then_with(|| younger(created(a), created(b), a, b, now))
+        .then_with(|| younger(a.ready.since(), b.ready.since(), a, b, now))
+        .then(b.restarts.cmp(&a.restarts))
+        .then_with(|| younger(a.created, b.created, a, b, now))
 }
 
 fn deletion_cost(pod: &Pod) -> i32 {
@@ -124,15 +194,6 @@ fn deletion_cost(pod: &Pod) -> i32 {
     let annotations = pod.metadata.annotations.as_ref();
     let cost = annotations.and_then(|all| all.get("controller.kubernetes.io/pod-deletion-cost"));
     cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
-}
-
-fn ready_since(pod: &Pod) -> Option<Timestamp> {
-    let ready = condition(pod, "Ready").filter(|ready| ready.status == "True")?;
-    ready.last_transition_time.as_ref().map(|time| time.0)
-}
-
-fn created(pod: &Pod) -> Option<Timestamp> {
-    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
 fn restarts(pod: &Pod) -> i32 {
@@ -145,8 +206,8 @@ fn restarts(pod: &Pod) -> i32 {
 fn younger(
     a: Option<Timestamp>,
     b: Option<Timestamp>,
-    pod_a: &Pod,
-    pod_b: &Pod,
+    pod_a: &Facts,
+    pod_b: &Facts,
     now: Timestamp,
 ) -> std::cmp::Ordering {
     if a == b {
@@ -156,7 +217,7 @@ fn younger(
         let age = since.map_or(i128::MAX, |since| now.duration_since(since).as_nanos());
         if age > 0 { i64::from(age.ilog2()) } else { -1 }
     };
-    magnitude(a).cmp(&magnitude(b)).then_with(|| pod_a.metadata.uid.cmp(&pod_b.metadata.uid))
+    magnitude(a).cmp(&magnitude(b)).then_with(|| pod_a.uid.cmp(&pod_b.uid))
 }
 
 #[cfg(test)]
@@ -181,10 +242,11 @@ mod tests {
     #[test]
     fn the_least_useful_pods_go_first() {
         let now = Timestamp::from_second(1_000_000).unwrap();
+        let facts = |pod: &Arc<Pod>| Arc::new(Facts::of(pod));
         let check = |first: Arc<Pod>, second: Arc<Pod>| {
-            for order in [[first.clone(), second.clone()], [second.clone(), first.clone()]] {
+            for order in [[facts(&first), facts(&second)], [facts(&second), facts(&first)]] {
                 let gone = choose_victims(&order, &order, 1, now);
-                assert_eq!(gone[0].metadata.name, first.metadata.name);
+                assert_eq!(gone[0].key, ObjectKey::of(&first.metadata));
             }
         };
         let usual = || pod("z", "n", "Running", true, 1000, "0");
@@ -199,8 +261,9 @@ mod tests {
             pod("y", "n", "Running", true, 1000, "0"),
             pod("a", "m", "Running", true, 10, "0"),
         ];
+        let crowd = crowd.each_ref().map(facts);
         let gone = choose_victims(&crowd, &crowd, 1, now);
-        assert_ne!(gone[0].metadata.name.as_deref(), Some("a"), "a crowded node is relieved first");
+        assert_ne!(&*gone[0].key.name, "a", "a crowded node is relieved first");
     }
 
     #[test]

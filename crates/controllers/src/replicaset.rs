@@ -4,14 +4,16 @@
 //! Upstream: `pkg/controller/replicaset`: creations in batches of 1, 2, 4, … so that an error (a
 //! quota, say) costs one try and not five hundred; at most 500 at once; expectations bridge the
 //! cache's lag.
+//!
+//! Cost of a change of one pod: a look at the [`Facts`] of its own set's pods. Of other pods only those
+//! without a controller are looked at. The pods of sibling sets count for a scale-down only.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Kind, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, WorkQueue, spawn_workers,
+    Api, DeleteParams, Entry, ErrorExt, EventType, Kind, Lister, ObjectKey, Outcome, PostParams,
+    RawEvent, Result, Selectors, View, WorkQueue, spawn_workers,
 };
 use futures::future::join_all;
 use jiff::Timestamp;
@@ -25,7 +27,7 @@ use machinery::{ObjectMeta, Time};
 use crate::context::{Context, Descriptor};
 use crate::expectations::Expectations;
 use crate::owner::{self, Claim};
-use crate::pod::{self, Availability};
+use crate::pod::{self, Availability, Facts, Ready};
 
 pub const DESCRIPTOR: Descriptor = Descriptor {
     name: "replicaset-controller",
@@ -61,22 +63,28 @@ impl Replicated for ReplicaSet {
 struct Controller<S> {
     context: Context,
     sets: Lister<S>,
+    /// The selectors of all sets: whom a pod without a controller concerns.
+    selectors: Selectors,
     pods: Lister<Pod>,
+    facts: View<Facts>,
     queue: WorkQueue<ObjectKey>,
     expectations: Expectations,
 }
 
 pub fn start<S: Replicated>(context: Context) {
     let (sets, pods) = (context.informers.of::<S>(), context.informers.of::<Pod>());
+    owner::index_orphans(&pods);
     let controller = Arc::new(Controller {
         sets: sets.lister(),
+        selectors: Selectors::of(&sets, selector_of),
         pods: pods.lister(),
+        facts: pods.view(),
         queue: WorkQueue::new(S::QUEUE),
         expectations: Expectations::default(),
         context,
     });
     let this = controller.clone();
-    sets.subscribe(move |event| this.queue.add(event.key()));
+    sets.subscribe_raw(move |event| this.queue.add(event.entry().header.key.clone()));
     let this = controller.clone();
     pods.subscribe_raw(move |event| this.pod_event(event));
     let tasks = controller.context.tasks.clone();
@@ -92,6 +100,20 @@ pub fn start<S: Replicated>(context: Context) {
     });
 }
 
+/// A pod of a set.
+struct Owned {
+    entry: Arc<Entry>,
+    facts: Arc<Facts>,
+}
+
+/// Whom a set may adopt. Pure.
+fn selector_of<S: Replicated>(set: &S) -> Selector {
+    let set = S::as_replica_set(&Arc::new(set.clone()));
+    let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
+    let usable = selector.and_then(|parsed| parsed.ok()).filter(|one| !one.is_everything());
+    usable.unwrap_or(Selector::nothing())
+}
+
 /// What to do about the number of pods, and the status it makes. Pure.
 #[derive(Debug, PartialEq)]
 enum Plan {
@@ -100,13 +122,19 @@ enum Plan {
     Delete(Vec<ObjectKey>),
 }
 
-fn plan(wanted: usize, active: &[Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) -> Plan {
+/// `related` is asked only for a scale-down.
+fn plan(
+    wanted: usize,
+    active: &[Arc<Facts>],
+    related: impl FnOnce() -> Vec<Arc<Facts>>,
+    now: Timestamp,
+) -> Plan {
     match active.len() {
         have if have < wanted => Plan::Create((wanted - have).min(BURST)),
         have if have > wanted => {
             let surplus = (have - wanted).min(BURST);
-            let victims = pod::choose_victims(active, related, surplus, now);
-            Plan::Delete(victims.iter().map(|pod| ObjectKey::of(&pod.metadata)).collect())
+            let victims = pod::choose_victims(active, &related(), surplus, now);
+            Plan::Delete(victims.iter().map(|pod| pod.key.clone()).collect())
         }
         _ => Plan::Enough,
     }
@@ -150,15 +178,8 @@ impl<S: Replicated> Controller<S> {
     }
 
     fn wake_adopters(&self, header: &client::Header) {
-        for set in self.sets.list(Some(&header.key.namespace), &Selector::everything()) {
-            let set = S::as_replica_set(&set);
-            let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
-            if let Some(Ok(selector)) = selector
-                && !selector.is_everything()
-                && selector.matches_pairs(&header.labels)
-            {
-                self.queue.add(ObjectKey::of(&set.metadata));
-            }
+        for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
+            self.queue.add(key);
         }
     }
 
@@ -180,12 +201,13 @@ impl<S: Replicated> Controller<S> {
         };
         let settled = self.expectations.satisfied(key);
         let pods = self.claim(&set, &selector).await?;
-        let active: Vec<_> = pods.iter().filter(|pod| pod::is_active(pod)).cloned().collect();
+        let active: Vec<_> =
+            pods.iter().map(|pod| &pod.facts).filter(|pod| pod.active).cloned().collect();
         let now = base::clock::now();
         let wanted = spec.replicas.unwrap_or(1).max(0) as usize;
         let mut failure = None;
         if settled && set.metadata.deletion_timestamp.is_none() {
-            let step = plan(wanted, &active, &self.related(&set), now);
+            let step = plan(wanted, &active, || self.related(&set), now);
             failure = self.act(key, &set, step).await.err();
         }
         let (status, recheck) = status_of(&set, &pods, failure.as_ref().map(ErrorExt::text), now);
@@ -198,56 +220,56 @@ impl<S: Replicated> Controller<S> {
     }
 
     /// The set's pods, after adopting and releasing.
-    async fn claim(&self, set: &ReplicaSet, selector: &Selector) -> Result<Vec<Arc<Pod>>> {
+    async fn claim(&self, set: &ReplicaSet, selector: &Selector) -> Result<Vec<Owned>> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let api: Api<Pod> = self.context.client.api(Some(namespace));
-        let mut pods = self.pods.by_owner(uid);
-        pods.retain(|pod| owner::controller(&pod.metadata).is_some_and(|owner| owner.uid == uid));
-        let mut released = BTreeSet::new();
-        for pod in &pods {
-            let entry_labels = pod.metadata.labels.clone().unwrap_or_default();
-            if !selector.matches(Some(&entry_labels)) && set.metadata.deletion_timestamp.is_none() {
-                let (name, pod_uid) = name_and_uid(&pod.metadata);
-                owner::release(&api, name, pod_uid, uid).await?;
-                released.insert(pod_uid.to_owned());
-            }
-        }
-        pods.retain(|pod| !released.contains(name_and_uid(&pod.metadata).1));
+        let mut pods = vec![];
         let mut allowed = None;
-        for entry in self.pods.entries(Some(namespace), selector) {
-            if owner::claim(&set.metadata, selector, &entry.header) != Claim::Adopt {
-                continue;
-            }
-            let Some(orphan) =
-                self.pods.get_key(&entry.header.key).filter(|pod| pod::is_active(pod))
-            else {
-                continue;
-            };
-            if allowed.is_none() {
-                let sets: Api<S> = self.context.client.api(Some(namespace));
-                allowed = Some(owner::may_adopt(&sets, &set.metadata).await?);
-            }
-            if allowed == Some(true) {
-                let (name, pod_uid) = name_and_uid(&orphan.metadata);
-                match owner::adopt(&api, name, pod_uid, &reference::<S>(set)).await {
-                    Ok(()) => pods.push(orphan),
-                    Err(error) if error.is_not_found() => {}
-                    Err(error) => return Err(error),
+        for entry in owner::claimable(&self.pods, &set.metadata) {
+            let header = &entry.header;
+            match owner::claim(&set.metadata, selector, header) {
+                Claim::Keep => {}
+                Claim::Release => {
+                    owner::release(&api, &header.key.name, &header.uid, uid).await?;
+                    continue;
                 }
+                Claim::Adopt => {
+                    if !self.facts.get(&header.key).is_some_and(|pod| pod.active) {
+                        continue;
+                    }
+                    if allowed.is_none() {
+                        let sets: Api<S> = self.context.client.api(Some(namespace));
+                        allowed = Some(owner::may_adopt(&sets, &set.metadata).await?);
+                    }
+                    if allowed != Some(true) {
+                        continue;
+                    }
+                    let reference = reference::<S>(set);
+                    match owner::adopt(&api, &header.key.name, &header.uid, &reference).await {
+                        Err(error) if error.is_not_found() => continue,
+                        done => done?,
+                    }
+                }
+                // What a set that goes has, it has until the end.
+                Claim::Ignore if header.controller().is_some_and(|owner| owner.uid == uid) => {}
+                Claim::Ignore => continue,
             }
+            let facts = self.facts.get(&header.key).filter(|facts| *facts.uid == *header.uid);
+            pods.extend(facts.map(|facts| Owned { entry: entry.clone(), facts }));
         }
         Ok(pods)
     }
 
     /// Active pods of all sets with the same controller (the Deployment's others).
-    fn related(&self, set: &ReplicaSet) -> Vec<Arc<Pod>> {
-        let mut uids = vec![set.metadata.uid.clone().unwrap_or_default()];
+    fn related(&self, set: &ReplicaSet) -> Vec<Arc<Facts>> {
+        let mut uids = vec![Arc::from(set.metadata.uid.as_deref().unwrap_or_default())];
         if let Some(owner) = owner::controller(&set.metadata) {
-            let siblings = self.sets.by_owner(&owner.uid);
-            uids = siblings.iter().filter_map(|one| one.metadata().uid.clone()).collect();
+            let siblings = self.sets.entries_by_owner(&owner.uid);
+            uids = siblings.iter().map(|one| one.header.uid.clone()).collect();
         }
-        uids.iter().flat_map(|uid| self.pods.by_owner(uid)).collect()
+        let pods = uids.iter().flat_map(|uid| self.pods.entries_by_owner(uid));
+        pods.filter_map(|pod| self.facts.get(&pod.header.key)).collect()
     }
 
     async fn act(&self, key: &ObjectKey, set: &ReplicaSet, plan: Plan) -> Result<()> {
@@ -378,10 +400,6 @@ fn reference<S: Replicated>(set: &ReplicaSet) -> machinery::OwnerReference {
     owner::reference_as(S::API_VERSION, S::KIND, &set.metadata)
 }
 
-fn name_and_uid(meta: &ObjectMeta) -> (&str, &str) {
-    (meta.name.as_deref().unwrap_or_default(), meta.uid.as_deref().unwrap_or_default())
-}
-
 /// A pod as a template says, controlled by `owner`. Pure. Upstream: `GetPodFromTemplate`.
 pub fn pod_from(
     template: Option<&PodTemplateSpec>,
@@ -408,7 +426,7 @@ pub fn pod_from(
 /// The status that these pods make, and when a ready pod becomes available. Pure.
 fn status_of(
     set: &ReplicaSet,
-    pods: &[Arc<Pod>],
+    pods: &[Owned],
     failure: Option<String>,
     now: Timestamp,
 ) -> (ReplicaSetStatus, Option<Duration>) {
@@ -421,14 +439,14 @@ fn status_of(
     let (mut total, mut labeled, mut ready, mut available, mut terminating) = (0, 0, 0, 0, 0);
     let mut recheck: Option<Duration> = None;
     for pod in pods {
-        terminating += i32::from(pod::is_terminating(pod));
-        if !pod::is_active(pod) {
+        terminating += i32::from(pod.facts.terminating);
+        if !pod.facts.active {
             continue;
         }
         total += 1;
-        labeled += i32::from(template_labels.matches(pod.metadata.labels.as_ref()));
-        ready += i32::from(pod::is_ready(pod));
-        match pod::availability(pod, min_ready, now) {
+        labeled += i32::from(template_labels.matches_pairs(&pod.entry.header.labels));
+        ready += i32::from(pod.facts.ready != Ready::No);
+        match pod.facts.ready.availability(min_ready, now) {
             Availability::Yes => available += 1,
             Availability::No => {}
             Availability::In(rest) => recheck = Some(recheck.map_or(rest, |known| known.min(rest))),

@@ -77,7 +77,7 @@ fn start(context: Context) {
     let this = controller.clone();
     quotas.subscribe(move |event| {
         let hard = |quota: &ResourceQuota| quota.spec.as_ref().and_then(|spec| spec.hard.clone());
-        let same = event.old().is_some_and(|old| hard(old) == hard(event.object()));
+        let same = event.old().is_some_and(|old| hard(&old) == hard(event.object()));
         if event.is_deleted() || !same {
             this.recount(event.key());
         }
@@ -148,10 +148,16 @@ impl Controller {
     /// What comes is charged already, and counted only if it was not; what changes or goes gives back.
     fn changed<T: Kind>(&self, event: &Event<T>, gives_back: impl Fn(&T, &T) -> bool) {
         let namespace = event.object().metadata().namespace.clone();
+        let namespace = namespace.as_deref();
+        // Most namespaces have no quota: nothing is compared for them.
+        if self.quotas.entries(namespace, &Selector::everything()).is_empty() {
+            return;
+        }
         match event {
-            Event::Applied { old: None, .. } => self.wake(namespace.as_deref(), false),
-            Event::Applied { old: Some(old), new } if !gives_back(old, new) => {}
-            Event::Applied { .. } | Event::Deleted(_) => self.wake(namespace.as_deref(), true),
+            Event::Applied { old: None, .. } => self.wake(namespace, false),
+            Event::Applied { old: Some(old), new }
+                if old.get().is_some_and(|old| !gives_back(&old, new)) => {}
+            Event::Applied { .. } | Event::Deleted(_) => self.wake(namespace, true),
         }
     }
 

@@ -1,9 +1,8 @@
-//! What services select, for both forms of endpoints. Pure but for [`wake_services`].
+//! What services select, for both forms of endpoints. Pure but for [`wake_selecting`].
 
-use client::{Lister, ObjectKey, RawEvent, WorkQueue};
+use client::{ObjectKey, RawEvent, Selectors, WorkQueue};
 use k8s_openapi::api::core::v1::{ContainerPort, Pod, Service, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use machinery::Pairs;
 use machinery::selector::Selector;
 
 /// Whether the control plane finds the service's endpoints.
@@ -23,19 +22,15 @@ pub fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref()) == Some("None")
 }
 
-/// Enqueues the services that select a pod, or did before it changed.
-pub fn wake_services(services: &Lister<Service>, queue: &WorkQueue<ObjectKey>, event: &RawEvent) {
+/// Enqueues the owners of selectors that select a pod, or did before it changed.
+pub fn wake_selecting(selectors: &Selectors, queue: &WorkQueue<ObjectKey>, event: &RawEvent) {
     let header = &event.entry().header;
-    let old = match event {
-        RawEvent::Applied { old: Some(old), .. } => Some(&old.header.labels),
-        _ => None,
-    };
-    for service in services.list(Some(&header.key.namespace), &Selector::everything()) {
-        let selector = selector(&service);
-        let selects = |labels: &Pairs| selector.matches_pairs(labels);
-        if selects(&header.labels) || old.is_some_and(selects) {
-            queue.add(ObjectKey::of(&service.metadata));
-        }
+    let mut labels = vec![&header.labels];
+    if let RawEvent::Applied { old: Some(old), .. } = event {
+        labels.push(&old.header.labels);
+    }
+    for key in selectors.matching(&header.key.namespace, &labels) {
+        queue.add(key);
     }
 }
 

@@ -49,7 +49,7 @@ fn start(context: Context) {
     let (this, adds) = (controller.clone(), queue.clone());
     nodes.subscribe(move |event| {
         let (new, old) =
-            (evicting(event.object()), event.old().map(|old| evicting(old)).unwrap_or_default());
+            (evicting(event.object()), event.old().map(|old| evicting(&old)).unwrap_or_default());
         if new != old && !event.is_deleted() {
             let pods = this.pods.by_index("node", &event.key().name);
             pods.iter().for_each(|pod| adds.add(ObjectKey::of(&pod.metadata)));

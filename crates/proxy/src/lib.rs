@@ -183,7 +183,7 @@ impl Sources {
             let now = (!event.is_deleted()).then(|| &**event.object());
             status.node(now);
             let before = event.old().filter(|_| !event.is_deleted());
-            if before.is_none_or(|before| node_facts(before) != node_facts(event.object())) {
+            if before.is_none_or(|before| node_facts(&before) != node_facts(event.object())) {
                 status.queued();
                 changed.notify_one();
             }

@@ -63,7 +63,7 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     nodes.subscribe(move |event| {
         // Kubelets write their nodes' status all the time; only the addresses count.
         let before = event.old().filter(|_| !event.is_deleted());
-        if before.is_none_or(|before| node_facts(before) != node_facts(event.object())) {
+        if before.is_none_or(|before| node_facts(&before) != node_facts(event.object())) {
             tell.notify_one();
         }
     });

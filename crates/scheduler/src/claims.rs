@@ -235,7 +235,7 @@ impl Claims {
 fn class_changed(event: &Event<DeviceClass>) -> ClusterEvent {
     let (old, new) = (event.old(), event.object());
     let resource = |class: &DeviceClass| class.spec.extended_resource_name.clone();
-    let is_other = old.is_none_or(|old| resource(old) != resource(new));
+    let is_other = old.as_ref().is_none_or(|old| resource(old) != resource(new));
     ClusterEvent::ClassChanged {
         name: new.metadata.name.clone().unwrap_or_default(),
         is_new: old.is_none(),
@@ -246,7 +246,7 @@ fn class_changed(event: &Event<DeviceClass>) -> ClusterEvent {
 /// What a change of a claim means to those that wait.
 fn told(event: &Event<ResourceClaim>) -> ClusterEvent {
     let (old, new) = (event.old(), event.object());
-    let had = old.is_some_and(|old| allocation(old).is_some());
+    let had = old.as_ref().is_some_and(|old| allocation(old).is_some());
     ClusterEvent::ClaimChanged {
         claim: ObjectKey::of(&new.metadata),
         freed: had && (event.is_deleted() || allocation(new).is_none()),

@@ -6,20 +6,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use client::{Informer, Informers};
+use client::{Informer, Informers, Selectors};
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::CSINode;
+use machinery::Pairs;
 use machinery::selector::Selector;
 
 use crate::claims::Claims;
 use crate::pod::PodInfo;
 
+/// A service without a selector selects no pod. Pure.
+fn of_service(service: &Service) -> Selector {
+    let wanted = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    wanted.filter(|wanted| !wanted.is_empty()).map_or_else(Selector::nothing, Selector::from_map)
+}
+
 #[derive(Clone)]
 pub struct Objects {
     budgets: Informer<PodDisruptionBudget>,
     services: Informer<Service>,
+    service_selectors: Selectors,
     replica_sets: Informer<ReplicaSet>,
     stateful_sets: Informer<StatefulSet>,
     controllers: Informer<ReplicationController>,
@@ -30,9 +38,11 @@ pub struct Objects {
 
 impl Objects {
     pub fn new(informers: &Informers) -> Self {
+        let services = informers.of();
         Self {
             budgets: informers.of(),
-            services: informers.of(),
+            service_selectors: Selectors::of(&services, of_service),
+            services,
             replica_sets: informers.of(),
             stateful_sets: informers.of(),
             controllers: informers.of(),
@@ -69,19 +79,14 @@ impl Objects {
     pub fn siblings(&self, pod: &PodInfo) -> Option<Selector> {
         let namespace = &*pod.key.namespace;
         let mut labels: BTreeMap<String, String> = BTreeMap::new();
-        for service in self.services.lister().list(Some(namespace), &Selector::everything()) {
-            let wanted = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-            let wanted = wanted.filter(|wanted| !wanted.is_empty());
-            let selects = |wanted: &&BTreeMap<String, String>| {
-                wanted.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
-            };
-            labels.extend(
-                wanted
-                    .filter(selects)
-                    .into_iter()
-                    .flatten()
-                    .map(|(name, value)| (name.clone(), value.clone())),
-            );
+        let own: Pairs = pod.labels.iter().collect();
+        for service in self.service_selectors.matching(namespace, &[&own]) {
+            let wanted = self.service_selectors.get(&service).unwrap_or_default();
+            for one in &wanted.requirements {
+                // A service demands one value of each label: the one that the pod has.
+                let value = pod.labels.get(&one.key).cloned().unwrap_or_default();
+                labels.insert(one.key.clone(), value);
+            }
         }
         let mut selector = Selector::from_map(&labels);
         let (kind, name) = pod.owner.as_ref().map_or(("", ""), |(kind, name)| (kind, name));

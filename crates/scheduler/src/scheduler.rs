@@ -302,7 +302,8 @@ impl Scheduler {
             state.queue.remove(&pod.uid);
             state.cluster.nominate(&pod, "");
             state.cluster.put_pod(pod.clone());
-            match event.old().map(|old| PodInfo::new(old)).filter(|old| !old.node_name.is_empty()) {
+            match event.old().map(|old| PodInfo::new(&old)).filter(|old| !old.node_name.is_empty())
+            {
                 None => self.woken(&mut state, &ClusterEvent::PodAssigned(pod)),
                 Some(old) if old.differs_in_spec(&pod) => {
                     let old = Arc::new(old);
@@ -320,7 +321,7 @@ impl Scheduler {
             let nominated = pod.nominated.clone();
             state.cluster.nominate(&pod, &nominated);
             state.queue.put(&self.profiles, pod.clone());
-            match event.old().is_none() && Group::of(&pod).is_some() {
+            match event.is_added() && Group::of(&pod).is_some() {
                 true => self.woken(&mut state, &ClusterEvent::PodAdded(pod)),
                 false => self.wake.notify_one(),
             }

@@ -53,12 +53,12 @@ impl Volumes {
     pub fn subscribe_room(&self, wake: impl Fn() + Send + Sync + Clone + 'static) {
         let woken = wake.clone();
         self.capacities.subscribe(move |event| {
-            if !event.is_deleted() && grew(event.old().map(AsRef::as_ref), event.object()) {
+            if !event.is_deleted() && grew(event.old().as_deref(), event.object()) {
                 woken();
             }
         });
         self.drivers.subscribe(move |event: &Event<CSIDriver>| {
-            let was_told = is_told(event.old().map(AsRef::as_ref));
+            let was_told = is_told(event.old().as_deref());
             if was_told && (event.is_deleted() || !is_told(Some(event.object()))) {
                 wake();
             }

@@ -23,12 +23,17 @@ pub struct ControlPlane {
 
 impl ControlPlane {
     pub fn start(binary: &Path) -> Result<Self> {
+        Self::start_with(binary, &[])
+    }
+
+    /// With more arguments of `decapod server`.
+    pub fn start_with(binary: &Path, arguments: &[&str]) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("decapod-alone-").tempdir()?;
         let log = directory.path().join("server.log");
         let output = File::create(&log)?;
         let mut command = Command::new(binary);
         command.args(["server", "--disable-agent", "--https-listen-port", "0", "--data-dir"]);
-        command.arg(directory.path().join("data"));
+        command.arg(directory.path().join("data")).args(arguments);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let process = command.spawn().with_context(|| binary.display().to_string())?;
         let mut server = Self { process, directory, log };
@@ -59,6 +64,15 @@ impl ControlPlane {
 
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Sends SIGTERM and waits for the end.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        let pid = nix::unistd::Pid::from_raw(self.process.id().try_into()?);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+        wait::until(wait::LONG, "the server ends", || {
+            self.process.try_wait()?.context("it still runs")
+        })
     }
 
     /// Seconds of CPU that it has used.

@@ -18,7 +18,7 @@ use decapod_testkit::{fuzz, images, measure, nodes, suite};
 
 const USAGE: &str = "usage: decapod-testkit images | suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…] \
      | host PROGRAM [ARGS…] | cluster BINARY PROGRAM [ARGS…] | fuzz BINARY SECONDS [SEED] \
-     | throughput BINARY [--small] [requests|lists|watches|memory…] | measure BINARY [RUNS] [--starts-only]";
+     | throughput BINARY [--small] [requests|lists|watches|memory|nodes…] | measure BINARY [RUNS] [--starts-only]";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -8,6 +8,7 @@
 //! behind that the next one counts.
 
 mod fleet;
+pub mod nodes;
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -38,13 +39,22 @@ pub struct Scale {
     objects: usize,
     watchers: usize,
     writes: usize,
+    /// Of clusters that are measured one after the other.
+    nodes: &'static [usize],
 }
 
 impl Scale {
     /// What docs/performance.md tells.
-    pub const FULL: Self = Self { requests: 20_000, objects: 10_000, watchers: 1000, writes: 200 };
+    pub const FULL: Self = Self {
+        requests: 20_000,
+        objects: 10_000,
+        watchers: 1000,
+        writes: 200,
+        nodes: &[100, 1000],
+    };
     /// Whether it runs at all.
-    pub const SMALL: Self = Self { requests: 500, objects: 300, watchers: 50, writes: 20 };
+    pub const SMALL: Self =
+        Self { requests: 500, objects: 300, watchers: 50, writes: 20, nodes: &[20] };
 }
 
 struct Table(String);
@@ -56,7 +66,9 @@ impl Table {
 }
 
 /// What is measured, in this order.
-const PARTS: [&str; 4] = ["requests", "lists", "watches", "memory"];
+const PARTS: [&str; 5] = ["requests", "lists", "watches", "memory", "nodes"];
+/// Pods for each node of the part `nodes`.
+const PODS: usize = 5;
 
 /// `parts`: some of them, by name; all if it names none.
 pub fn report(binary: &Path, scale: Scale, parts: &[&str]) -> Result<String> {
@@ -73,6 +85,7 @@ pub fn report(binary: &Path, scale: Scale, parts: &[&str]) -> Result<String> {
                 "requests" => requests(binary, scale, &mut table).await,
                 "lists" => lists(binary, scale, &mut table).await,
                 "watches" => watches(binary, scale, &mut table).await,
+                "nodes" => many_nodes(binary, scale, &mut table).await,
                 _ => memory(binary, scale, &mut table).await,
             };
             done.context((*part).to_owned())?;
@@ -80,6 +93,33 @@ pub fn report(binary: &Path, scale: Scale, parts: &[&str]) -> Result<String> {
         anyhow::Ok(())
     })?;
     Ok(table.0)
+}
+
+/// Registers nodes and schedules pods onto them, for each size of cluster.
+async fn many_nodes(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
+    for count in scale.nodes {
+        let found = nodes::measure(binary, *count, count * PODS).await?;
+        let each = |cpu: f64, count: usize| cpu * 1e3 / count as f64;
+        let rate = |count: usize, time: Duration| count as f64 / time.as_secs_f64();
+        let value = format!(
+            "{:.1} s ({:.0}/s), {:.2} ms CPU a node",
+            found.registered.as_secs_f64(),
+            rate(found.nodes, found.registered),
+            each(found.node_cpu, found.nodes)
+        );
+        table.row(&format!("register {count} nodes"), &value, "2 s for 1,000");
+        let value = format!(
+            "{:.1} s ({:.0}/s), {:.2} ms CPU a pod, then {:.1} % of a core",
+            found.bound.as_secs_f64(),
+            rate(found.pods, found.bound),
+            each(found.pod_cpu, found.pods),
+            found.idle * 100.0
+        );
+        table.row(&format!("create and bind {} pods on them", found.pods), &value, "1,000/s");
+        let value = format!("{:.1} s", found.stopped.as_secs_f64());
+        table.row("SIGTERM until the end", &value, "10 s");
+    }
+    Ok(())
 }
 
 /// Creates and reads, 64 at a time.

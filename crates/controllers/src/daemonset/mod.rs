@@ -11,13 +11,14 @@ mod revision;
 use std::sync::Arc;
 
 use client::{
-    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, WorkQueue, spawn_workers,
+    Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, Projection,
+    RawEvent, Result, View, WorkQueue, spawn_workers,
 };
 use futures::future::join_all;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod};
+use machinery::ObjectMeta;
 use machinery::selector::Selector;
 
 use crate::context::{Context, Descriptor};
@@ -37,11 +38,30 @@ const WORKERS: usize = 2;
 /// At once. Upstream: `BurstReplicas`.
 const BURST: usize = 250;
 
+/// What decides whether a node gets a pod.
+struct Place(Arc<Node>);
+
+impl Projection<Node> for Place {
+    fn of(node: &Node) -> Self {
+        let spec = node.spec.as_ref().map(|spec| NodeSpec {
+            taints: spec.taints.clone(),
+            unschedulable: spec.unschedulable,
+            ..NodeSpec::default()
+        });
+        let metadata = ObjectMeta {
+            name: node.metadata.name.clone(),
+            labels: node.metadata.labels.clone(),
+            ..ObjectMeta::default()
+        };
+        Self(Arc::new(Node { metadata, spec, status: None }))
+    }
+}
+
 struct Controller {
     context: Context,
     sets: Lister<DaemonSet>,
     pods: Lister<Pod>,
-    nodes: Lister<Node>,
+    nodes: View<Place>,
     revisions: Lister<ControllerRevision>,
     queue: WorkQueue<ObjectKey>,
     expectations: Expectations,
@@ -51,10 +71,11 @@ fn start(context: Context) {
     let sets = context.informers.of::<DaemonSet>();
     let (pods, nodes) = (context.informers.of::<Pod>(), context.informers.of::<Node>());
     let revisions = context.informers.of::<ControllerRevision>();
+    owner::index_orphans(&pods);
     let controller = Arc::new(Controller {
         sets: sets.lister(),
         pods: pods.lister(),
-        nodes: nodes.lister(),
+        nodes: nodes.view(),
         revisions: revisions.lister(),
         queue: WorkQueue::new("daemonset"),
         expectations: Expectations::default(),
@@ -76,7 +97,7 @@ fn start(context: Context) {
         let facts = |node: &Node| {
             (node.metadata.labels.clone(), node.spec.as_ref().and_then(|spec| spec.taints.clone()))
         };
-        let changed = event.old().is_none_or(|old| facts(old) != facts(event.object()));
+        let changed = event.old().is_none_or(|old| facts(&old) != facts(event.object()));
         if changed || event.is_deleted() {
             for entry in this.sets.entries(None, &Selector::everything()) {
                 this.queue.add(entry.header.key.clone());
@@ -142,7 +163,7 @@ impl Controller {
         let observed = Observed {
             set: &set,
             pods: &pods,
-            nodes: &self.nodes.list(None, &Selector::everything()),
+            nodes: &self.nodes.all().iter().map(|(_, node)| node.0.clone()).collect::<Vec<_>>(),
             hash: &hash,
             now,
         };
@@ -176,7 +197,7 @@ impl Controller {
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let api: Api<Pod> = self.context.client.api(Some(namespace));
         let mut pods = vec![];
-        for entry in self.pods.entries(Some(namespace), &Selector::everything()) {
+        for entry in owner::claimable(&self.pods, &set.metadata) {
             let header = &entry.header;
             match owner::claim(&set.metadata, selector, header) {
                 Claim::Keep => {}

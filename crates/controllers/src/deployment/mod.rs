@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use client::{
     Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, WorkQueue, spawn_workers,
+    Result, Selectors, WorkQueue, spawn_workers,
 };
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
@@ -43,6 +43,7 @@ const WORKERS: usize = 5;
 struct Controller {
     context: Context,
     deployments: Lister<Deployment>,
+    selectors: Selectors,
     sets: Lister<ReplicaSet>,
     pods: Lister<Pod>,
     queue: WorkQueue<ObjectKey>,
@@ -51,8 +52,12 @@ struct Controller {
 fn start(context: Context) {
     let deployments = context.informers.of::<Deployment>();
     let (sets, pods) = (context.informers.of::<ReplicaSet>(), context.informers.of::<Pod>());
+    owner::index_orphans(&sets);
     let controller = Arc::new(Controller {
         deployments: deployments.lister(),
+        selectors: Selectors::of(&deployments, |one| {
+            selector_of(one).unwrap_or(Selector::nothing())
+        }),
         sets: sets.lister(),
         pods: pods.lister(),
         queue: WorkQueue::new("deployment"),
@@ -94,13 +99,8 @@ impl Controller {
         match owner {
             Some(owner) => self.queue.add(owner),
             None if header.controller().is_none() && !header.deleting => {
-                for deployment in
-                    self.deployments.list(Some(&header.key.namespace), &Selector::everything())
-                {
-                    if selector_of(&deployment).is_some_and(|one| one.matches_pairs(&header.labels))
-                    {
-                        self.queue.add(ObjectKey::of(&deployment.metadata));
-                    }
+                for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
+                    self.queue.add(key);
                 }
             }
             None => {}
@@ -162,7 +162,7 @@ impl Controller {
         let api: Api<ReplicaSet> = self.context.client.api(Some(namespace));
         let uid = meta.uid.as_deref().unwrap_or_default();
         let mut sets = vec![];
-        for entry in self.sets.entries(Some(namespace), &Selector::everything()) {
+        for entry in owner::claimable(&self.sets, meta) {
             let header = &entry.header;
             let claim = owner::claim(meta, selector, header);
             match claim {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use client::{
     Api, ErrorExt, EventType, Lister, ObjectKey, Outcome, Patch, PatchParams, PostParams, RawEvent,
-    Result, WorkQueue, spawn_workers,
+    Result, Selectors, WorkQueue, spawn_workers,
 };
 use futures::future::join_all;
 use k8s_openapi::Resource;
@@ -57,6 +57,7 @@ const MAX_PREFIX: usize = 58;
 struct Controller {
     context: Context,
     jobs: Lister<Job>,
+    selectors: Selectors,
     pods: Lister<Pod>,
     queue: WorkQueue<ObjectKey>,
     /// Pods whose Job is gone or done, but which have its finalizer.
@@ -79,8 +80,10 @@ struct Memory {
 
 fn start(context: Context) {
     let (jobs, pods) = (context.informers.of::<Job>(), context.informers.of::<Pod>());
+    owner::index_orphans(&pods);
     let controller = Arc::new(Controller {
         jobs: jobs.lister(),
+        selectors: Selectors::of(&jobs, selector_of),
         pods: pods.lister(),
         queue: WorkQueue::new("job"),
         orphans: WorkQueue::new("job_orphan_pod"),
@@ -118,6 +121,13 @@ fn start(context: Context) {
             async move { this.release_orphan(&key).await }
         });
     });
+}
+
+/// What a Job may adopt. Pure.
+fn selector_of(job: &Job) -> Selector {
+    let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    let parsed = selector.and_then(|one| Selector::from_api(Some(one)).ok());
+    parsed.filter(|one| !one.is_everything()).unwrap_or(Selector::nothing())
 }
 
 impl Controller {
@@ -167,14 +177,8 @@ impl Controller {
     }
 
     fn wake_adopters(&self, header: &client::Header) {
-        for job in self.jobs.list(Some(&header.key.namespace), &Selector::everything()) {
-            let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-            if let Some(Ok(selector)) = selector.map(|one| Selector::from_api(Some(one)))
-                && !selector.is_everything()
-                && selector.matches_pairs(&header.labels)
-            {
-                self.queue.add_after(ObjectKey::of(&job.metadata), BATCH);
-            }
+        for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
+            self.queue.add_after(key, BATCH);
         }
     }
 
@@ -309,7 +313,7 @@ impl Controller {
         let api: Api<Pod> = self.context.client.api(Some(namespace));
         let mut pods = vec![];
         let mut allowed = None;
-        for entry in self.pods.entries(Some(namespace), &Selector::everything()) {
+        for entry in owner::claimable(&self.pods, &job.metadata) {
             let header = &entry.header;
             match owner::claim(&job.metadata, &selector, header) {
                 Claim::Keep => {}

@@ -405,14 +405,14 @@ impl Evaluation<'_> {
             }
             for (index, pods) in by_index {
                 let keep = usize::from(index.is_some());
-                let victims = pod::choose_victims(&pods, &[], pods.len() - keep, now);
+                let victims = pod::choose_among(&pods, pods.len() - keep, now);
                 let spared = |pod: &Arc<Pod>| !victims.iter().any(|one| Arc::ptr_eq(one, pod));
                 left.extend(pods.iter().filter(|pod| spared(pod)).cloned());
                 gone.extend(victims);
             }
         }
         if gone.len() < count {
-            gone.extend(pod::choose_victims(&left, &[], count - gone.len(), now));
+            gone.extend(pod::choose_among(&left, count - gone.len(), now));
         }
         gone
     }

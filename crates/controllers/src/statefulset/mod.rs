@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use client::{
     Api, DeleteParams, ErrorExt, EventType, Lister, ObjectKey, Outcome, PostParams, RawEvent,
-    Result, WorkQueue, spawn_workers,
+    Result, Selectors, WorkQueue, spawn_workers,
 };
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus};
@@ -39,6 +39,7 @@ const WORKERS: usize = 5;
 struct Controller {
     context: Context,
     sets: Lister<StatefulSet>,
+    selectors: Selectors,
     pods: Lister<Pod>,
     revisions: Lister<ControllerRevision>,
     claims: Lister<PersistentVolumeClaim>,
@@ -50,8 +51,11 @@ fn start(context: Context) {
     let pods = context.informers.of::<Pod>();
     let revisions = context.informers.of::<ControllerRevision>();
     let claims = context.informers.of::<PersistentVolumeClaim>();
+    owner::index_orphans(&pods);
+    owner::index_orphans(&revisions);
     let controller = Arc::new(Controller {
         sets: sets.lister(),
+        selectors: Selectors::of(&sets, selector_of),
         pods: pods.lister(),
         revisions: revisions.lister(),
         claims: claims.lister(),
@@ -83,6 +87,13 @@ fn start(context: Context) {
     });
 }
 
+/// What a set may adopt. Pure.
+fn selector_of(set: &StatefulSet) -> Selector {
+    let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
+    let usable = selector.and_then(|parsed| parsed.ok()).filter(|one| !one.is_everything());
+    usable.unwrap_or(Selector::nothing())
+}
+
 impl Controller {
     fn pod_event(&self, event: &RawEvent) {
         let header = &event.entry().header;
@@ -104,14 +115,8 @@ impl Controller {
 
     /// The sets that select this object.
     fn wake(&self, header: &client::Header) {
-        for set in self.sets.list(Some(&header.key.namespace), &Selector::everything()) {
-            let selector = set.spec.as_ref().map(|spec| Selector::from_api(Some(&spec.selector)));
-            if let Some(Ok(selector)) = selector
-                && !selector.is_everything()
-                && selector.matches_pairs(&header.labels)
-            {
-                self.queue.add(ObjectKey::of(&set.metadata));
-            }
+        for key in self.selectors.matching(&header.key.namespace, &[&header.labels]) {
+            self.queue.add(key);
         }
     }
 
@@ -184,7 +189,7 @@ impl Controller {
         let api: Api<ControllerRevision> = self.context.client.api(Some(namespace));
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let mut all = self.revisions.by_owner(uid);
-        for entry in self.revisions.entries(Some(namespace), selector) {
+        for entry in owner::claimable(&self.revisions, &set.metadata) {
             if owner::claim(&set.metadata, selector, &entry.header) == Claim::Adopt {
                 let sets: Api<StatefulSet> = self.context.client.api(Some(namespace));
                 if owner::may_adopt(&sets, &set.metadata).await? {
@@ -235,7 +240,7 @@ impl Controller {
         let uid = set.metadata.uid.as_deref().unwrap_or_default();
         let api: Api<Pod> = self.context.client.api(Some(namespace));
         let mut pods = vec![];
-        for entry in self.pods.entries(Some(namespace), &Selector::everything()) {
+        for entry in owner::claimable(&self.pods, &set.metadata) {
             let header = &entry.header;
             if !plan::is_member(set, &header.key.name) {
                 continue;

@@ -43,6 +43,8 @@ pub const DESCRIPTOR: Descriptor = Descriptor {
 
 const WORKERS: usize = 4;
 const BY_NODE: &str = "node";
+/// Pods by the claims that they mount.
+const BY_CLAIM: &str = "claim";
 /// After this a volume is taken from a node that does not answer.
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
 const LONGEST_WAIT: Duration = Duration::from_secs(360);
@@ -68,6 +70,10 @@ fn start(context: Context) {
     let drivers = informers.of::<CSIDriver>();
     let attachments = informers.of::<VolumeAttachment>();
     pods.index(BY_NODE, |pod| vec![pod::node_name(pod).to_owned()]);
+    pods.index(BY_CLAIM, |pod| {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        claims_of(pod).map(|name| ObjectKey::new(namespace, &name).to_string()).collect()
+    });
     attachments.index(BY_NODE, |one| vec![one.spec.node_name.clone()]);
     let controller = Arc::new(Controller {
         pods: pods.lister(),
@@ -89,7 +95,7 @@ fn start(context: Context) {
     nodes.subscribe(move |event| {
         let used = |node: &Node| node.status.as_ref().and_then(|one| one.volumes_in_use.clone());
         // Heartbeats say nothing about volumes.
-        if event.old().is_none_or(|old| used(old) != used(event.object())) {
+        if event.old().is_none_or(|old| used(&old) != used(event.object())) {
             this.queue.add(event.key().name);
         }
     });
@@ -243,11 +249,8 @@ impl Controller {
 
     /// A claim got its volume: the pods that use it may have waited for that.
     fn wake_users(&self, claim: &ObjectKey) {
-        let everybody = machinery::selector::Selector::everything();
-        for one in self.pods.list(Some(&claim.namespace), &everybody) {
-            if claims_of(&one).any(|name| *name == *claim.name) {
-                self.wake(&one);
-            }
+        for one in self.pods.by_index(BY_CLAIM, &claim.to_string()) {
+            self.wake(&one);
         }
     }
 

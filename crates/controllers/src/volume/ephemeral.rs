@@ -23,7 +23,7 @@ fn start(context: Context) {
     let queue: WorkQueue<ObjectKey> = WorkQueue::new("ephemeral_volume");
     let adds = queue.clone();
     pods.subscribe(move |event| {
-        if !event.is_deleted() && event.old().is_none() && !claims(event.object()).is_empty() {
+        if event.is_added() && !claims(event.object()).is_empty() {
             adds.add(event.key());
         }
     });
