@@ -216,14 +216,20 @@ async fn a_node_changes_nothing_but_itself() {
     )
     .await;
     // What the server noted stays when the node replaces its Node, and cannot be changed.
-    check(node("n", json!({"mine": "y"})), "").await;
+    let again = || {
+        let mut again = node("n", json!({"mine": "y"}));
+        let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+        again["spec"] = json!({"taints": [taint]});
+        again
+    };
+    check(again(), "").await;
     let kept = world.registry.find::<Node>("", "n").await.expect("reads").expect("is there");
     let noted = kept.metadata.annotations.unwrap_or_default();
     assert_eq!(noted.get("decapod.io/registered-by").map(String::as_str), Some(""));
     let with = |key: &str, part: Value| {
-        let mut changed = node("n", json!({"mine": "y"}));
+        let mut changed = again();
         match key {
-            "podCIDR" => changed["spec"] = json!({ key: part }),
+            "podCIDR" => changed["spec"][key] = part,
             key => changed["metadata"]["annotations"] = json!({ key: part }),
         }
         changed

@@ -159,9 +159,9 @@ impl Approver {
         let source = csr.spec.extra.as_ref().and_then(|extra| extra.get(SOURCE_ADDRESS));
         let source: Option<IpAddr> = source.and_then(|all| all.first()?.parse().ok());
         let ranges = self.ranges.lister().list(None, &Selector::everything());
-        let ranges = ranges.iter().flat_map(|range| networks(range)).collect();
+        let ranges = ranges.iter().flat_map(networks).collect();
         let servers = self.slices.lister().get("default", "kubernetes");
-        let servers = servers.iter().flat_map(|slice| endpoints(slice)).collect();
+        let servers = servers.iter().flat_map(endpoints).collect();
         let nodes = self.nodes.lister();
         let other = |address: IpAddr| other_holder(&nodes, address, name);
         let facts = serving::Facts { reserved, node, source, ranges, servers, other: &other };
