@@ -441,7 +441,7 @@ mod tests {
     async fn pull_secrets_go_to_the_registry_and_to_its_mirrors() {
         let (listener, address) = on_loopback().await;
         let directory = tempfile::tempdir().expect("a directory");
-        let store = ImageStore::open(&directory.path().join("images")).expect("a store");
+        let store = ImageStore::open(directory.path().join("images")).expect("a store");
         let mirrors = directory.path().join("registries.yaml");
         let text = format!(
             "mirrors:\n  \"{address}\":\n    endpoint: [\"http://{address}\"]\n  private.example:\n    endpoint: [\"http://{address}\"]\n"
@@ -473,7 +473,7 @@ mod tests {
         let (listener, closed) = on_loopback().await;
         drop(listener);
         let directory = tempfile::tempdir().expect("a directory");
-        let store = ImageStore::open(&directory.path().join("images")).expect("a store");
+        let store = ImageStore::open(directory.path().join("images")).expect("a store");
         let refused = Puller::new(store, None).pull(&format!("{closed}/app:v1"), None).await;
         let text = refused.expect_err("nobody listens").to_string();
         assert!(text.contains("Connection refused"), "{text}");
