@@ -167,7 +167,7 @@ impl HealthChecks {
                 crate::status::listen(&self.config, SocketAddr::new(*address, port)).await?;
             let (status, counts, name) = (self.status.clone(), counts.clone(), name.clone());
             let of = *address;
-            let service = tower::service_fn(move |_: Request<hyper::body::Incoming>| {
+            let service = tower::service_fn(move |_: Request<transport::Incoming>| {
                 let response = answer(&name, counts.of(of), status.is_fresh());
                 async move { Ok::<_, Infallible>(response) }
             });

@@ -24,7 +24,7 @@ use crate::log_options;
 use crate::log_stream::{self, Handshake};
 
 /// The kubelet's port, where a Node does not say.
-const DEFAULT_PORT: u16 = 10250;
+const DEFAULT_PORT: i32 = 10250;
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// The server's identity towards kubelets.

@@ -489,7 +489,7 @@ fn forward(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     response.map(|()| transport::empty())
 }
 
-async fn text(response: Response<Incoming>) -> String {
+async fn text(response: Response<hyper::body::Incoming>) -> String {
     let bytes = response.into_body().collect().await.expect("a body").to_bytes();
     String::from_utf8(bytes.to_vec()).expect("text")
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use futures::StreamExt;
 use http::HeaderValue;
-use hyper::body::Incoming;
+use transport::Incoming;
 use transport::ws::{self, Message, WebSocket};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
