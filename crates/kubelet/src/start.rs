@@ -515,13 +515,9 @@ impl Worker {
         let image = self.image(role, container, place).await?;
         let context = self.context.clone();
         let pod = self.pod.clone();
+        let about = reference(&pod, Some((role, &container.name)));
         let tell = |kind, reason: &str, text: String| {
-            context.events.event_about(
-                reference(&pod, Some((role, &container.name))),
-                kind,
-                reason,
-                text,
-            );
+            context.events.event_about(about.clone(), kind, reason, text);
         };
         let failed = |reason: &'static str, message: String| {
             tell(EventType::Warning, "Failed", format!("Error: {message}"));

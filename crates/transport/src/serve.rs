@@ -407,10 +407,16 @@ where
         outlet.finish().await;
     }
     if let Err(error) = outcome {
-        match is_the_clients(&*error) {
-            true => door.refused(remote, "HTTP error", &chain_of(&*error)),
-            false => tracing::trace!(?remote, %error, "connection ended"),
-        }
+        log_end(&*error, remote, door);
+    }
+}
+
+/// Errors of clients are warnings; a connection that broke is everyday.
+fn log_end(error: &(dyn std::error::Error + 'static), remote: Option<SocketAddr>, door: &Door) {
+    if is_the_clients(error) {
+        door.refused(remote, "HTTP error", &chain_of(error));
+    } else {
+        tracing::trace!(?remote, %error, "connection ended");
     }
 }
 

@@ -16,6 +16,11 @@ fn a_server_that_is_stopped_says_so_and_nothing_else() -> Result<()> {
         ensure!(answer.status == 200, "{}", answer.body);
         Ok(())
     })?;
+    // So is the scheduler, which says so once.
+    wait::until(LONG, "the scheduler", || {
+        ensure!(server.log().contains("scheduling"), "{}", server.log());
+        Ok(())
+    })?;
     // And somebody watches who does not end by himself.
     let (seen, first) = std::sync::mpsc::channel();
     let watcher = std::thread::spawn(move || {
