@@ -230,7 +230,8 @@ fn start_controllers(
         async move {
             let (election, client_for, options) = &*part;
             let work = |stop| controllers::run(client_for, &[], options.clone(), stop);
-            stands(election.stand(stop, work).await)
+            election.stand(stop, work).await;
+            STANDS
         }
     });
     Ok(())
@@ -249,16 +250,15 @@ fn start_scheduler(flags: &Server, control: &ControlPlane, tasks: &Tasks) -> any
         async move {
             let (election, client, config) = &*part;
             let work = |stop| scheduler::run(client.clone(), config.clone(), stop);
-            stands(election.stand(stop, work).await)
+            election.stand(stop, work).await;
+            STANDS
         }
     });
     Ok(())
 }
 
 /// A candidate stands until it is told to stop: there is nothing that it could fail with.
-fn stands((): ()) -> Result<(), std::convert::Infallible> {
-    Ok(())
-}
+const STANDS: Result<(), std::convert::Infallible> = Ok(());
 
 /// The component as a candidate for its Lease. The one server of an embedded store takes it, as
 /// clients expect, and does not renew it, since nobody else can want it; the identity is the same in

@@ -284,7 +284,10 @@ mod tests {
         let calls = [busy.begin(), busy.begin(), members.all[1].begin()];
         for _ in 0..3 {
             assert_eq!(members.choose(&[]).map(|member| member.at), Some(2));
-            assert_eq!(members.choose(&[idle.clone()]).map(|member| member.at), Some(1));
+            assert_eq!(
+                members.choose(std::slice::from_ref(&idle)).map(|member| member.at),
+                Some(1)
+            );
         }
         assert!(members.choose(&members.all).is_none());
         drop(calls);

@@ -533,13 +533,13 @@ mod tests {
         let names = names.chain(policy.cluster_role_bindings.iter().map(Object::name));
         for name in names {
             let parts: Vec<&str> = name.split(':').collect();
-            let is_known = match parts[..] {
-                ["admin" | "cluster-admin" | "edit" | "view"] => true,
-                ["decapod", _] | ["system", _] => true,
-                ["decapod" | "system", "certificatesigningrequests" | "controller", _] => true,
-                ["system", "certificates.k8s.io", ..] => true,
-                _ => false,
-            };
+            let is_known = matches!(
+                parts[..],
+                ["admin" | "cluster-admin" | "edit" | "view"]
+                    | ["decapod" | "system", _]
+                    | ["decapod" | "system", "certificatesigningrequests" | "controller", _]
+                    | ["system", "certificates.k8s.io", ..]
+            );
             assert!(is_known, "{name}");
             assert!(!FOREIGN.iter().any(|foreign| name.contains(foreign)), "{name}");
         }

@@ -75,9 +75,9 @@ impl PlainBelow {
         self.decode(at, bytes)?;
         out.clear();
         out.extend_from_slice(bytes);
-        let kind = match bytes.first()? {
-            &PLAIN_PUT => PUT,
-            &PLAIN_DELETE => DELETE,
+        let kind = match *bytes.first()? {
+            PLAIN_PUT => PUT,
+            PLAIN_DELETE => DELETE,
             _ => return Some(()),
         };
         out[0] = kind;
