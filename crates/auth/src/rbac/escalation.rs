@@ -144,8 +144,9 @@ impl Plugin for NoEscalation {
                     return Ok(());
                 }
                 let rules = self.rbac.role_rules(&role.kind, namespace, &role.name);
+                // As upstream, which names the resource of the request and not the role's.
                 let rules =
-                    rules.ok_or_else(|| StatusError::not_found(GROUP, resource, &role.name))?;
+                    rules.ok_or_else(|| StatusError::not_found(GROUP, &row.plural, &role.name))?;
                 self.refusal(user, namespace, &rules)
             }
         };

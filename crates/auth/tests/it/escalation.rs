@@ -187,7 +187,7 @@ async fn a_write_that_leaves_the_rules_is_judged_too() {
         judge.check::<RoleBinding>(user, By::Put, old, new.clone(), part).await;
         judge.check::<RoleBinding>(user, By::Post, None, new, part).await;
     }
-    let missing = r#"clusterroles.rbac.authorization.k8s.io "missing" not found"#;
+    let missing = r#"clusterrolebindings.rbac.authorization.k8s.io "missing" not found"#;
     let new = binding("missing", json!({}));
     judge.check::<ClusterRoleBinding>(&writer, By::Post, None, new, missing).await;
     world.shutdown().await;

@@ -1,6 +1,5 @@
 //! What upstream warns of although it is allowed. Upstream: `pkg/api/*/warnings.go`, and the
-//! `WarningsOnCreate` of the strategies. Deviation: NetworkPolicies, which upstream's API server takes
-//! for enforced.
+//! `WarningsOnCreate` of the strategies.
 
 use std::collections::{HashMap, HashSet};
 
@@ -28,7 +27,6 @@ const KINDS: &[(&str, &str, Warn)] = &[
     ("batch", "CronJob", |at, out| hostname(at, "spec.jobTemplate.spec.template", out)),
     ("batch", "Job", |at, out| hostname(at, "spec.template", out)),
     ("networking.k8s.io", "Ingress", ingress),
-    ("networking.k8s.io", "NetworkPolicy", network_policy),
     ("storage.k8s.io", "CSIDriver", csi_driver),
     ("storage.k8s.io", "StorageClass", storage_class),
 ];
@@ -100,15 +98,6 @@ fn ingress(at: &At<'_>, out: &mut Vec<String>) {
             "annotation {CLASS:?} is deprecated, please use 'spec.ingressClassName' instead"
         ));
     }
-}
-
-/// Who writes one believes to be protected.
-fn network_policy(_: &At<'_>, out: &mut Vec<String>) {
-    out.push(
-        "this NetworkPolicy is not enforced by Decapod: pods reach each other as without it, \
-         unless a network plugin of the nodes' runtime enforces it"
-            .into(),
-    );
 }
 
 fn csi_driver(at: &At<'_>, out: &mut Vec<String>) {
@@ -544,13 +533,6 @@ mod tests {
                 storage_class as Warn,
                 vec![
                     "allowedTopologies[0].matchLabelExpressions[0].key: deprecated since v1.17; use \"topology.kubernetes.io/zone\" instead",
-                ],
-            ),
-            (
-                json!({"spec": {"podSelector": {}}}),
-                network_policy as Warn,
-                vec![
-                    "this NetworkPolicy is not enforced by Decapod: pods reach each other as without it, unless a network plugin of the nodes' runtime enforces it",
                 ],
             ),
             (
