@@ -3,14 +3,12 @@
 //! A [`Tasks`] is a group with one stop signal. `spawn` adds a named task that ends by itself when
 //! it sees [`Stop`]; `shutdown` raises the signal and waits. A panic is logged with the task's
 //! name and raises the group's signal: a component that lost a part must not limp on.
-//! A group may be bound to a runtime ([`Tasks::on`]): its tasks run there, whoever spawns them.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -45,8 +43,6 @@ const ABORT: Duration = Duration::from_secs(1);
 
 struct Group {
     name: String,
-    /// Where its tasks run; `None`: where they are spawned.
-    runtime: Option<Handle>,
     signal: watch::Sender<bool>,
     /// Guards the list of handles; held for pushes and the final take only, never across await.
     handles: std::sync::Mutex<Vec<JoinHandle<()>>>,
@@ -58,17 +54,8 @@ pub struct Tasks(Arc<Group>);
 
 impl Tasks {
     pub fn new(name: impl Into<String>) -> Self {
-        Self::made(name.into(), None)
-    }
-
-    /// A group whose tasks run on this runtime.
-    pub fn on(runtime: Handle, name: impl Into<String>) -> Self {
-        Self::made(name.into(), Some(runtime))
-    }
-
-    fn made(name: String, runtime: Option<Handle>) -> Self {
         let (signal, _) = watch::channel(false);
-        Self(Arc::new(Group { name, runtime, signal, handles: Default::default() }))
+        Self(Arc::new(Group { name: name.into(), signal, handles: Default::default() }))
     }
 
     /// While this is kept the tasks live; they are aborted when it is dropped. For work that may be
@@ -121,7 +108,8 @@ impl Tasks {
         stops: Weak<Group>,
     ) -> AbortHandle {
         let watched = Watched { name, stops, done: false };
-        let running = async move {
+        #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+        let handle = tokio::spawn(async move {
             // Its own from here on: what is only captured is dropped after the unwinding.
             let mut watched = watched;
             match stop {
@@ -129,12 +117,7 @@ impl Tasks {
                 None => work.await,
             }
             watched.done = true;
-        };
-        #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
-        let handle = match &self.0.runtime {
-            Some(runtime) => runtime.spawn(running),
-            None => tokio::spawn(running),
-        };
+        });
         let abort = handle.abort_handle();
         let mut handles = self.0.handles.lock().expect("no panic while the list is held");
         // Connections come and go: forget the finished ones, so that the list stays short.
@@ -249,24 +232,6 @@ mod tests {
         let ended = tokio::time::timeout(Duration::from_secs(1), work).await;
         assert!(ended.is_err());
         got.await.expect_err("the task ended");
-    }
-
-    #[test]
-    fn tasks_run_on_the_runtime_of_their_group() {
-        let runtime = |name: &str| {
-            let mut builder = tokio::runtime::Builder::new_multi_thread();
-            builder.worker_threads(1).thread_name(name).enable_all().build().expect("a runtime")
-        };
-        let (own, other) = (runtime("own"), runtime("other"));
-        let tasks = Tasks::on(own.handle().clone(), "test");
-        let name = other.block_on(async {
-            let (sent, got) = tokio::sync::oneshot::channel();
-            tasks.spawn("asks", async move {
-                let _ = sent.send(std::thread::current().name().map(str::to_owned));
-            });
-            got.await.expect("it says so")
-        });
-        assert_eq!(name.as_deref(), Some("own"));
     }
 
     #[tokio::test]

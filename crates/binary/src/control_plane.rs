@@ -137,7 +137,7 @@ pub async fn start_with(
     extensions.start(&registry, tasks).await;
     let aggregation = aggregation(pki, &rotation)?;
     hide_versions(&flags.serving, &registry)?;
-    let last = Tasks::on(tokio::runtime::Handle::current(), "last");
+    let last = Tasks::new("last");
     let audit = flags.audit.open(tasks, &last)?;
     let options = apiserver::serve::Options {
         advertised: SocketAddr::new(address, port).to_string(),

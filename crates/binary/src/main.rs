@@ -125,10 +125,6 @@ fn start() -> anyhow::Result<ExitCode> {
     if arguments.command.runs_long() {
         signals::heed()?;
     }
-    if let Command::Dns(_) = &arguments.command {
-        // A server starts it from threads that give way to its API; it need not.
-        base::platform::take_priority_of_parent()?;
-    }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime =
         runtime.enable_all().worker_threads(workers()).thread_stack_size(STACK).build()?;

@@ -112,38 +112,6 @@ pub async fn wait_for_signal(groups: &[&Tasks]) -> anyhow::Result<()> {
     }
 }
 
-/// A runtime of lower priority: its threads get a third of what others get, where there is not enough for
-/// all. Given back at the end, without waiting for what is still running there.
-pub struct Background(Option<tokio::runtime::Runtime>);
-
-impl Background {
-    /// Of threads below those of the API.
-    const NICENESS: i32 = 5;
-
-    pub fn start(name: &str) -> std::io::Result<Self> {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        builder.enable_all().worker_threads(crate::workers()).thread_stack_size(crate::STACK);
-        builder.thread_name(name).on_thread_start(|| {
-            if let Err(error) = base::platform::yield_to_others(Self::NICENESS) {
-                tracing::debug!(%error, "a thread keeps its priority");
-            }
-        });
-        Ok(Self(Some(builder.build()?)))
-    }
-
-    pub fn handle(&self) -> tokio::runtime::Handle {
-        self.0.as_ref().expect("it is there until the end").handle().clone()
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

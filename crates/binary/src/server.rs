@@ -14,7 +14,6 @@ use base::backoff::Backoff;
 use base::task::Tasks;
 use client::{Client, Election};
 use pki::{Component, Issued, Pki, Profile, San};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -22,8 +21,7 @@ use crate::control_plane::{self, ControlPlane};
 use crate::flags::{Common, Server};
 use crate::node::{self, Node};
 use crate::process::{
-    Background, give_back_what_the_start_needed, prepare_data_dir, say, termination,
-    wait_for_signal,
+    give_back_what_the_start_needed, prepare_data_dir, say, termination, wait_for_signal,
 };
 use crate::{datastore, preflight, supervise};
 
@@ -47,7 +45,7 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let pki =
         Pki::open_or_create(&data_dir.join("pki")).context("cannot prepare the certificates")?;
     let address = advertised(&flags).await?;
-    let tasks = Tasks::on(Handle::current(), "server");
+    let tasks = Tasks::new("server");
     let starting = control_plane::start(&flags, &data_dir, &pki, address, &tasks);
     let control = tokio::select! {
         control = starting => control?,
@@ -59,8 +57,7 @@ pub async fn run(flags: Server, common: Common) -> anyhow::Result<()> {
     let kubeconfig = write_kubeconfig(&flags, &data_dir, &pki, &control)?;
     say(&format!("API server ready at {} after {} ms", control.url(), begun.elapsed().as_millis()));
     say(&format!("kubeconfig: {}", kubeconfig.display()));
-    let background = Background::start("components").context("cannot start threads")?;
-    let start = async || start_components(&flags, &data_dir, &control, &pki, &background).await;
+    let start = async || start_components(&flags, &data_dir, &control, &pki).await;
     let mut components = start().await?;
     say(&format!("next: export KUBECONFIG={}; kubectl get nodes", kubeconfig.display()));
     let (url, token) = (control.url(), data_dir.join("token"));
@@ -85,9 +82,8 @@ async fn start_components(
     data_dir: &Path,
     control: &ControlPlane,
     pki: &Pki,
-    background: &Background,
 ) -> anyhow::Result<Tasks> {
-    let components = Tasks::on(background.handle(), "components");
+    let components = Tasks::new("components");
     let started = async {
         start_controllers(flags, data_dir, control, pki, &components)?;
         start_scheduler(flags, control, &components)?;

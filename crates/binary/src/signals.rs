@@ -121,7 +121,8 @@ mod tests {
         heed().expect("signals are heeded");
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
-        let tasks = base::task::Tasks::on(runtime.handle().clone(), "busy");
+        let _entered = runtime.enter();
+        let tasks = base::task::Tasks::new("busy");
         for _ in 0..8 {
             tasks.spawn("busy", async {
                 loop {

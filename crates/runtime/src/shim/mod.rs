@@ -111,10 +111,6 @@ pub fn is_shim_invocation() -> bool {
 /// Runs as a shim, as the arguments say, and ends the process.
 pub fn shim_main() -> ! {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // A server starts shims from threads that give way to its API; containers do not.
-    if let Err(error) = base::platform::take_priority_of_parent() {
-        eprintln!("{SHIM_NAME}: the priority stays lower: {error}");
-    }
     let code = match (args.first().and_then(|a| a.to_str()), args.get(1)) {
         (Some("container"), Some(config)) => run_container(Path::new(config)),
         (Some("namespaces"), Some(order)) => namespaces::run(&order.to_string_lossy()),
