@@ -9,6 +9,7 @@ mod hostile;
 mod keeping;
 mod moving;
 mod proxying;
+mod scale;
 mod several;
 mod standalone;
 mod starting;

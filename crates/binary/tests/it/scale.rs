@@ -1,0 +1,41 @@
+//! What a node and a pod cost must not depend on how many there are.
+//!
+//! Compared by CPU, not by time: the machine may do much else. Each size has a server of its own.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use testkit::throughput::nodes::{self, Figures};
+
+/// A look at all nodes for each of them would cost five times as much. More would fall silent, as they have no
+/// kubelets, before a busy machine is done.
+const SIZES: [usize; 2] = [60, 300];
+const PODS_PER_NODE: usize = 2;
+/// Maps grow deeper, caches miss more often.
+const ALLOWED: f64 = 1.5;
+/// The share of a core that a server without work may use.
+const IDLE: f64 = 0.05;
+
+#[test]
+fn a_node_costs_the_same_among_many() -> Result<()> {
+    let binary = Path::new(env!("CARGO_BIN_EXE_decapod"));
+    let run = |count: usize| nodes::run(binary, count, count * PODS_PER_NODE);
+    let [few, many] = [run(SIZES[0])?, run(SIZES[1])?];
+    let of_node = |figures: &Figures| figures.node_cpu / figures.nodes as f64;
+    let of_pod = |figures: &Figures| figures.pod_cpu / figures.pods as f64;
+    for (what, small, large) in
+        [("node", of_node(&few), of_node(&many)), ("pod", of_pod(&few), of_pod(&many))]
+    {
+        let ratio = large / small;
+        ensure!(
+            ratio <= ALLOWED,
+            "a {what} costs {:.1} ms of CPU among {} nodes and {:.1} ms among {}: {ratio:.2} times",
+            small * 1e3,
+            few.nodes,
+            large * 1e3,
+            many.nodes
+        );
+    }
+    ensure!(many.idle < IDLE, "{} of a core without work", many.idle);
+    Ok(())
+}
