@@ -491,8 +491,8 @@ impl Cacher {
         Ok(self.state.read().expect("no panic under the lock").changed)
     }
 
-    /// The watch runs. Whoever waits for a revision since the list had nobody to ask: at a fresh start
-    /// the store goes on while ten caches begin, and each would wait until its time is over.
+    /// The store's watch runs. Requests that began to wait for a revision before it could not ask for
+    /// progress: at a fresh start each of them would wait until its time is over.
     fn may_ask(&self, progress: mpsc::Sender<()>) {
         *self.progress.lock().expect("short locks") = Some(progress);
         if self.reached.receiver_count() > 0 {

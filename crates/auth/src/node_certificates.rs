@@ -106,7 +106,7 @@ impl NodeCertificates {
         self.index.read().expect("no panic under the lock").count(shown)
     }
 
-    /// The user as somebody whose Node is gone.
+    /// The user of a certificate whose Node is gone.
     pub(crate) fn retire(user: &mut UserInfo) {
         user.groups = vec![nodes::RETIRED_NODES.to_owned()];
     }
@@ -197,7 +197,7 @@ mod tests {
         assert!(index.count(&bound) && index.count(&proxy) && index.count(&own));
         index.remove("a", at(5));
         assert!(!index.count(&bound) && !index.count(&proxy) && index.count(&own));
-        // Somebody joins under the same name: the earlier ones stay out.
+        // Another machine joins under the same name: earlier certificates stay refused.
         index.put(&node("a", "2", None));
         assert!(!index.count(&bound) && !index.count(&proxy));
         assert!(index.count(&shown("system:node:a", Some("2"), YEAR, "c4")));

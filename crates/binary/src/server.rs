@@ -1,8 +1,7 @@
 //! `decapod server`: every component of a control plane, and of a node, in one process.
 //!
-//! The API has a runtime of its own; the components have another one of lower priority, so that no
-//! request waits for a controller. A component that loses its Lease or breaks is started again, alone;
-//! what all of them share (the container runtime), with all of them. The process goes on.
+//! A component that loses its Lease or breaks is started again alone. If a part breaks that all components
+//! share (the container runtime), all of them are started again. The process goes on.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

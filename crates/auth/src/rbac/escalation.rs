@@ -92,7 +92,7 @@ impl NoEscalation {
     }
 }
 
-/// Whoever writes an aggregation rule must hold everything: the rule can gather anything.
+/// A user who writes an aggregation rule must hold all rights: the rule can select any role.
 fn full_authority() -> [PolicyRule; 2] {
     let all = || vec!["*".to_owned()];
     [

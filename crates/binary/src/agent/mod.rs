@@ -57,7 +57,7 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
     let machine = Machine::of(&flags.node).await?;
     crate::preflight::check_machine(&flags.node).await?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
-    // After the lock: whoever has this directory is named by that.
+    // After the lock: its error names the process that has this directory.
     // Whether kube-proxy runs here the cluster says.
     crate::preflight::check_ports(false)?;
     let home = Home::open(&data_dir.join("agent"))?;
