@@ -22,6 +22,7 @@ use machinery::StatusError;
 use machinery::status::Reason;
 use pki::{Component, Issued, Pki, Profile, San};
 use resources::Row;
+use tokio::sync::oneshot;
 use transport::tls::{ClientCerts, Identity, ServerTls};
 use transport::{ClientOptions, HttpClient, Limits, Listener};
 
@@ -51,6 +52,8 @@ const DRAIN: Duration = Duration::from_millis(3500);
 const LAST_LIMIT: Duration = Duration::from_secs(1);
 /// Before a store that did not answer is written to again.
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
+/// A start waits this long for a store that takes no writes.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl ControlPlane {
     /// Ends the API server: those who are answered by it, `tasks`, then the store.
@@ -166,14 +169,22 @@ pub async fn start_with(
     });
     let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
-    tokio::join!(
-        written("the first objects", || resources::bootstrap::ensure(&registry, &cluster)),
-        written("the first objects of fairness", || resources::fairness::ensure(&registry)),
-    );
+    let (objects, known) = (registry.clone(), cluster.clone());
+    in_time(tasks, async move {
+        tokio::join!(
+            written("the first objects", || resources::bootstrap::ensure(&objects, &known)),
+            written("the first objects of fairness", || resources::fairness::ensure(&objects)),
+        );
+    })
+    .await;
     resources::fairness::start(&registry, server.fairness(), tasks);
     resources::addresses::start(&registry, tasks);
     resources::upkeep::start(&registry, cluster, tasks);
-    written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&registry)).await;
+    let roles = registry.clone();
+    in_time(tasks, async move {
+        written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
+    })
+    .await;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
@@ -194,11 +205,24 @@ async fn agree_on_authority(
     authority::agree(store, pki).await
 }
 
-/// Writes what every cluster has, again while the store does not answer. What it refuses for another
-/// reason is missing, which the log says, and the server starts.
+/// Waits for the work of a start, but not longer than [`PATIENCE`]: then the work goes on in the
+/// background. A full disk takes no writes, and the server must answer reads.
+async fn in_time(tasks: &Tasks, work: impl Future<Output = ()> + Send + 'static) {
+    let (tell, is_done) = oneshot::channel();
+    tasks.spawn("first writes", async move {
+        work.await;
+        let _ = tell.send(());
+    });
+    if tokio::time::timeout(PATIENCE, is_done).await.is_err() {
+        tracing::warn!("the store takes no writes; the server starts and goes on trying");
+    }
+}
+
+/// Writes objects that every cluster has, again while the store does not answer. An object that is
+/// refused for another reason stays missing, and the log says so.
 async fn written<F: Future<Output = Result<(), StatusError>>>(what: &str, write: impl Fn() -> F) {
     while let Err(error) = write().await {
-        tracing::warn!(what, %error, "not all is written that every cluster has");
+        tracing::warn!(what, %error, "failed to write objects that every cluster has");
         if !error.is(Reason::ServiceUnavailable) {
             return;
         }

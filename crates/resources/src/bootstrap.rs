@@ -77,10 +77,15 @@ pub async fn ensure(registry: &Registry, cluster: &Cluster) -> Result<(), Status
         }
     });
     go_on(mended.await)?;
-    let maps = [authentication_config(cluster), cluster_info(cluster), cluster_config(cluster)];
-    for map in maps {
+    for map in [authentication_config(cluster), cluster_config(cluster)] {
         go_on(put(registry, map, |new, old| old.data = new.data.clone()).await)?;
     }
+    // The signatures of the bootstrap signer stay: without a change nothing is written.
+    let mended = put(registry, cluster_info(cluster), |new, old| {
+        let data = old.data.get_or_insert_default();
+        data.extend(new.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+    });
+    go_on(mended.await)?;
     if let Some(secret) = bootstrap_secret(cluster) {
         go_on(put(registry, secret, |new, old| old.data = new.data.clone()).await)?;
     }

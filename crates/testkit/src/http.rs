@@ -234,6 +234,10 @@ impl ApiClient {
         response(&mut self.send("POST", path, body, limit)?)
     }
 
+    pub fn delete(&self, path: &str, limit: Duration) -> Result<Response> {
+        response(&mut self.send("DELETE", path, "", limit)?)
+    }
+
     /// Calls `each` with every line of a streamed answer, until it says to stop.
     pub fn stream(
         &self,

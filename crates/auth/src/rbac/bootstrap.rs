@@ -328,11 +328,17 @@ async fn ensure(registry: &Registry, desired: Desired) -> Result<(), StatusError
     let Desired { ctx, object, complete } = desired;
     let key = Key::new(object.namespace(), object.name());
     let create = || Intent::Create { object: object.boxed_clone() };
-    match registry.write(&ctx, &key, create()).await {
-        Err(error) if error.is(Reason::AlreadyExists) => {}
-        other => return other.map(|_| ()),
-    }
-    let present = registry.get(&ctx.resource, &key, None).await?.object()?;
+    // Read first: a start that has nothing to write needs no store that takes writes.
+    let present = match registry.get(&ctx.resource, &key, None).await {
+        Ok(present) => present.object()?,
+        Err(error) if error.is(Reason::NotFound) => {
+            return match registry.write(&ctx, &key, create()).await {
+                Err(error) if !error.is(Reason::AlreadyExists) => Err(error),
+                _ => Ok(()),
+            };
+        }
+        Err(error) => return Err(error),
+    };
     if is_frozen(present.meta()) {
         return Ok(());
     }

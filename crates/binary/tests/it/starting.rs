@@ -129,6 +129,16 @@ fn create(data: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// A role that a start writes if it is missing.
+const FIRST: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:heapster";
+
+/// What a controller adds to an object that each start looks at.
+fn is_signed(data: &Path) -> Result<()> {
+    let answer = api(data)?.get("/api/v1/namespaces/kube-public/configmaps/cluster-info", LONG)?;
+    ensure!(answer.body.contains("jws-kubeconfig-"), "{}", answer.body);
+    Ok(())
+}
+
 fn is_there(data: &Path, name: &str) -> Result<()> {
     let answer = api(data)?.get(&format!("{CONFIGMAPS}/{name}"), LONG)?;
     ensure!(answer.status == 200, "{}", answer.body);
@@ -146,6 +156,9 @@ fn a_full_disk_keeps_no_server_from_starting_and_a_read_only_one_says_so() -> Re
     create(&data, "before")?;
     // After a crash, and after a clean end that could not leave everything it wanted.
     for (round, signal) in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL].iter().enumerate() {
+        wait::until(LONG, "the signer is done", || is_signed(&data))?;
+        let gone = api(&data)?.delete(FIRST, LONG)?;
+        ensure!(gone.status == 200, "{}", gone.body);
         place.fill()?;
         place.end(*signal)?;
         place.fill()?;
@@ -158,6 +171,12 @@ fn a_full_disk_keeps_no_server_from_starting_and_a_read_only_one_says_so() -> Re
         }
         fs::remove_file(place.ballast())?;
         wait::until(LONG, "writes are taken again", || create(&data, &format!("after-{round}")))?;
+        // What a start could not write comes later.
+        wait::until(LONG, "the first objects are complete", || {
+            let answer = api(&data)?.get(FIRST, LONG)?;
+            ensure!(answer.status == 200, "{}", answer.body);
+            Ok(())
+        })?;
     }
     place.end(Signal::SIGTERM)?;
     let none: Option<&Path> = None;
