@@ -37,7 +37,7 @@ usage: cargo xtask COMMAND
                replay upstream's recorded interactions against a fresh server
   fuzz [--seconds N] [--seed N]
                send a fresh server whatever its schemas allow, and what they do not
-  conformance [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N]
+  conformance [--suite NAME] [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N]
                run upstream's end-to-end suite against a cluster of our own
   kubectl      build the foreign kubectl that the tests use, once, and print its path
   helm, csi-driver, device-plugin, cbor-client  the same for helm, for the mock driver of upstream's

@@ -28,16 +28,20 @@ use crate::expected::Expected;
 use crate::sh::{self, Outcome};
 use crate::{foreign, wire};
 use junit::Spec;
-use suite::{Plan, Suite};
+use suite::{Part, Plan, Suite};
 
 const USAGE: &str = "\
-usage: cargo xtask conformance [--focus TEXT] [--sig NAME] [--list smoke|control-plane]
-       [--parallel N] [--nodes N] [--binary PATH] [--accept] [--report] [--kubeconfig PATH]";
+usage: cargo xtask conformance [--suite conformance|presubmit|slow|serial|feature:NAME]
+       [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N] [--nodes N] [--binary PATH] [--accept] [--report] [--kubeconfig PATH]";
+
+/// The list of expected failures of all parts but conformance.
+const BEYOND: &str = "beyond-conformance";
 
 const SMOKE: &str = include_str!("../../lists/smoke.txt");
 
 #[derive(Default)]
 struct Options {
+    part: Part,
     /// Words that a spec's name must hold, all of them.
     focus: Vec<String>,
     sig: Option<String>,
@@ -55,7 +59,8 @@ struct Options {
 
 pub fn run(arguments: &[String]) -> Outcome {
     let options = Options::parse(arguments)?;
-    let expected = Expected::load("conformance")?;
+    let is_conformance = options.part == Part::Conformance;
+    let expected = Expected::load(if is_conformance { "conformance" } else { BEYOND })?;
     expected.check_history()?;
     if !foreign::has("e2e.test") && !foreign::has_go() {
         println!("skipped: no suite in the cache and no Go toolchain to build it");
@@ -125,7 +130,12 @@ fn judge(
     let all = keep(&specs)?;
     println!("\n{}", report::table(&specs));
     if options.report {
-        let page = report::page(&all, suite.specs()?.len(), &demanded(), foreign::KUBERNETES);
+        let known = suite.specs()?.iter().filter(|name| Part::Conformance.has(name)).count();
+        let (conformance, others): (Vec<Spec>, Vec<Spec>) =
+            all.into_iter().partition(|spec| Part::Conformance.has(&spec.name));
+        let mut page = report::page(&conformance, known, &demanded(), foreign::KUBERNETES);
+        let reasons = Expected::load(BEYOND)?;
+        page.push_str(&report::beyond(&others, |name| reasons.reason(name)));
         let path = sh::root().join("docs/conformance.md");
         fs::write(&path, page).map_err(|error| format!("{}: {error}", path.display()))?;
     }
@@ -175,6 +185,9 @@ impl Options {
             let mut value = || words.next().cloned().ok_or_else(|| USAGE.to_owned());
             let number = |text: String| text.parse::<usize>().map_err(|_| USAGE.to_owned());
             match word.as_str() {
+                "--suite" => {
+                    options.part = Part::parse(&value()?).ok_or_else(|| USAGE.to_owned())?;
+                }
                 "--focus" => options.focus.push(value()?),
                 "--sig" => options.sig = Some(value()?),
                 "--list" => options.list = Some(value()?),
@@ -197,6 +210,7 @@ impl Options {
     }
 
     fn select(&self, mut names: Vec<String>) -> Outcome<Vec<String>> {
+        names.retain(|name| self.part.has(name));
         let list = match self.list.as_deref() {
             None => None,
             Some("smoke") => Some(SMOKE.lines().map(str::to_owned).collect::<BTreeSet<_>>()),
@@ -240,7 +254,8 @@ mod tests {
         let check = |arguments: &str, expected: &[&str]| {
             let words: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
             let names = ["[sig-apps] Job runs", "[sig-node] Pods run", "[sig-node] Pods stop"];
-            let options = Options::parse(&words).expect("the arguments are right");
+            let mut options = Options::parse(&words).expect("the arguments are right");
+            options.part = Part::Presubmit;
             let chosen = options.select(names.map(str::to_owned).to_vec()).unwrap_or_default();
             assert_eq!(chosen, expected, "{arguments}");
         };

@@ -119,6 +119,28 @@ pub fn page(
     text
 }
 
+/// What follows the conformance specs on the page: upstream's other specs, those that failed with the
+/// reason that the list of expected failures gives.
+pub fn beyond<'a>(specs: &[Spec], reason: impl Fn(&str) -> Option<&'a str>) -> String {
+    if specs.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "\n## Beyond conformance\n\nUpstream's other specs (`cargo xtask conformance --suite \
+         presubmit|slow|serial|feature:NAME`), as far as they were run:\n\n{}",
+        table(specs)
+    );
+    let failed = specs.iter().filter(|spec| spec.outcome == Outcome::Failed);
+    for (index, spec) in failed.enumerate() {
+        if index == 0 {
+            text.push_str("\n| failed | reason |\n|---|---|\n");
+        }
+        let why = reason(&spec.name).unwrap_or_else(|| spec.first_line()).replace('|', "\\|");
+        let _ = writeln!(text, "| {} | {why} |", spec.name.replace('|', "\\|"));
+    }
+    text
+}
+
 /// Specs that pass, but not soon.
 fn slow(specs: &[Spec], demanded: &BTreeMap<String, f64>) -> String {
     let mut text = String::from(
@@ -177,6 +199,19 @@ mod tests {
     #[test]
     fn like_failures_are_one_cause() {
         assert_eq!(cause("pod pod-12 in ns-7 timed out"), cause("pod pod-9 in ns-1 timed out"));
+    }
+
+    #[test]
+    fn other_specs_follow_with_their_reasons() {
+        assert_eq!(beyond(&[], |_| None), "");
+        let specs = [
+            spec("[sig-a] one", Outcome::Failed, 1.0, "[FAILED] x | y"),
+            spec("[sig-a] two", Outcome::Failed, 1.0, "[FAILED] z"),
+        ];
+        let text = beyond(&specs, |name| name.ends_with("two").then_some("no image"));
+        for wanted in ["| sig-a | 0 | 2 | 0 | 2 |", "one | x \\| y |", "two | no image |"] {
+            assert!(text.contains(wanted), "{wanted} in {text}");
+        }
     }
 
     #[test]

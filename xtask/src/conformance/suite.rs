@@ -28,6 +28,53 @@ pub struct Suite {
     pub kubectl: PathBuf,
 }
 
+/// Which part of upstream's suite. Conformance specs are in that part alone, so that parts add up.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Part {
+    #[default]
+    Conformance,
+    /// What upstream runs before each merge.
+    Presubmit,
+    Slow,
+    Serial,
+    /// By the name in `[Feature:NAME]` or `[FeatureGate:NAME]`.
+    Feature(String),
+}
+
+impl Part {
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "conformance" => Some(Self::Conformance),
+            "presubmit" => Some(Self::Presubmit),
+            "slow" => Some(Self::Slow),
+            "serial" => Some(Self::Serial),
+            _ => text.strip_prefix("feature:").map(|name| Self::Feature(name.to_owned())),
+        }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        const CONFORMANCE: &str = "[Conformance]";
+        let has_any = |tags: &[&str]| tags.iter().any(|tag| name.contains(tag));
+        if name.contains(CONFORMANCE) || *self == Self::Conformance {
+            return name.contains(CONFORMANCE) && *self == Self::Conformance;
+        }
+        match self {
+            Self::Conformance => unreachable!("answered above"),
+            Self::Presubmit => {
+                !has_any(&["[Slow]", "[Serial]", "[Disruptive]", "[Flaky]", "[Feature:"])
+            }
+            Self::Slow => {
+                name.contains("[Slow]") && !has_any(&["[Serial]", "[Disruptive]", "[Feature:"])
+            }
+            Self::Serial => has_any(&["[Serial]", "[Disruptive]"]) && !has_any(&["[Feature:"]),
+            Self::Feature(feature) => {
+                let tags = [format!("[Feature:{feature}]"), format!("[FeatureGate:{feature}]")];
+                tags.iter().any(|tag| name.contains(tag))
+            }
+        }
+    }
+}
+
 /// Where and how to run.
 pub struct Plan<'a> {
     pub kubeconfig: &'a Path,
@@ -37,23 +84,22 @@ pub struct Plan<'a> {
 }
 
 impl Suite {
-    /// Every conformance spec, asked once: the suite takes seconds to list them.
+    /// Every spec of the program, asked once: the suite takes seconds to list them.
     pub fn specs(&self) -> sh::Outcome<Vec<String>> {
-        let list = self.program.with_file_name("conformance.txt");
+        let list = self.program.with_file_name("specs.txt");
         if let Ok(text) = fs::read_to_string(&list) {
             return Ok(text.lines().map(str::to_owned).collect());
         }
         let directory = sh::temporary_directory("specs")?;
         let mut command = Command::new(&self.program);
-        command.args(["--ginkgo.dry-run", "--ginkgo.focus", r"\[Conformance\]", "--report-dir"]);
+        command.args(["--ginkgo.dry-run", "--ginkgo.skip", "^$", "--report-dir"]);
         let ran = sh::capture(command.arg(&directory).current_dir(&directory));
         let report = fs::read_to_string(directory.join("junit_01.xml"));
         let _ = fs::remove_dir_all(&directory);
         ran?;
         let (specs, _) =
             junit::parse(&report.map_err(|error| format!("no list of specs: {error}"))?);
-        let specs = specs.into_iter().filter(|spec| spec.outcome == Outcome::Passed);
-        let mut names: Vec<String> = specs.map(|spec| spec.name).collect();
+        let mut names: Vec<String> = specs.into_iter().map(|spec| spec.name).collect();
         names.sort();
         fs::write(&list, names.join("\n"))
             .map_err(|error| format!("{}: {error}", list.display()))?;
@@ -220,5 +266,26 @@ mod tests {
     fn a_name_is_no_pattern() {
         let names = ["[sig-a] b (c) d.".to_owned(), "e".to_owned()];
         assert_eq!(focus(&names), r"(\[sig-a\] b \(c\) d\.|e)$");
+    }
+
+    #[test]
+    fn a_spec_is_in_its_parts() {
+        let check = |name: &str, wanted: &[&str]| {
+            let parts = ["conformance", "presubmit", "slow", "serial", "feature:X"];
+            let has = |part: &&&str| Part::parse(part).expect("a part").has(name);
+            assert_eq!(
+                parts.iter().filter(has).collect::<Vec<_>>(),
+                wanted.iter().collect::<Vec<_>>(),
+                "{name}"
+            );
+        };
+        check("[sig-a] b [Conformance]", &["conformance"]);
+        check("[sig-a] b [Slow] [Conformance]", &["conformance"]);
+        check("[sig-a] b", &["presubmit"]);
+        check("[sig-a] b [Slow]", &["slow"]);
+        check("[sig-a] b [Disruptive] [Slow]", &["serial"]);
+        check("[sig-a] b [Feature:X] [Serial]", &["feature:X"]);
+        check("[sig-a] b [FeatureGate:X] [Beta]", &["presubmit", "feature:X"]);
+        assert_eq!(Part::parse("everything"), None);
     }
 }
