@@ -169,22 +169,7 @@ pub async fn start_with(
     });
     let mut cluster = cluster_facts(flags, data_dir, pki, credentials, address, port)?;
     cluster.front_proxy_ca_pem = who.front_proxy_ca_pem;
-    let (objects, known) = (registry.clone(), cluster.clone());
-    in_time(tasks, async move {
-        tokio::join!(
-            written("the first objects", || resources::bootstrap::ensure(&objects, &known)),
-            written("the first objects of fairness", || resources::fairness::ensure(&objects)),
-        );
-    })
-    .await;
-    resources::fairness::start(&registry, server.fairness(), tasks);
-    resources::addresses::start(&registry, tasks);
-    resources::upkeep::start(&registry, cluster, tasks);
-    let roles = registry.clone();
-    in_time(tasks, async move {
-        written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
-    })
-    .await;
+    write_first_objects(&registry, cluster, &server, tasks).await;
     aggregation.start(&registry, tasks);
     hooks.iter().for_each(Hook::done);
     rotation.start(tasks);
@@ -203,6 +188,32 @@ async fn agree_on_authority(
         return Ok(());
     }
     authority::agree(store, pki).await
+}
+
+/// Writes what every cluster has, and starts what keeps it. The roles come last: most requests wait for
+/// the objects, none for the keepers.
+async fn write_first_objects(
+    registry: &apiserver::Registry,
+    cluster: resources::bootstrap::Cluster,
+    server: &apiserver::serve::Server,
+    tasks: &Tasks,
+) {
+    let (objects, known) = (registry.clone(), cluster.clone());
+    in_time(tasks, async move {
+        tokio::join!(
+            written("the first objects", || resources::bootstrap::ensure(&objects, &known)),
+            written("the first objects of fairness", || resources::fairness::ensure(&objects)),
+        );
+    })
+    .await;
+    resources::fairness::start(registry, server.fairness(), tasks);
+    resources::addresses::start(registry, tasks);
+    resources::upkeep::start(registry, cluster, tasks);
+    let roles = registry.clone();
+    in_time(tasks, async move {
+        written("the bootstrap roles", || auth::rbac::bootstrap::reconcile(&roles)).await;
+    })
+    .await;
 }
 
 /// Waits for the work of a start, but not longer than [`PATIENCE`]: then the work goes on in the

@@ -101,7 +101,7 @@ fn manifest(name: &str, text: &str, ours: &[String]) -> Vec<Breach> {
 }
 
 /// The name on a dependency line; `None` elsewhere.
-fn dependency<'a>(section: &str, line: &'a str) -> Option<&'a str> {
+pub fn dependency<'a>(section: &str, line: &'a str) -> Option<&'a str> {
     if !section.trim_end_matches(']').ends_with("dependencies") {
         return None;
     }

@@ -1,15 +1,16 @@
 //! House rules that the compiler does not know.
 //!
-//! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. Three
-//! sets of rules: which crate may use which ([`edges`]), how long things may be and how a module
-//! opens ([`shape`]), and what may not be called ([`banned`]); and the packages of Cargo.lock
-//! ([`supply`]). A breach with a good reason says so
+//! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. Sets
+//! of rules: which crate may use which ([`edges`]), how long things may be and how a module
+//! opens ([`shape`]), and what may not be called ([`banned`]); and the packages that the
+//! manifests name ([`unused`]) and that Cargo.lock holds ([`supply`]). A breach with a good reason says so
 //! in place: `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
 
 mod banned;
 mod edges;
 mod mask;
 mod shape;
+mod unused;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,8 @@ pub fn run() -> Outcome {
 fn check(root: &Path) -> Outcome<Vec<Breach>> {
     let mut breaches = edges::check(&root.join("crates"))?;
     breaches.extend(supply::check(root)?);
-    for path in sources(root)? {
+    breaches.extend(unused::check(root)?);
+    for path in sources(vec![root.join("crates"), root.join("xtask")])? {
         let text =
             fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
@@ -85,9 +87,9 @@ impl Source {
 /// How many lines above a breach its exception may stand (attributes may lie between).
 const REACH: usize = 4;
 
-fn sources(root: &Path) -> Outcome<Vec<PathBuf>> {
+/// All Rust files in some directories.
+fn sources(mut open: Vec<PathBuf>) -> Outcome<Vec<PathBuf>> {
     let mut found = Vec::new();
-    let mut open = vec![root.join("crates"), root.join("xtask")];
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory)
             .map_err(|error| format!("{}: {error}", directory.display()))?;
