@@ -442,6 +442,18 @@ pub trait Strategy: Send + Sync {
         None
     }
 
+    /// Fills in what only the registry tells, before the rules look at the object, or refuses it with
+    /// a word of its own. Nothing is taken here.
+    async fn settle(
+        &self,
+        _registry: &Registry,
+        _ctx: &RequestContext,
+        _object: &mut dyn Object,
+        _old: Option<&dyn Object>,
+    ) -> Result<(), StatusError> {
+        Ok(())
+    }
+
     /// Takes what the object needs from elsewhere before it is written (cluster IPs, node ports),
     /// and may write it into the object. Runs after validation, not for dry runs' side effects.
     async fn allocate(
