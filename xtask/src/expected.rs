@@ -1,15 +1,15 @@
-//! Lists of expected differences: what a foreign judge still complains about.
+//! Lists of expected differences from upstream: known failures of a test suite.
 //!
-//! In: a file `xtask/expected/NAME.txt`, what was run, what failed. Out: a verdict. A line is the name
-//! of a case, two spaces, `#` and the reason:
+//! In: a file `xtask/expected/NAME.txt`, the cases that ran, the cases that failed. Out: a verdict. A line
+//! is the name of a case, two spaces, `#` and the reason:
 //!
 //! ```text
 //! tables/Pod/list  # columns lack descriptions
 //! ```
 //!
-//! Invariant: a list only shrinks. A listed case that passes is as much a failure as an unlisted one
-//! that fails, and no version of a list may name a case that an earlier committed version does not.
-//! Why by git history and not by a number: a number could stay the same while cases are swapped.
+//! Invariant: a list only shrinks. A listed case that passes is a failure, like an unlisted case that
+//! fails. No version of a list may name a case that an earlier committed version does not.
+//! Why git history and not a number: a number could stay the same while cases are swapped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,13 +18,13 @@ use std::process::Command;
 
 use crate::sh::{self, Outcome};
 
-/// Names of cases and why each is expected to fail.
+/// Names of cases, and why each is expected to fail.
 pub struct Expected {
     path: PathBuf,
     entries: BTreeMap<String, String>,
 }
 
-/// What differs between a run and its list.
+/// The differences between a run and its list.
 #[derive(Debug, Default, PartialEq)]
 pub struct Verdict {
     /// Failed, and not listed.
@@ -36,7 +36,7 @@ pub struct Verdict {
 const SEPARATOR: &str = "  # ";
 
 impl Expected {
-    /// Reads a list; one that does not exist yet is empty.
+    /// Reads a list; a missing file is an empty list.
     pub fn load(name: &str) -> Outcome<Self> {
         let path = sh::root().join("xtask/expected").join(format!("{name}.txt"));
         let text = match fs::read_to_string(&path) {
@@ -51,7 +51,7 @@ impl Expected {
         self.entries.len()
     }
 
-    /// Why a case is expected to fail, if it is.
+    /// Why a case is expected to fail, if it is listed.
     pub fn reason(&self, name: &str) -> Option<&str> {
         self.entries.get(name).map(String::as_str)
     }
@@ -73,7 +73,7 @@ impl Expected {
         }
     }
 
-    /// Takes what passes off the list. A list that git does not know yet takes all failures in.
+    /// Removes passing cases from the list. A list that git does not know yet takes all failures.
     pub fn accept(&mut self, verdict: &Verdict, reason: impl Fn(&str) -> String) -> Outcome {
         for name in &verdict.mended {
             self.entries.remove(name);
@@ -88,7 +88,7 @@ impl Expected {
             .map_err(|error| format!("{}: {error}", self.path.display()))
     }
 
-    /// Refuses a list that names a case which some committed version of it does not.
+    /// Refuses a list with a case that is missing in any committed version of it.
     pub fn check_history(&self) -> Outcome {
         for commit in self.history()? {
             let text = sh::capture(git().arg("show").arg(format!("{commit}:{}", self.name())))?;
@@ -110,7 +110,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Commits that hold a version of this list; none where git or the history is absent.
+    /// Commits that contain a version of this list; none without git or without history.
     fn history(&self) -> Outcome<Vec<String>> {
         if !sh::exists("git") || sh::capture(git().args(["rev-parse", "--git-dir"])).is_err() {
             return Ok(Vec::new());
@@ -121,7 +121,7 @@ impl Expected {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// The path that git knows.
+    /// The path in git.
     fn name(&self) -> String {
         let path = self.path.strip_prefix(sh::root()).unwrap_or(&self.path);
         path.to_string_lossy().into_owned()
@@ -133,7 +133,7 @@ impl Verdict {
         self.unexpected.is_empty() && self.mended.is_empty()
     }
 
-    /// What a person has to read; empty when all is as expected.
+    /// The text for the user; empty if everything is as expected.
     pub fn text(&self) -> String {
         let list = |title: &str, names: &[String]| match names {
             [] => String::new(),

@@ -1,7 +1,7 @@
 //! `cargo xtask facts FILE`: the field facts of `crates/api`, from the published OpenAPI document.
 //!
 //! In: Kubernetes' OpenAPI v2 JSON (plain or gzip). Out: `crates/api/facts/fields.tsv`, which is
-//! committed: facts, no prose. A line without a tab in front is a definition, those below are its
+//! committed: facts, no prose. A line without a leading tab is a definition, the lines after it are its
 //! fields:
 //!
 //! ```text
@@ -105,7 +105,7 @@ fn line(out: &mut String, columns: &[&str]) {
 
 static EMPTY: BTreeMap<String, Json> = BTreeMap::new();
 
-/// As much of JSON as the document has.
+/// The part of JSON that the document uses.
 enum Json {
     Object(BTreeMap<String, Json>),
     Array(Vec<Json>),
@@ -184,7 +184,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The elements between brackets, the opening one being next.
+    /// The elements between brackets; the opening bracket is the next character.
     fn list(
         &mut self,
         close: u8,
@@ -201,7 +201,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Names have no escapes; prose may, and is not kept, so an escape stays as it is.
+    /// Names have no escapes. Prose may have them, but is not kept, so escapes are not decoded.
     fn string(&mut self) -> Outcome<String> {
         self.expect(b'"')?;
         let start = self.at;

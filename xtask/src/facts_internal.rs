@@ -16,7 +16,7 @@ use crate::sh::Outcome;
 const OUTPUT: &str = "crates/resources/facts/internal.tsv";
 const MODULE: &str = "k8s.io/kubernetes@v1.36.2";
 
-/// What errors show, by package.
+/// The types that errors show, by package.
 const ROOTS: &[(&str, &str)] = &[
     ("core", "EphemeralContainer"),
     ("core", "PersistentVolumeClaimSpec"),

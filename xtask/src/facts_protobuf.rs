@@ -1,8 +1,8 @@
 //! `cargo xtask facts-protobuf`: the protobuf field numbers of `crates/api`.
 //!
-//! In: the `generated.proto` files of Kubernetes' Go modules, for types and numbers, and the Go
-//! types beside them, for what only their tags tell: JSON names, pointers, what is left out when
-//! empty. Both come from Go's module cache. Out: `crates/api/facts/protobuf.tsv`, which is
+//! In: the `generated.proto` files of Kubernetes' Go modules, for types and numbers, and the Go types
+//! beside them, whose tags have the JSON names, pointers and `omitempty`. Both come from Go's module
+//! cache. Out: `crates/api/facts/protobuf.tsv`, which is
 //! committed: facts, no prose. `machinery::protobuf::Table` describes its form and reads it.
 
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ const RETIRED: &[&str] = &[
     "testapigroup.v1",
 ];
 
-/// Messages whose JSON is not an object of their fields, and the column that tells so.
+/// Messages whose JSON is not an object with their fields, and the column that says so.
 const SPECIAL: &[(&str, &str)] = &[
     ("meta.v1.Time", "time"),
     ("meta.v1.MicroTime", "microtime"),
@@ -81,7 +81,7 @@ pub fn run(args: &[String]) -> Outcome<()> {
     Ok(())
 }
 
-/// Where Go keeps a module; it is fetched if it is not there.
+/// The directory of a Go module; the module is fetched if necessary.
 fn module_dir(module: &str) -> Outcome<PathBuf> {
     let wanted = format!("{module}@{RELEASE}");
     let output = Command::new("go")
@@ -97,7 +97,7 @@ fn module_dir(module: &str) -> Outcome<PathBuf> {
 fn find_protos(dir: &Path, found: &mut Vec<PathBuf>) -> Outcome<()> {
     for entry in fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))? {
         let path = entry.map_err(|error| error.to_string())?.path();
-        // Examples and test groups of the modules are no API.
+        // Examples and test groups of the modules are not part of the API.
         if path.is_dir() && !path.ends_with("examples") && !path.ends_with("test") {
             find_protos(&path, found)?;
         } else if path.ends_with("generated.proto") {
@@ -110,7 +110,7 @@ fn find_protos(dir: &Path, found: &mut Vec<PathBuf>) -> Outcome<()> {
 struct Package {
     /// The last two parts of the full name: `core.v1`.
     name: String,
-    /// `v1`, `apps/v1`; empty where no kinds are.
+    /// `v1`, `apps/v1`; empty for packages without kinds.
     group_version: String,
     messages: BTreeMap<String, Message>,
 }
@@ -118,7 +118,7 @@ struct Package {
 #[derive(Default)]
 struct Message {
     fields: BTreeMap<u32, Field>,
-    /// A Go slice with a name: in JSON an array.
+    /// A named Go slice: in JSON an array.
     is_slice: bool,
 }
 
@@ -219,7 +219,7 @@ fn proto_field(line: &str, package: &str) -> Option<(u32, Field)> {
     Some((number.parse().ok()?, Field { name: name.to_owned(), shape, kind, flags: "?".into() }))
 }
 
-/// Adds what the tags of Go structs tell.
+/// Adds the facts from the tags of Go structs.
 fn add_tags(text: &str, messages: &mut BTreeMap<String, Message>) {
     let mut current = None;
     for line in text.lines() {
@@ -295,7 +295,7 @@ fn render(packages: &[Package]) -> String {
     out
 }
 
-/// A field's type as the table has it.
+/// A field's type in the form of the table.
 fn column(package: &str, kind: &str, slices: &[String]) -> String {
     let full = if kind.contains('.') { kind.to_owned() } else { format!("{package}.{kind}") };
     if slices.contains(&full) {

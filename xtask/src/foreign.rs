@@ -1,9 +1,9 @@
-//! Foreign judges: upstream programs, built once from their Go modules and cached.
+//! Upstream programs that the tests use, built once from their Go modules and cached.
 //!
 //! In: a version and a Go toolchain. Out: the path of a program in the cache directory.
-//! `k8s.io/kubernetes` asks for its staging modules at version 0.0.0 and replaces them by folders
-//! of its own tree; replace lines do not count in a dependency, so ours say the same again with
-//! the published versions. The list is read from the module's own go.mod, not kept here.
+//! `k8s.io/kubernetes` requires its staging modules at version 0.0.0 and replaces them by folders of its
+//! own tree. Go ignores the replace lines of a dependency, so our module repeats them with the published
+//! versions. The list is read from the module's own go.mod, not kept here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use std::process::Command;
 use crate::sh::{self, Outcome};
 
 /// The helm that installs a chart in the end-to-end story: the newest whose Kubernetes libraries are
-/// not newer than the kubectl's above, so that what both use is compiled once.
+/// not newer than those of kubectl, so that shared packages are compiled once.
 const HELM: &str = "4.2.4";
-/// Of those libraries.
+/// The Kubernetes libraries of helm.
 const HELM_LIBRARIES: &[&str] = &[
     "k8s.io/api",
     "k8s.io/apiextensions-apiserver",
@@ -36,7 +36,7 @@ pub fn kubectl() -> Outcome<PathBuf> {
     program("kubectl", "k8s.io/kubernetes/cmd/kubectl")
 }
 
-/// An unmodified helm (its Kubernetes libraries at our release); after kubectl some two minutes.
+/// An unmodified helm, with its Kubernetes libraries at our release; two minutes after kubectl is built.
 pub fn helm() -> Outcome<PathBuf> {
     let directory = sh::cache_directory()?.join(format!("helm-v{HELM}"));
     let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM}");
@@ -48,23 +48,23 @@ pub fn helm() -> Outcome<PathBuf> {
     })
 }
 
-/// The mock driver of the end-to-end suite, which that runs inside of itself; as a program of its own
-/// (`csi_driver.go`) with the registrar's part. Half a minute after kubectl.
+/// The mock driver of the end-to-end suite, as a separate program (`csi_driver.go`) that also does the
+/// registrar's work. Half a minute after kubectl is built.
 pub fn csi_driver() -> Outcome<PathBuf> {
     own("csi-driver", include_str!("csi_driver.go"))
 }
 
-/// The stub of a device plugin, which upstream's tests run inside of themselves.
+/// Upstream's stub of a device plugin, as a separate program.
 pub fn device_plugin() -> Outcome<PathBuf> {
     own("device-plugin", include_str!("device_plugin.go"))
 }
 
-/// Upstream's Go clients, told to speak CBOR.
+/// A program that uses upstream's Go clients in CBOR.
 pub fn cbor_client() -> Outcome<PathBuf> {
     own("cbor-client", include_str!("cbor_client.go"))
 }
 
-/// A program whose main file is ours, made of upstream's parts.
+/// A program with our own main file, built from upstream's packages.
 fn own(name: &str, text: &str) -> Outcome<PathBuf> {
     let directory = directory()?;
     let folder = format!("{name}-source");
@@ -72,17 +72,17 @@ fn own(name: &str, text: &str) -> Outcome<PathBuf> {
     let fail = |error: std::io::Error| format!("{}: {error}", source.display());
     if !fs::read_to_string(&source).is_ok_and(|old| old == text) {
         fs::create_dir_all(directory.join(&folder)).map_err(fail)?;
-        // Not the program of another source.
+        // The cached program was built from another source.
         let _ = fs::remove_file(directory.join(name));
         fs::write(&source, text).map_err(fail)?;
     }
     program(name, &format!("./{folder}"))
 }
 
-/// What the end-to-end story runs, one after the other: a build uses all there is by itself.
+/// Builds the programs of the end-to-end story one after the other: each build uses all cores.
 pub fn of_the_story() -> Outcome {
     kubectl()?;
-    // Without these, chapters say `skipped`: a module that cannot be fetched today is not our failure.
+    // Without these, chapters print `skipped`: a module that cannot be fetched does not fail the run.
     for build in [csi_driver, device_plugin, cbor_client, helm] {
         if let Err(error) = build() {
             eprintln!("a chapter of the story will be skipped: {error}");
@@ -91,12 +91,12 @@ pub fn of_the_story() -> Outcome {
     Ok(())
 }
 
-/// The real API server, which runs on our etcd in the end-to-end story.
+/// Upstream's API server, which runs on our etcd in the end-to-end story.
 pub fn api_server() -> Outcome<PathBuf> {
     program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver")
 }
 
-/// A real etcd, with `etcdctl` and `etcdutl` beside it; where the store's tests look for it.
+/// A real etcd, with `etcdctl` and `etcdutl`, in the directory where the store's tests look for it.
 pub fn etcd() -> Outcome<PathBuf> {
     let directory = sh::cache_directory()?.join("etcd-3.6");
     for (name, module) in [("etcd", "server"), ("etcdctl", "etcdctl"), ("etcdutl", "etcdutl")] {
@@ -108,12 +108,12 @@ pub fn etcd() -> Outcome<PathBuf> {
     Ok(directory.join("etcd"))
 }
 
-/// The conformance suite: a test binary, and a big one (10 to 20 minutes on two cores).
+/// The conformance suite: one large test binary (10 to 20 minutes on two cores).
 pub fn end_to_end() -> Outcome<PathBuf> {
     program("e2e.test", "k8s.io/kubernetes/test/e2e")
 }
 
-/// Builds what the suite's images are made of; returns the directory of the programs.
+/// Builds the programs of the suite's images; returns their directory.
 pub fn suite_programs() -> Outcome<PathBuf> {
     program("agnhost", "k8s.io/kubernetes/test/images/agnhost")?;
     program("nnp", "k8s.io/kubernetes/test/images/nonewprivs")?;
@@ -122,7 +122,7 @@ pub fn suite_programs() -> Outcome<PathBuf> {
     directory()
 }
 
-/// Where the Go toolchain keeps the source of `k8s.io/kubernetes`.
+/// The directory of the source of `k8s.io/kubernetes` in Go's module cache.
 pub fn module_source() -> Outcome<PathBuf> {
     let report = download(&directory()?)?;
     json_string(&report, "Dir").map(PathBuf::from).ok_or("go mod download named no Dir".to_owned())
@@ -132,12 +132,12 @@ pub fn has_go() -> bool {
     sh::exists("go")
 }
 
-/// Whether the cache holds a kubectl already.
+/// Whether kubectl is in the cache.
 pub fn has_kubectl() -> bool {
     has("kubectl")
 }
 
-/// Whether the cache holds a program already.
+/// Whether a program is in the cache.
 pub fn has(name: &str) -> bool {
     directory().is_ok_and(|directory| directory.join(name).is_file())
 }
@@ -150,7 +150,7 @@ fn program(name: &str, package: &str) -> Outcome<PathBuf> {
     build(&directory()?, name, package, &linker_flags(), write_module)
 }
 
-/// Builds a package of what `module` says into a directory, unless it is there.
+/// Builds a package of the module that `module` writes into a directory, unless it is built already.
 fn build(
     directory: &Path,
     name: &str,
@@ -168,10 +168,10 @@ fn build(
     eprintln!("building {package} from its Go module, once, into {}", directory.display());
     fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     module(directory)?;
-    // Two runs at once may both build: each writes a file of its own, the last rename wins.
+    // Two runs may build at once: each writes its own file, and the last rename wins.
     let partial = directory.join(format!("{name}.{}", std::process::id()));
     let mut command = go(directory);
-    // The go command prints each package that it compiles: a long build shows where it is.
+    // The go command prints each package that it compiles, so that a long build shows its progress.
     match name.strip_suffix(".test") {
         Some(_) => command.args(["test", "-c", "-vet=off"]),
         None => command.args(["build"]),
@@ -182,7 +182,7 @@ fn build(
     Ok(binary)
 }
 
-/// A module of our own that only names what is to be built.
+/// Writes a go.mod that requires `k8s.io/kubernetes`.
 fn write_module(directory: &Path) -> Outcome {
     let report = download(directory)?;
     let go_mod = json_string(&report, "GoMod").ok_or("go mod download named no go.mod")?;
@@ -200,7 +200,7 @@ fn write_module(directory: &Path) -> Outcome {
     fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A module of our own that asks for modules at versions.
+/// Writes a go.mod that requires modules at these versions.
 fn require(directory: &Path, modules: &[(&str, &str)]) -> Outcome {
     let mut text = "module decapod.invalid/foreign\n\ngo 1.24.0\n\nrequire (\n".to_owned();
     for (module, version) in modules {
@@ -211,7 +211,7 @@ fn require(directory: &Path, modules: &[(&str, &str)]) -> Outcome {
     fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// What the go command says about the module, after fetching it if need be.
+/// The go command's report about the module, which it fetches if necessary.
 fn download(directory: &Path) -> Outcome<String> {
     let module = format!("k8s.io/kubernetes@v{KUBERNETES}");
     let mut command = Command::new("go");
@@ -219,7 +219,7 @@ fn download(directory: &Path) -> Outcome<String> {
 }
 
 fn go(directory: &Path) -> Command {
-    // The machine may be busy with our own build: the foreign one gives way.
+    // Our own build has priority over this one.
     let mut command = Command::new("nice");
     command.args(["-n", "10", "go"]).current_dir(directory);
     command.env("GOFLAGS", "-mod=mod").env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "auto");

@@ -1,14 +1,14 @@
-//! `cargo xtask fuzz`: whatever the server's own schemas allow, and what they do not, sent to it.
+//! `cargo xtask fuzz`: sends a server valid and invalid requests made from its own schemas.
 //!
-//! In: the built binary, how long, a seed. Out: findings (an answer of 5xx, no answer, a panic), each with
-//! the request; none in a good run. The fuzz is a program of the test kit, because it needs a TLS client.
+//! In: the built binary, a duration, a seed. Out: findings (a 5xx answer, no answer, a panic), each with
+//! its request; none in a good run. The fuzzer is a program of the test kit, because it needs a TLS client.
 
 use crate::sh::{self, Outcome};
 use crate::wire;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [--seed N] [--binary PATH]";
 
-/// A minute is what a change waits for; `DECAPOD_FUZZ_SECONDS=600` is for the night.
+/// One minute in ordinary runs; `DECAPOD_FUZZ_SECONDS=600` for long ones.
 const SECONDS: &str = "60";
 
 pub fn run(arguments: &[String]) -> Outcome {

@@ -1,9 +1,9 @@
 //! The project's own commands: `cargo xtask COMMAND`.
 //!
-//! In: the work tree and what the machine has. Out: a running cluster, a test verdict, figures.
-//! It uses the standard library only, so that the first answer comes seconds after the clone.
-//! Invariant: nothing is installed without a line that says so, and nothing outside the target
-//! directory and the cache directory is left behind.
+//! In: the work tree and the machine's tools. Out: a running cluster, a test verdict, figures.
+//! It uses the standard library only, so that it compiles in seconds after the clone.
+//! Invariant: it installs nothing without a line that says so, and leaves nothing behind outside the
+//! target directory and the cache directory.
 
 mod conformance;
 mod expected;
@@ -30,27 +30,27 @@ usage: cargo xtask COMMAND
                ARGS go to `decapod server`
   test         install what the tests need, then run all of them: format, lints, tidy,
                unit and integration tests, the end-to-end story
-  tidy         check the house rules that the compiler does not know
-  supply       check licences, sources and known holes of the packages that the build takes (deny.toml)
-  advisories DIR  rewrite the table of known holes from a checkout of the RustSec database
+  tidy         check the house rules (lengths, headers, crate edges, banned calls)
+  supply       check licences, sources and advisories of the packages in Cargo.lock (deny.toml)
+  advisories DIR  rewrite the table of advisories from a checkout of the RustSec database
   wire [--area A,B] [--case RE] [--accept]
-               replay upstream's recorded interactions against a fresh server
+               replay upstream's recorded interactions against a new server
   fuzz [--seconds N] [--seed N]
-               send a fresh server whatever its schemas allow, and what they do not
+               send a new server valid and invalid requests made from its schemas
   conformance [--suite NAME] [--focus TEXT] [--sig NAME] [--list smoke|control-plane] [--parallel N]
-               run upstream's end-to-end suite against a cluster of our own
-  kubectl      build the foreign kubectl that the tests use, once, and print its path
+               run upstream's end-to-end suite against a new cluster
+  kubectl      build upstream's kubectl for the tests, once, and print its path
   helm, csi-driver, device-plugin, cbor-client  the same for helm, for the mock driver of upstream's
-               suite, for its stub of a device plugin, and for Go's clients in CBOR; `foreign` does
-               all that the end-to-end story runs
-  kube-apiserver, etcd  build upstream's API server, and an etcd 3.6 with its tools, for the
-               tests that use them where they are in the cache
+               suite, for its stub of a device plugin, and for Go's clients in CBOR; `foreign` builds
+               all that the end-to-end story needs
+  kube-apiserver, etcd  build upstream's API server, or etcd 3.6 with its tools, for the
+               tests that use them if they are in the cache
   facts FILE   rewrite the field facts of crates/api from the published OpenAPI document
-  facts-internal  rewrite the fields of internal types that errors show
-  facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
+  facts-internal  rewrite the fields of Kubernetes' internal types, which some errors show
+  facts-protobuf  rewrite the protobuf field numbers of crates/api from Kubernetes' Go modules
   measure      print the figures of docs/performance.md
   measure throughput [--small] [requests|lists|watches|memory…]
-               print those of a control plane under load";
+               print the figures of a control plane under load";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);

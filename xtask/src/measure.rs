@@ -1,7 +1,7 @@
 //! `cargo xtask measure`: the figures of docs/performance.md, from the release binary.
 //!
-//! In: the release build. Out: markdown on standard output. The measuring itself is a program of
-//! the test kit, because it needs namespaces and a TLS client; this is the door to it.
+//! In: the release build. Out: markdown on standard output. This command starts a program of the test
+//! kit that measures, because measuring needs namespaces and a TLS client.
 
 use crate::packages;
 use crate::sh::{self, Outcome};

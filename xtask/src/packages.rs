@@ -1,7 +1,7 @@
 //! Distribution packages that a build or a test needs.
 //!
-//! In: a list of needs. Out: installed packages, with a line that names them. A machine without
-//! apt gets a line that says what is missing instead.
+//! In: a list of needs. Out: installed packages, with a line that names them. On a machine without
+//! apt, an error lists the missing packages.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,27 +21,27 @@ enum Proof {
     Program(&'static str),
 }
 
-/// What the release build needs beside Rust and a C compiler.
+/// What the release build needs in addition to Rust and a C compiler.
 pub const BUILD: &[Need] = &[Need {
     package: "libseccomp-dev",
     proof: Proof::Library("libseccomp.a"),
     why: "seccomp filters, linked into the binary",
 }];
 
-/// What the tests need beside that.
+/// What the tests need in addition.
 pub const TEST: &[Need] = &[
-    Need { package: "nftables", proof: Proof::Program("nft"), why: "a judge of our rule sets" },
+    Need { package: "nftables", proof: Proof::Program("nft"), why: "checks our rule sets" },
     Need { package: "iproute2", proof: Proof::Program("ip"), why: "networks for the tests" },
     Need { package: "dpkg", proof: Proof::Program("dpkg-deb"), why: "test images" },
     Need {
         package: "curl",
         proof: Proof::Program("curl"),
-        why: "a client that reads early answers",
+        why: "a client that reads answers before its request is sent",
     },
     Need { package: "procps", proof: Proof::Program("ps"), why: "process lists in reports" },
 ];
 
-/// Installs what is missing. Fails when it cannot.
+/// Installs missing packages. Fails if it cannot.
 pub fn ensure(needs: &[&[Need]]) -> Outcome {
     let missing: Vec<&Need> =
         needs.iter().flat_map(|list| list.iter()).filter(|need| !need.is_met()).collect();
@@ -66,7 +66,7 @@ pub fn ensure(needs: &[&[Need]]) -> Outcome {
     apt(&install)
 }
 
-/// Makes `apt-get download` possible: a fresh image has no package lists.
+/// Makes `apt-get download` possible: a new image has no package lists.
 pub fn ensure_lists() -> Outcome {
     let known = sh::capture(Command::new("apt-cache").args(["policy", "nginx-light"]));
     if known.is_ok_and(|text| text.contains("Candidate:")) {
@@ -82,7 +82,7 @@ fn apt(arguments: &[&str]) -> Outcome {
     sh::run(&mut command)
 }
 
-/// Where a static library lies, on the distributions that we have met.
+/// The directory of a static library, on the distributions that we know.
 pub fn library_directory(name: &str) -> Option<&'static Path> {
     const PLACES: &[&str] = &[
         "/usr/lib/x86_64-linux-gnu",

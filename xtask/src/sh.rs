@@ -1,18 +1,18 @@
-//! Running other programs, and saying so.
+//! Runs other programs and reports their failures.
 //!
-//! In: commands. Out: their success, or one line that names the command and how it ended.
+//! In: commands. Out: success, or one line that names the command and how it ended.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 pub type Outcome<T = ()> = Result<T, String>;
 
-/// A headline, so that a reader of a long log finds the place.
+/// A headline that a reader can find in a long log.
 pub fn step(text: &str) {
     println!("\n==> {text}");
 }
 
-/// Runs a command with our own output.
+/// Runs a command; its output goes to our own output.
 pub fn run(command: &mut Command) -> Outcome {
     let status = command.status().map_err(|error| format!("{}: {error}", line(command)))?;
     if status.success() { Ok(()) } else { Err(format!("{}: {status}", line(command))) }
@@ -32,7 +32,7 @@ pub fn capture(command: &mut Command) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether a program of this name is on the search path.
+/// Whether a program of this name is in `PATH`.
 pub fn exists(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
@@ -42,11 +42,11 @@ pub fn is_root() -> bool {
     capture(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // What .cargo/config.toml says is right for most; this is right for the others.
+    // .cargo/config.toml has the path of most systems; this covers the others.
     if let Some(place) = crate::packages::library_directory("libseccomp.a")
         && std::env::var_os("LIBSECCOMP_LIB_PATH").is_none_or(|path| !Path::new(&path).exists())
     {
@@ -65,7 +65,7 @@ pub fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Where things that are dear to make survive between runs.
+/// The directory of expensive build results, which survives between runs.
 pub fn cache_directory() -> Outcome<PathBuf> {
     if let Some(path) = std::env::var_os("DECAPOD_CACHE") {
         return Ok(path.into());
@@ -76,8 +76,8 @@ pub fn cache_directory() -> Outcome<PathBuf> {
     }
 }
 
-/// A new, empty directory under the system's own. Process ids alone would not do: in a process namespace
-/// of its own another run may have ours.
+/// A new, empty directory in the system's temporary directory. The process id alone is not unique: a run
+/// in another PID namespace may have the same one.
 pub fn temporary_directory(purpose: &str) -> Outcome<PathBuf> {
     for number in 0..1000 {
         let name = format!("decapod-{purpose}-{}-{number}", std::process::id());

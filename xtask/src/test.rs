@@ -1,11 +1,11 @@
-//! `cargo xtask test`: everything that decides whether a change may land.
+//! `cargo xtask test`: every check that a change must pass.
 //!
 //! In: the work tree. Out: the first failure, or the summary of the end-to-end story as the last
-//! lines. Cheap checks come first. Foreign programs are built beside our own build, because
-//! that mostly waits for downloads at first.
+//! lines. Cheap checks come first. Upstream's programs are built in parallel with ours, because that
+//! build first waits for downloads.
 //!
-//! All cargo runs select the whole workspace, so that features unify the same way every time and
-//! no dependency is built twice.
+//! All cargo runs select the whole workspace, so that features unify the same way every time and cargo
+//! builds no dependency twice.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -22,7 +22,7 @@ pub fn run() -> Outcome {
         .and_then(|()| timed("lints", lints))
         .and_then(|()| timed("tests", tests));
     let Some(build) = foreign else { return tested };
-    // Waited for whatever the verdict: a finished build serves the next run.
+    // Waits even if the tests failed: the next run uses the finished build.
     let built = timed("foreign programs", || finish(build));
     tested.and(built)?;
     timed("wire", || wire::run(&[]))?;
@@ -31,10 +31,10 @@ pub fn run() -> Outcome {
     timed("end-to-end story", story)
 }
 
-/// A headline before, and the time that the step before took.
+/// Prints a headline before a step, and its duration after it.
 fn timed(name: &str, work: impl FnOnce() -> Outcome) -> Outcome {
     step(name);
-    #[expect(clippy::disallowed_methods, reason = "tells a person how long a step took")]
+    #[expect(clippy::disallowed_methods, reason = "prints how long a step took")]
     let started = Instant::now();
     work()?;
     // The story ends with its own summary: nothing is printed after that.
@@ -46,7 +46,7 @@ fn timed(name: &str, work: impl FnOnce() -> Outcome) -> Outcome {
 
 fn packages() -> Outcome {
     packages::ensure(&[packages::BUILD, packages::TEST])?;
-    // Test images are made from packages that are fetched, not installed.
+    // Test images are made from packages that are downloaded, not installed.
     if sh::is_root() { packages::ensure_lists() } else { Ok(()) }
 }
 
@@ -63,8 +63,8 @@ fn tests() -> Outcome {
     sh::run(sh::cargo().args(["test", "--workspace", "--locked"]))
 }
 
-/// The quick specs of upstream's suite, where an earlier `cargo xtask conformance` has built it: that
-/// takes longer than everything here together.
+/// The quick specs of upstream's suite, if an earlier `cargo xtask conformance` has built it: the build
+/// takes longer than all other steps together.
 fn smoke() -> Outcome {
     if !foreign::has("e2e.test") {
         println!("skipped: the suite is not in the cache (`cargo xtask conformance` builds it)");
@@ -73,7 +73,7 @@ fn smoke() -> Outcome {
     conformance::run(&["--list".to_owned(), "smoke".to_owned()])
 }
 
-/// The story runs last and alone: it measures time-outs against a quiet machine.
+/// The story runs last and alone: its time-outs need a machine without other load.
 fn story() -> Outcome {
     if !sh::is_root() {
         println!("skipped: needs root");
@@ -84,7 +84,7 @@ fn story() -> Outcome {
     sh::run(&mut command)
 }
 
-/// Starts the build in the background. `None`, with a line, when this machine cannot build it.
+/// Starts the build in the background. Prints a line and returns `None` if this machine cannot build it.
 fn start_foreign() -> Outcome<Option<Child>> {
     if !foreign::has_go() && !foreign::has_kubectl() {
         println!("no Go toolchain: kubectl cannot be built, the end-to-end story is skipped");

@@ -1,7 +1,7 @@
 //! `cargo xtask up`: from a clone to a running single-node cluster.
 //!
-//! In: arguments for `decapod server`. Out: this process becomes that server, so Ctrl-C and exit
-//! codes are its own.
+//! In: arguments for `decapod server`. Out: this process becomes that server, so Ctrl-C and exit codes
+//! are the server's own.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

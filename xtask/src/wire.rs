@@ -1,10 +1,10 @@
-//! `cargo xtask wire`: recorded interactions of upstream, replayed against a fresh server.
+//! `cargo xtask wire`: replays recorded interactions of upstream against a new server.
 //!
 //! In: the corpus beside the repository (`../shared/spec/wire`, or `DECAPOD_SPEC`), the built binary.
 //! Out: passed cases by area, and a verdict against `xtask/expected/wire.txt`. See xtask/README.md.
 //!
-//! The corpus' own program sends and compares; this one gives it servers. Most areas share one server;
-//! those that look at everything there is get one each, and their cases run one by one.
+//! The corpus' own program sends and compares; this program starts servers for it. Most areas share one
+//! server. Areas that list all objects get one server each, and their cases run one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,32 +17,33 @@ use crate::sh::{self, Outcome};
 
 const USAGE: &str = "usage: cargo xtask wire [--area A,B] [--case RE] [--accept] [--binary PATH]";
 
-/// Areas that want a server on which nothing else happens.
+/// Areas that need a server without any other clients.
 const ALONE: &[&str] = &["admission", "controllers", "discovery", "nodes"];
 
-/// What the recorded server was told, as far as answers show it.
+/// The flags of the recorded server, as far as answers depend on them.
 const AS_RECORDED: &[&str] = &[
     "--disable-agent",
     "--https-listen-port=0",
     "--service-cidr=10.0.0.0/24",
     "--cluster-dns=10.0.0.10",
-    // It had no metrics-server beside it.
+    // The recorded cluster had no metrics-server.
     "--runtime-config=metrics.k8s.io/v1beta1=false",
     "--disable-admission-plugins=NodeRestriction",
     "--allow-privileged=false",
     "--allocate-node-cidrs=false",
 ];
 
-/// Cases that nobody judges, for they tell who was first: the next request or the garbage collector, the
-/// update of a claim or whoever binds another case's volume to it, the answer or the next second.
+/// Cases that are not judged, because they depend on a race: between the next request and the garbage
+/// collector, between the update of a claim and a controller that binds another case's volume to it,
+/// or between the answer and the end of a second.
 const RACES: &[&str] = &[
     "tables/row-object/IPAddress",
     "validation/PersistentVolumeClaim/update-modes",
     "verbs/delete/options-foreground",
 ];
 
-/// Sends and compares, by the corpus' own program, but takes out of both sides what either place has of its
-/// own; the rules and their reasons stand there.
+/// Sends and compares with the corpus' own program, but removes from both sides the facts of either
+/// environment. That file has the rules and their reasons.
 const REPLAY: &str = "xtask/src/wire_upstream.py";
 
 #[derive(Default)]
@@ -53,12 +54,12 @@ struct Options {
     binary: Option<PathBuf>,
 }
 
-/// What the replay program said.
+/// The result of the replay program.
 #[derive(Debug, Default, PartialEq)]
 struct Replay {
     /// Passed and failed, by area.
     areas: BTreeMap<String, (usize, usize)>,
-    /// Failed cases with the lines that tell how.
+    /// Failed cases, with the lines that show the difference.
     failures: BTreeMap<String, String>,
 }
 
@@ -107,7 +108,7 @@ fn side_by_side(
 
 fn conclude(options: &Options, expected: &mut Expected, all: &Replay, areas: &[String]) -> Outcome {
     let failed: BTreeSet<String> = all.failures.keys().cloned().collect();
-    // With a filter nobody knows which listed cases took part.
+    // With a filter it is unknown which listed cases ran.
     let whole = options.case.is_none();
     let ran = |name: &str| whole && areas.iter().any(|area| name.split('/').next() == Some(area));
     let verdict = expected.judge(&failed, ran);
@@ -163,7 +164,7 @@ fn corpus() -> Option<PathBuf> {
     corpus.join("wire.py").is_file().then_some(corpus)
 }
 
-/// The folder of specification data: beside the repository, or further up for a work tree.
+/// The folder of specification data: beside the repository, or further up.
 pub fn specification() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("DECAPOD_SPEC") {
         return Some(path.into());
@@ -172,13 +173,13 @@ pub fn specification() -> Option<PathBuf> {
     root.ancestors().skip(1).map(|place| place.join("shared/spec")).find(|path| path.is_dir())
 }
 
-/// The debug binary, built if need be.
+/// The debug binary; builds it if necessary.
 pub fn build() -> Outcome<PathBuf> {
     sh::run(sh::cargo().args(["build", "--package", "decapod"]))?;
     Ok(sh::target_directory().join("debug/decapod"))
 }
 
-/// The areas of the corpus, or those asked for.
+/// The areas of the corpus, or the requested ones.
 fn areas(corpus: &Path, wanted: &[String]) -> Outcome<Vec<String>> {
     let folder = corpus.join("cases");
     let entries =
@@ -225,7 +226,7 @@ fn replay(
         .stderr(Stdio::inherit())
         .output()
         .map_err(|error| format!("python3: {error}"))?;
-    // Its status is 1 when a case fails; a program that broke off has printed no total.
+    // Its exit status is 1 if a case fails. A program that crashed has not printed a total.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if text.lines().any(|line| line.starts_with("total ")) {
         Ok(text)
@@ -272,11 +273,11 @@ impl Replay {
     }
 }
 
-/// A control plane without a node, in a directory of its own; both go when dropped.
+/// A control plane without a node, in its own directory; both are removed on drop.
 pub struct Server {
     process: Child,
     directory: PathBuf,
-    /// Kept open: a server whose standard output is gone could fail to write to it.
+    /// Kept open: a write of the server to a closed standard output could fail.
     _output: BufReader<std::process::ChildStdout>,
 }
 
@@ -298,7 +299,7 @@ impl Server {
         let output = process.stdout.take().expect("a pipe was asked for");
         let mut server = Self { process, directory, _output: BufReader::new(output) };
         let mut line = String::new();
-        // A server that cannot start ends, and its pipe with it.
+        // A server that cannot start ends, and closes its pipe.
         while server._output.read_line(&mut line).is_ok_and(|length| length > 0) {
             if line.contains("API server ready") {
                 return Ok(server);
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_look_at_everything_are_alone() {
+    fn areas_that_list_everything_run_alone() {
         let areas = ["apply", "discovery", "nodes", "verbs"].map(str::to_owned);
         let groups: Vec<String> = groups(&areas).iter().map(|group| group.join(",")).collect();
         assert_eq!(groups, ["discovery", "nodes", "apply,verbs"]);

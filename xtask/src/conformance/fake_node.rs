@@ -1,7 +1,7 @@
-//! A Ready node without a kubelet: an object, and somebody who says that it lives.
+//! A Ready node without a kubelet: a Node object and a thread that renews its heartbeat.
 //!
-//! In: a kubeconfig. Out: a Node with room for pods, whose heartbeat comes every ten seconds until this
-//! is dropped. Pods are scheduled to it and stay Pending: what a control plane does can be judged alone.
+//! In: a kubeconfig. Out: a Node with room for pods, with a heartbeat every ten seconds until this is
+//! dropped. Pods are scheduled to it and stay Pending, so a run tests the control plane alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,7 +39,7 @@ impl FakeNode {
         let heart = std::thread::spawn(move || {
             while stopped.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
                 if let Err(error) = heart.beat() {
-                    eprintln!("the node's heartbeat: {error}");
+                    eprintln!("failed to send the node's heartbeat: {error}");
                 }
             }
         });

@@ -1,4 +1,4 @@
-//! JUnit files: what the suite writes, and the one file that we make of many.
+//! JUnit files: the suite's reports, and the one file that we make of them.
 //!
 //! In: the text of a report of `e2e.test`. Out: the specs that took part. The suite lists all of its
 //! seven thousand specs in every report; those that its focus left out are dropped here.
@@ -17,7 +17,7 @@ pub struct Spec {
     pub name: String,
     pub outcome: Outcome,
     pub seconds: f64,
-    /// What the suite complained about; empty when it did not.
+    /// The failure's message; empty for other outcomes.
     pub message: String,
 }
 
@@ -36,7 +36,7 @@ impl Outcome {
 }
 
 impl Spec {
-    /// The first line that says what went wrong.
+    /// The first line of the message.
     pub fn first_line(&self) -> &str {
         let mut lines = self.message.lines().map(str::trim).filter(|line| !line.is_empty());
         let line = lines.next().unwrap_or_default();
@@ -44,7 +44,7 @@ impl Spec {
     }
 }
 
-/// Specs of a report, and the failures of what the suite does before and after them.
+/// The specs of a report, and the failures of the suite's setup and teardown.
 pub fn parse(text: &str) -> (Vec<Spec>, Vec<Spec>) {
     let (mut specs, mut around) = (Vec::new(), Vec::new());
     for part in text.split("<testcase ").skip(1) {
@@ -129,7 +129,7 @@ const ENTITIES: &[(&str, &str)] = &[
     ("&#x9;", "\t"),
     ("&#xA;", "\n"),
     ("&#xD;", "\r"),
-    // Last: what it makes is not looked at again.
+    // Must be last: its results are not replaced again.
     ("&amp;", "&"),
 ];
 
@@ -155,7 +155,7 @@ mod tests {
         </testsuite></testsuites>";
 
     #[test]
-    fn reads_what_the_suite_writes() {
+    fn reads_the_suites_reports() {
         let (specs, around) = parse(REPORT);
         assert!(around.is_empty());
         let seen: Vec<(&str, &str, &str)> = specs
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_what_others_read() {
+    fn writes_valid_junit() {
         let (specs, _) = parse(REPORT);
         let text = write(&specs);
         assert!(text.contains("tests=\"4\" failures=\"1\" skipped=\"2\""), "{text}");

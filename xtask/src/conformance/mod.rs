@@ -9,8 +9,8 @@
 //!                                                                            └► e2e.test, many
 //! ```
 //!
-//! Why a second process of this program inside: the suite must stand where nodes and pods can be
-//! reached, and only the test kit can make and enter such a place.
+//! Why this program runs a second time on the first host: the suite must reach nodes and pods, and only
+//! the test kit can create and enter that host's namespaces.
 
 mod fake_node;
 mod junit;
@@ -34,7 +34,7 @@ const USAGE: &str = "\
 usage: cargo xtask conformance [--suite conformance|presubmit|slow|serial|feature:NAME|all]
        [--focus TEXT] [--sig NAME] [--list smoke|control-plane|FILE] [--parallel N] [--nodes N] [--binary PATH] [--accept] [--report] [--kubeconfig PATH]";
 
-/// The list of expected failures of all parts but conformance.
+/// The list of expected failures of all parts except conformance.
 const BEYOND: &str = "beyond-conformance";
 
 const SMOKE: &str = include_str!("../../lists/smoke.txt");
@@ -42,7 +42,7 @@ const SMOKE: &str = include_str!("../../lists/smoke.txt");
 #[derive(Default)]
 struct Options {
     part: Part,
-    /// Words that a spec's name must hold, all of them.
+    /// Words that the name of a spec must contain, all of them.
     focus: Vec<String>,
     sig: Option<String>,
     list: Option<String>,
@@ -51,9 +51,9 @@ struct Options {
     binary: Option<PathBuf>,
     accept: bool,
     report: bool,
-    /// A cluster that runs already.
+    /// A running cluster to use.
     kubeconfig: Option<PathBuf>,
-    /// We are the second process; the cluster's kubeconfig is in the environment.
+    /// This is the second process; the cluster's kubeconfig is in the environment.
     inside: bool,
 }
 
@@ -88,7 +88,7 @@ pub fn run(arguments: &[String]) -> Outcome {
     inside(&options, &suite, &binary, arguments)
 }
 
-/// Starts hosts and nodes, and this program again among them.
+/// Starts hosts and nodes, and runs this program again on the first host.
 fn inside(options: &Options, suite: &Suite, binary: &Path, arguments: &[String]) -> Outcome {
     if !sh::is_root() {
         println!("skipped: nodes need root (`--list control-plane` does not)");
@@ -154,7 +154,7 @@ fn judge(
     if left.is_good() { Ok(()) } else { Err(left.text()) }
 }
 
-/// Writes what machines read, and adds this run to the earlier ones.
+/// Writes the JUnit file, and adds this run to the earlier ones.
 fn keep(specs: &[Spec]) -> Outcome<Vec<Spec>> {
     let directory = sh::target_directory().join("conformance");
     let complain = |error: std::io::Error| format!("{}: {error}", directory.display());
@@ -163,7 +163,7 @@ fn keep(specs: &[Spec]) -> Outcome<Vec<Spec>> {
     report::merge(&directory.join("results.txt"), specs)
 }
 
-/// Seconds that specs need, as far as somebody has measured them.
+/// Seconds that specs need, for specs with a measured time.
 fn demanded() -> BTreeMap<String, f64> {
     control_plane_list().unwrap_or_default().into_iter().collect()
 }
@@ -234,7 +234,7 @@ impl Options {
     }
 }
 
-/// Alternatives with `|`, each of them pieces with `.*` between, as far as `--focus` understands them.
+/// Alternatives with `|`, each with pieces separated by `.*`: the patterns that `--focus` supports.
 fn matches(name: &str, pattern: &str) -> bool {
     pattern.split('|').any(|alternative| {
         let mut rest = name;

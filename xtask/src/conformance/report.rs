@@ -1,7 +1,7 @@
-//! What a run of the suite says, for people: a table on the screen and `docs/conformance.md`.
+//! The report of a run: a table on the screen and `docs/conformance.md`.
 //!
 //! In: outcomes of specs, of this run and of earlier ones (`results.txt` in the target directory, a line
-//! per spec, the latest counts). Out: text. Slices of the suite run at different times add up this way.
+//! per spec, the latest outcome counts). Out: text. Parts of the suite that ran at different times add up.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,9 +11,9 @@ use std::path::Path;
 use super::junit::{Outcome, Spec};
 use crate::sh;
 
-/// A spec that takes this much longer than it must is a defect.
+/// A spec that takes this many times longer than it must is a defect.
 const SLOW: f64 = 3.0;
-/// Below this many seconds nobody waits.
+/// Specs that take fewer seconds are never slow.
 const QUICK: f64 = 5.0;
 
 /// Adds a run to the results of earlier ones and returns them all.
@@ -88,7 +88,7 @@ pub fn table(specs: &[Spec]) -> String {
     text
 }
 
-/// The page of the last report. `demanded` are the seconds that a spec's own waits take, where known.
+/// The page of the last report. `demanded` has the seconds that a spec's own waits take, where known.
 pub fn page(
     specs: &[Spec],
     known: usize,
@@ -119,8 +119,8 @@ pub fn page(
     text
 }
 
-/// What follows the conformance specs on the page: upstream's other specs, those that failed with the
-/// reason that the list of expected failures gives.
+/// The part of the page after the conformance specs: upstream's other specs. Failed ones get the reason
+/// from the list of expected failures.
 pub fn beyond<'a>(specs: &[Spec], reason: impl Fn(&str) -> Option<&'a str>) -> String {
     if specs.is_empty() {
         return String::new();
@@ -141,7 +141,7 @@ pub fn beyond<'a>(specs: &[Spec], reason: impl Fn(&str) -> Option<&'a str>) -> S
     text
 }
 
-/// Specs that pass, but not soon.
+/// Specs that pass, but slowly.
 fn slow(specs: &[Spec], demanded: &BTreeMap<String, f64>) -> String {
     let mut text = String::from(
         "\n## Slow specs\n\nPassed, but took over three times what their own waits demand:\n\n",
@@ -167,7 +167,7 @@ fn slow(specs: &[Spec], demanded: &BTreeMap<String, f64>) -> String {
     text
 }
 
-/// A failure's first line without what differs from run to run: numbers and generated names.
+/// A failure's first line without the parts that change from run to run: numbers and generated names.
 fn cause(line: &str) -> String {
     let mut text = String::new();
     for word in line.split(' ') {
@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_comes_back() {
+    fn a_line_is_parsed_back() {
         let one = spec("[sig-a] b", Outcome::Failed, 2.5, "[FAILED] no\nmore");
         let back = parse_line(line(&one).trim_end()).expect("it is a line");
         assert_eq!(back, spec("[sig-a] b", Outcome::Failed, 2.5, "no"));
     }
 
     #[test]
-    fn like_failures_are_one_cause() {
+    fn similar_failures_have_one_cause() {
         assert_eq!(cause("pod pod-12 in ns-7 timed out"), cause("pod pod-9 in ns-1 timed out"));
     }
 

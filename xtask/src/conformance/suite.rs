@@ -1,10 +1,10 @@
-//! Upstream's `e2e.test`: which specs it has, and running some of them.
+//! Upstream's `e2e.test`: lists its specs and runs some of them.
 //!
 //! In: the program, a kubeconfig, names of specs. Out: their outcomes, as they come in.
 //!
-//! Specs run in batches, a process each, several side by side; `[Serial]` ones run alone, last. Why not
-//! the suite's own parallel mode: it wants upstream's `ginkgo` program, and a batch that hangs or
-//! crashes there takes the others with it.
+//! Specs run in batches, several processes side by side; `[Serial]` ones run alone, last. Why not the
+//! suite's own parallel mode: it needs upstream's `ginkgo` program, and one batch that hangs or crashes
+//! takes all others with it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -15,12 +15,12 @@ use std::sync::Mutex;
 use super::junit::{self, Outcome, Spec};
 use crate::sh;
 
-/// The most specs in one process: what a crash can take with it.
+/// The largest number of specs in one process, and so the most that one crash can affect.
 const BATCH: usize = 6;
-/// How long a batch may take before it is broken off; what it did not come to goes back to the queue.
+/// How long a batch may run. The specs that it did not reach go back to the queue.
 const LIMIT: &str = "12m";
 
-/// What the suite says of a spec that ran when that time was over.
+/// The suite's message for a spec that was running when that time was over.
 const TIMED_OUT: &str = "[TIMEDOUT] A suite timeout";
 
 pub struct Suite {
@@ -28,7 +28,7 @@ pub struct Suite {
     pub kubectl: PathBuf,
 }
 
-/// Which part of upstream's suite. Conformance specs are in that part alone, so that parts add up.
+/// A part of upstream's suite. Conformance specs are only in their own part, so that the parts add up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Part {
     #[default]
@@ -80,16 +80,16 @@ impl Part {
     }
 }
 
-/// Where and how to run.
+/// Where and how the suite runs.
 pub struct Plan<'a> {
     pub kubeconfig: &'a Path,
-    /// Zero: no kubelet, one Node object.
+    /// Zero: one Node object without a kubelet.
     pub nodes: usize,
     pub parallel: usize,
 }
 
 impl Suite {
-    /// Every spec of the program, asked once: the suite takes seconds to list them.
+    /// Every spec of the program. The list is cached: the suite takes seconds to print it.
     pub fn specs(&self) -> sh::Outcome<Vec<String>> {
         let list = self.program.with_file_name("specs.txt");
         if let Ok(text) = fs::read_to_string(&list) {
@@ -116,7 +116,7 @@ impl Suite {
         sh::capture(Command::new(&self.program).arg("--list-images"))
     }
 
-    /// Runs specs; `seen` is told of each that ended.
+    /// Runs specs; calls `seen` for each spec that ended.
     pub fn run(
         &self,
         plan: &Plan<'_>,
@@ -170,7 +170,7 @@ impl Suite {
         done.into_inner().expect("no holder panics")
     }
 
-    /// What ran, and what has to run again because the process ended before it.
+    /// The finished specs, and those that must run again because the process ended before them.
     fn batch(&self, plan: &Plan<'_>, place: &Path, names: &[String]) -> (Vec<Spec>, Vec<String>) {
         let ended = self.process(plan, place, names);
         let report = fs::read_to_string(place.join("junit_01.xml")).unwrap_or_default();
@@ -182,14 +182,14 @@ impl Suite {
         for name in names {
             match found.remove(name) {
                 Some(spec) if spec.message.starts_with(TIMED_OUT) => interrupted.push(spec),
-                // Without a reason it was left out, although it was asked for: the suite ended early.
+                // Skipped without a reason, although it was selected: the suite ended early.
                 Some(spec) if spec.outcome != Outcome::Skipped || !spec.message.is_empty() => {
                     done.push(spec);
                 }
                 _ => left.push(name.clone()),
             }
         }
-        // Who was interrupted had less time than it may take, unless it was the first of the batch.
+        // An interrupted spec had less than the full time, unless it was the first of the batch.
         match (done.is_empty(), interrupted.is_empty()) {
             (true, true) => (),
             (true, false) => return (interrupted, left),
@@ -199,7 +199,7 @@ impl Suite {
             }
         }
         let message = around.first().map_or_else(
-            || format!("the suite did not come to this spec ({ended})"),
+            || format!("the suite did not reach this spec ({ended})"),
             |spec| format!("{}: {}", spec.name, spec.first_line()),
         );
         let failed = left.into_iter().map(|name| Spec {
@@ -246,7 +246,7 @@ impl Suite {
     }
 }
 
-/// A regular expression that matches exactly these.
+/// A regular expression that matches exactly these names.
 fn focus(names: &[String]) -> String {
     let escaped: Vec<String> = names.iter().map(|name| escape(name)).collect();
     format!("({})$", escaped.join("|"))
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_no_pattern() {
+    fn a_name_is_escaped() {
         let names = ["[sig-a] b (c) d.".to_owned(), "e".to_owned()];
         assert_eq!(focus(&names), r"(\[sig-a\] b \(c\) d\.|e)$");
     }

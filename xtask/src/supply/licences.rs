@@ -1,6 +1,6 @@
 //! Licence expressions of packages: `(MIT OR Apache-2.0) AND Unicode-3.0`.
 //!
-//! In: an expression, and which licences are good. Out: whether it can be kept with those alone.
+//! In: an expression, and the accepted licences. Out: whether accepted licences alone satisfy it.
 //! `/` is an older word for `OR`.
 
 /// `None`: not an expression.
@@ -16,7 +16,7 @@ fn either(words: &[&str], at: &mut usize, is_good: &dyn Fn(&str) -> bool) -> Opt
     let mut kept = both(words, at, is_good)?;
     while words.get(*at) == Some(&"OR") {
         *at += 1;
-        // Both sides are read, whatever the first says.
+        // The right side must be parsed even if the left side is true already.
         kept |= both(words, at, is_good)?;
     }
     Some(kept)

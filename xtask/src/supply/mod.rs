@@ -1,10 +1,10 @@
-//! `cargo xtask supply`: whether the packages of Cargo.lock are fit to be built from.
+//! `cargo xtask supply`: whether the build may use the packages of Cargo.lock.
 //!
-//! In: `deny.toml`, Cargo.lock, the table `lists/advisories.txt`, and what cargo says of licences. Out:
-//! one line per package that is not fit. cargo-deny does the same and more; it takes minutes to
-//! compile, and a database from the network.
+//! In: `deny.toml`, Cargo.lock, the table `lists/advisories.txt`, and the licences that cargo reports. Out:
+//! one line per refused package. cargo-deny does the same and more; it takes minutes to compile, and
+//! needs a database from the network.
 //!
-//! Invariant: an exception has a reason, and one that nothing needs any more is a breach, too.
+//! Invariant: an exception has a reason, and an exception that nothing needs any more is a breach, too.
 
 mod licences;
 mod rules;
@@ -20,19 +20,19 @@ use rules::Rules;
 use versions::Version;
 
 const ADVISORIES: &str = "xtask/lists/advisories.txt";
-/// Packages whose manifests name a file in place of a licence, and which licence that is. (cargo-deny
-/// reads the files.)
+/// Packages whose manifests name a licence file instead of a licence, and the licence in that file.
+/// (cargo-deny reads the files.)
 const IN_A_FILE: &[(&str, &str)] = &[("rust-criu", "MIT")];
 
 #[derive(Debug, Default, PartialEq)]
 struct Package {
     name: String,
     version: String,
-    /// Empty: a package of this tree.
+    /// Empty for a package of this tree.
     source: String,
 }
 
-/// All checks, with what cargo knows of the packages.
+/// All checks, including those that ask cargo about the packages.
 pub fn run() -> Outcome {
     let mut breaches = check(&sh::root())?;
     breaches.extend(licences(&sh::root())?);
@@ -45,7 +45,7 @@ pub fn run() -> Outcome {
     }
 }
 
-/// The checks that need Cargo.lock alone.
+/// The checks that need only Cargo.lock.
 pub fn check(root: &Path) -> Outcome<Vec<Breach>> {
     let rules = rules::parse(&read(root, "deny.toml")?)?;
     let packages = packages(&read(root, "Cargo.lock")?);
@@ -81,7 +81,7 @@ fn packages(lock: &str) -> Vec<Package> {
     all
 }
 
-/// Where packages come from, and which are not wanted at all.
+/// Checks the sources of packages, and the banned packages.
 fn sources(rules: &Rules, packages: &[Package]) -> Vec<Breach> {
     let is_known = |source: &str| {
         let registry = source.strip_prefix("registry+");
@@ -99,7 +99,7 @@ fn sources(rules: &Rules, packages: &[Package]) -> Vec<Breach> {
     foreign.chain(banned).collect()
 }
 
-/// Advisories that a package of ours falls under.
+/// Advisories that affect a package of Cargo.lock.
 fn advisories(rules: &Rules, packages: &[Package], table: &str) -> Outcome<Vec<Breach>> {
     let mut needed = BTreeSet::new();
     let mut breaches = vec![];
@@ -139,7 +139,7 @@ fn is_fixed(requirements: &[&str], package: &Package) -> Option<bool> {
     Some(any)
 }
 
-/// Packages whose licence is not good for us.
+/// Packages without an accepted licence.
 fn licences(root: &Path) -> Outcome<Vec<Breach>> {
     let rules = rules::parse(&read(root, "deny.toml")?)?;
     let mut command = sh::cargo();
@@ -234,7 +234,7 @@ fn row(text: &str) -> Outcome<Option<String>> {
                 while !list.contains(']') {
                     list.push_str(lines.next().ok_or("a list has no end")?);
                 }
-                // Every second piece stands in quotes.
+                // Every second piece is in quotes.
                 let quoted = list.split('"').skip(1).step_by(2);
                 fixed.extend(quoted.map(|one| one.replace(' ', "")));
             }
@@ -339,7 +339,7 @@ source = "git+https://example.com/x#1"
         assert!(row("no table").is_err());
     }
 
-    /// This very tree.
+    /// The packages of this work tree.
     #[test]
     fn the_packages_of_this_tree_are_in_order() {
         assert_eq!(check(&sh::root()).map(texts), Ok(vec![]));

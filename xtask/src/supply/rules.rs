@@ -1,8 +1,7 @@
-//! `deny.toml`, as far as it is ours: what advisories are borne with, which licences and sources are
-//! good, which packages are not wanted.
+//! The part of `deny.toml` that we use: accepted advisories, licences and sources, and banned packages.
 //!
-//! In: the file. Out: [`Rules`], or the line that is not understood. A small part of TOML: tables,
-//! texts, lists over several lines, tables in braces.
+//! In: the file. Out: [`Rules`], or the line with the error. It reads a small part of TOML: tables,
+//! strings, multi-line lists, inline tables.
 
 use std::collections::BTreeMap;
 use std::iter::Peekable;
@@ -12,12 +11,12 @@ use crate::sh::Outcome;
 
 #[derive(Debug, Default, PartialEq)]
 pub struct Rules {
-    /// Ids of advisories, with the reasons.
+    /// Ids of accepted advisories, with the reasons.
     pub ignored: BTreeMap<String, String>,
     pub licences: Vec<String>,
-    /// More licences for single packages.
+    /// Additional licences for single packages.
     pub exceptions: BTreeMap<String, Vec<String>>,
-    /// Packages that are not wanted, with the reasons.
+    /// Banned packages, with the reasons.
     pub banned: BTreeMap<String, String>,
     pub registries: Vec<String>,
 }
@@ -108,7 +107,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The next character that is neither space nor part of a comment.
+    /// The next character that is neither a space nor part of a comment.
     fn skip(&mut self) -> Option<char> {
         loop {
             let next = *self.chars.peek()?;

@@ -1,20 +1,20 @@
-//! Versions and what is said of them: `>=1.2, <2.0.0-0`.
+//! Versions and version requirements: `>=1.2, <2.0.0-0`.
 //!
-//! In: texts of Cargo.lock and of advisories. Out: whether a version is meant. Upstream: the crate
-//! `semver`, of which this is what advisories use.
+//! In: texts of Cargo.lock and of advisories. Out: whether a version matches. Upstream: the crate
+//! `semver`; this is the part that advisories use.
 
 use std::cmp::Ordering;
 
-/// Three numbers and, before the release, a tag.
+/// Three numbers, and a tag for pre-releases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     numbers: [u64; 3],
-    /// Empty on a release.
+    /// Empty for a release.
     tag: String,
 }
 
 impl Version {
-    /// Numbers that are left out are 0; the second result says how many were there.
+    /// Missing numbers are 0; the second result is the number of numbers in the text.
     fn parse(text: &str) -> Option<(Self, usize)> {
         let text = text.split('+').next().unwrap_or_default();
         let (front, tag) = text.split_once('-').unwrap_or((text, ""));
@@ -50,7 +50,7 @@ impl PartialOrd for Version {
     }
 }
 
-/// Part by part; numbers as numbers, and before words.
+/// Compares part by part; numbers as numbers, and numbers before words.
 fn compare_tags(a: &str, b: &str) -> Ordering {
     let (mut a, mut b) = (a.split('.'), b.split('.'));
     loop {
@@ -72,7 +72,7 @@ fn compare_tags(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Whether a version is one of those that a requirement names; `None` if that is none.
+/// Whether a version satisfies a requirement; `None` if the requirement is invalid.
 pub fn matches(requirement: &str, version: &Version) -> Option<bool> {
     let mut all = true;
     for part in requirement.split(',') {

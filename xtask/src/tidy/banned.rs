@@ -1,15 +1,15 @@
-//! What may not be called, and why.
+//! Calls that are not allowed, and why.
 //!
-//! In: a source. Out: breaches. Clippy knows paths of functions (see clippy.toml) and sees through
-//! imports; this sees macros, constructors, and places where clippy does not look.
+//! In: a source. Out: breaches. Clippy knows paths of functions (see clippy.toml) and resolves imports;
+//! this finds macros, constructors, and places where clippy does not look.
 
 use super::{Breach, Source};
 
 struct Ban {
     rule: &'static str,
-    /// Matched against code only: comments and strings are blanked.
+    /// Matched against code only: comments and strings are masked.
     needles: &'static [&'static str],
-    /// Crates where it is at home.
+    /// Crates that may use it.
     home: &'static [&'static str],
     tests: Tests,
     why: &'static str,

@@ -1,8 +1,8 @@
-//! Which crate may use which.
+//! Which crate may use which crates.
 //!
-//! In: the manifests under `crates/`. Out: breaches. The table is the street plan of
-//! ARCHITECTURE.md; a row's neighbours may be used, and what they may use, and `base` by all.
-//! A crate without a row is a breach: a new room needs a place on the plan first.
+//! In: the manifests under `crates/`. Out: breaches. The table is the map of ARCHITECTURE.md. A crate may
+//! use its neighbours in the table, the crates that those may use, and `base`. A crate without a row is a
+//! breach: a new crate needs a place on the map first.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 const WIRING: &str = "binary";
 /// Only tests may use it.
 const TEST_ONLY: &str = "testkit";
-/// Where an opaque error is enough, because a person reads it.
+/// Crates that may use an opaque error, because only people read it.
 const MAY_USE_ANYHOW: &[&str] = &["binary", "cli", "testkit"];
 
 pub fn check(crates: &Path) -> Outcome<Vec<Breach>> {
@@ -63,7 +63,7 @@ pub fn check(crates: &Path) -> Outcome<Vec<Breach>> {
     Ok(breaches)
 }
 
-/// `ours` is the list of our own crates: others are not this rule's business.
+/// `ours` is the list of our own crates: this rule ignores others.
 fn manifest(name: &str, text: &str, ours: &[String]) -> Vec<Breach> {
     let breach = |line: usize, text: String| Breach {
         file: format!("crates/{name}/Cargo.toml"),
@@ -89,7 +89,7 @@ fn manifest(name: &str, text: &str, ours: &[String]) -> Vec<Breach> {
                 "anyhow: callers of a library need errors they can match".to_owned(),
             ));
         }
-        // Tests may cross the street: they see the whole from outside.
+        // Tests may use any crate: they test from outside.
         if !ours.iter().any(|own| own == used) || for_tests {
             continue;
         }
@@ -100,7 +100,7 @@ fn manifest(name: &str, text: &str, ours: &[String]) -> Vec<Breach> {
     breaches
 }
 
-/// The name on a dependency line; `None` elsewhere.
+/// The name on a dependency line; `None` for other lines.
 pub fn dependency<'a>(section: &str, line: &'a str) -> Option<&'a str> {
     if !section.trim_end_matches(']').ends_with("dependencies") {
         return None;
@@ -109,7 +109,7 @@ pub fn dependency<'a>(section: &str, line: &'a str) -> Option<&'a str> {
     (end > 0).then(|| &line[..end])
 }
 
-/// What a crate may use, through others included. `None` without a row.
+/// The crates that a crate may use, directly and indirectly. `None` for a crate without a row.
 fn reachable(name: &str) -> Option<Vec<&'static str>> {
     if name == WIRING {
         return Some(Vec::new());

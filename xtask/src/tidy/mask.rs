@@ -1,8 +1,8 @@
-//! Rust source with everything that is not code blanked out.
+//! Rust source with comments and literals blanked out.
 //!
-//! In: a file's text. Out: the same lines, with comments and the insides of string and character
-//! literals replaced by spaces, and a mark on every line that belongs to a test item. Braces can
-//! then be counted and words be searched without a parser.
+//! In: a file's text. Out: the same lines, with comments and the content of string and character literals
+//! replaced by spaces, and a mark on every line of a test item. Braces can then be counted, and words
+//! found, without a parser.
 
 pub struct Masked {
     pub lines: Vec<String>,
@@ -35,7 +35,7 @@ impl Masked {
     }
 }
 
-/// The length of the piece of source at the front, and whether it is code.
+/// The length of the token at the start of `rest`, and whether it is code.
 fn token(rest: &str, first: char, before: Option<char>) -> (usize, bool) {
     let plain = (first.len_utf8(), true);
     match first {
@@ -91,7 +91,7 @@ fn quoted(rest: &str, start: usize) -> usize {
     rest.len()
 }
 
-/// `r"…"`, `r#"…"#`, `b"…"`, `br"…"`, `c"…"`; `None` when it is only a word.
+/// `r"…"`, `r#"…"#`, `b"…"`, `br"…"`, `c"…"`; `None` for an ordinary word.
 fn raw_string(rest: &str) -> Option<usize> {
     let prefix = rest.find(|c| !matches!(c, 'r' | 'b' | 'c'))?;
     if prefix > 2 {
@@ -139,7 +139,7 @@ fn test_lines(lines: &[String]) -> Vec<bool> {
 }
 
 fn block_end(lines: &[String], start: usize, column: usize) -> Option<usize> {
-    // Round and square brackets may hold `;`, as in `[u8; 4]`.
+    // Round and square brackets may contain `;`, as in `[u8; 4]`.
     let (mut braces, mut others) = (0_i32, 0_i32);
     for (number, line) in lines.iter().enumerate().skip(start) {
         let from = if number == start { column } else { 0 };

@@ -1,10 +1,10 @@
-//! House rules that the compiler does not know.
+//! House rules that the compiler does not check.
 //!
-//! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. Sets
-//! of rules: which crate may use which ([`edges`]), how long things may be and how a module
-//! opens ([`shape`]), and what may not be called ([`banned`]); and the packages that the
-//! manifests name ([`unused`]) and that Cargo.lock holds ([`supply`]). A breach with a good reason says so
-//! in place: `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
+//! In: the sources and manifests of the work tree. Out: one line per breach, or nothing. The sets of
+//! rules: which crate may use which ([`edges`]), how long things may be and how a module opens
+//! ([`shape`]), which calls are banned ([`banned`]), which packages the manifests name ([`unused`]) and
+//! which packages Cargo.lock contains ([`supply`]). A breach with a good reason says so in place:
+//! `// tidy: allow(RULE): reason`, on the line or on one of the few before it.
 
 mod banned;
 mod edges;
@@ -27,12 +27,12 @@ pub struct Breach {
     pub text: String,
 }
 
-/// A source file, as the rules see it.
+/// A source file in the form that the rules need.
 pub struct Source {
     pub name: String,
     pub raw: Vec<String>,
     pub masked: Masked,
-    /// Lies in a `tests`, `benches` or `examples` directory.
+    /// In a `tests`, `benches` or `examples` directory.
     pub is_test: bool,
 }
 
@@ -74,7 +74,7 @@ impl Source {
         Breach { file: self.name.clone(), line: line + 1, rule, text: text.into() }
     }
 
-    /// Whether the place itself, or a line shortly before it, states an exception.
+    /// Whether the line of a breach, or a line shortly before it, states an exception.
     fn allows(&self, breach: &Breach) -> bool {
         let at = breach.line - 1;
         let marker = format!("tidy: allow({}): ", breach.rule);
@@ -84,7 +84,7 @@ impl Source {
     }
 }
 
-/// How many lines above a breach its exception may stand (attributes may lie between).
+/// How many lines above a breach its exception may be (attributes may be between them).
 const REACH: usize = 4;
 
 /// All Rust files in some directories.

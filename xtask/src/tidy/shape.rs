@@ -1,7 +1,7 @@
 //! How long things may be, and how a module opens.
 //!
-//! In: a source. Out: breaches. A function fits a screen (70 lines), a file 1,000 lines; tests do
-//! not count. A module opens with what it is for.
+//! In: a source. Out: breaches. A function has at most 70 lines, a file 1,000 lines; tests do not count.
+//! A module opens with a line that says what the module is for.
 
 use super::{Breach, Source};
 

@@ -1,7 +1,7 @@
 //! Dependencies that no code names.
 //!
-//! In: the manifests and the sources of the work tree. Out: breaches. A dependency that is there for
-//! its features alone says so in a comment right before its line: `# tidy: allow(unused): reason`.
+//! In: the manifests and the sources of the work tree. Out: breaches. A dependency that is needed only
+//! for its features says so in a comment right before its line: `# tidy: allow(unused): reason`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_code_names_is_a_breach() {
+    fn an_unused_dependency_is_a_breach() {
         let words = ["serde_json", "tokio"].map(str::to_owned).into();
         let text = "[package]\nname = \"x\"\n[dependencies]\nserde-json = \"1\"\nrand.workspace = true\n\
                     # tidy: allow(unused): for its features\nnix.workspace = true\n[dev-dependencies]\n\
