@@ -50,7 +50,10 @@ usage: cargo xtask COMMAND
   facts-protobuf  rewrite its protobuf field numbers from Kubernetes' Go modules
   measure      print the figures of docs/performance.md
   measure throughput [--small] [requests|lists|watches|memory…]
-               print those of a control plane under load";
+               print those of a control plane under load
+  measure fleet [--no-churn] [--pods-per-node N] [NODES…]
+               print what simulated nodes and pods on them cost it, for 100, 1000 and 5000 nodes
+               or the sizes named, and how sizes compare";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
