@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::control_plane::ControlPlane;
-use testkit::http::ApiClient;
+use testkit::http::{ApiClient, Connection};
 use testkit::simulator::Simulator;
 use testkit::wait::{self, LONG};
 
@@ -122,7 +122,8 @@ fn evicted_pod_is_replaced(api: &ApiClient) -> Result<()> {
     wait::until(LONG, "another pod is in its place", || {
         let pods = list(api, &selected)?;
         let runs = |pod: &&Value| {
-            pod["status"]["phase"] == "Running" && pod["metadata"]["uid"] != first["metadata"]["uid"]
+            pod["status"]["phase"] == "Running"
+                && pod["metadata"]["uid"] != first["metadata"]["uid"]
         };
         let count = pods.iter().filter(runs).count();
         ensure!(count == 30 && pods.len() == 30, "{count} of {}", pods.len());
@@ -142,7 +143,10 @@ fn nodes_of_a_server_and_of_a_file_fail_when_they_are_told_to() -> Result<()> {
     let node = object(&api, "/api/v1/nodes/w-00001")?;
     ensure!(ready(&node) == Some("False") && node["metadata"]["labels"]["pool"] == "x", "{node}");
     let patch = json!({"metadata": {"annotations": {"decapod.io/simulate": "not-ready"}}});
-    let answer = api.patch("/api/v1/nodes/w-00000", &patch.to_string(), LONG)?;
+    let headers = [("content-type", "application/merge-patch+json")];
+    let mut connection = Connection::new(server.client()?, LONG);
+    let body = patch.to_string();
+    let answer = connection.send("PATCH", "/api/v1/nodes/w-00000", &headers, body.as_bytes())?;
     ensure!(answer.status == 200, "{}", answer.body);
     nodes_are(&api, "False", 2)
 }
