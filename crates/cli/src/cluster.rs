@@ -124,7 +124,8 @@ impl Connection {
         })
     }
 
-    fn path(&self, data_dir: &Path, environment: Option<std::ffi::OsString>) -> PathBuf {
+    /// The kubeconfig that is meant.
+    pub fn path(&self, data_dir: &Path, environment: Option<std::ffi::OsString>) -> PathBuf {
         if let Some(path) = &self.kubeconfig {
             return path.clone();
         }

@@ -8,6 +8,7 @@
 //! behind that the next one counts.
 
 mod fleet;
+pub mod hollow;
 pub mod nodes;
 
 use std::fmt::Write as _;

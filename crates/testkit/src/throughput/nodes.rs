@@ -3,8 +3,7 @@
 //! In: a binary, a number of nodes, pods for each. Out: [`Figures`]. Nodes register Ready and say nothing
 //! more, as long as the part takes less than the grace period that a silent node has.
 //!
-//! The cost of a node must not depend on how many others there are: `crates/binary/tests/it/scale.rs`
-//! compares two sizes by CPU, which repeats on a busy machine where seconds do not.
+//! With kubelets that renew and run pods: [`super::hollow`].
 
 use std::path::Path;
 use std::time::Duration;
@@ -46,12 +45,6 @@ pub struct Figures {
 }
 
 /// Registers nodes, has pods scheduled onto them, stops the server.
-pub fn run(binary: &Path, nodes: usize, pods: usize) -> Result<Figures> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(binary, nodes, pods))
-}
-
 pub(super) async fn measure(binary: &Path, nodes: usize, pods: usize) -> Result<Figures> {
     // The default range has room for 256 nodes.
     let mut server = ControlPlane::start_with(binary, &["--cluster-cidr", "10.128.0.0/9"])?;
@@ -166,7 +159,8 @@ fn node(index: usize) -> Value {
     })
 }
 
-fn pod(index: usize) -> Value {
+/// Two containers that ask for little.
+pub(super) fn pod(index: usize) -> Value {
     let container = |name: &str| {
         json!({"name": name, "image": "registry.example.com/app:1",
             "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}})
