@@ -55,7 +55,9 @@ pub async fn load(names: &[&str]) {
     modprobe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     match tokio::time::timeout(LIMIT, modprobe.status()).await {
         Ok(Ok(status)) => tracing::debug!(?wanted, %status, "ran modprobe for kernel modules"),
-        Ok(Err(error)) => tracing::debug!(program = program.trim(), %error, "failed to run modprobe"),
+        Ok(Err(error)) => {
+            tracing::debug!(program = program.trim(), %error, "failed to run modprobe")
+        }
         Err(_) => tracing::warn!(?wanted, "modprobe did not end in time"),
     }
 }

@@ -137,7 +137,9 @@ fn read(directories: &[&Path]) -> (Known, BTreeMap<PathBuf, Edits>) {
                 serde_saphyr::from_str::<Spec>(&text).map_err(|error| error.to_string())
             });
             match parsed {
-                Err(error) => tracing::warn!(file = %file.display(), error, "failed to parse the CDI file"),
+                Err(error) => {
+                    tracing::warn!(file = %file.display(), error, "failed to parse the CDI file")
+                }
                 Ok(spec) => {
                     for device in spec.devices {
                         let name = format!("{}={}", spec.kind, device.name);

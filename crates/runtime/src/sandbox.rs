@@ -227,7 +227,9 @@ pub(crate) fn set_up(places: &Places, config: &PodSandboxConfig) -> io::Result<(
     let settings = Settings::of(config, None);
     std::thread::scope(|scope| {
         let work = scope.spawn(|| make_and_pin(places, modes, &settings));
-        work.join().unwrap_or_else(|_| Err(io::Error::other("the thread that creates the namespaces panicked")))
+        work.join().unwrap_or_else(|_| {
+            Err(io::Error::other("the thread that creates the namespaces panicked"))
+        })
     })
 }
 

@@ -102,7 +102,8 @@ impl Mappings {
         if pod == Some(own) {
             return Ok(true);
         }
-        let text = format!("the id mapping of mount {:?} differs from the pod's", mount.container_path);
+        let text =
+            format!("the id mapping of mount {:?} differs from the pod's", mount.container_path);
         Err(Error::InvalidArgument(text))
     }
 }

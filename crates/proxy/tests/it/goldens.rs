@@ -1,4 +1,4 @@
-//! The rules as text. Review a change here as you would review code: this is what packets meet.
+//! The rules as text. Review changes here like code: these are the rules for packets.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::fixtures::{facts, service, slice};
 
-/// Only what a service adds to the empty ruleset, of one family.
+/// Compares only the rules that a Service adds to the empty ruleset, of one family.
 fn check(name: &str, services: &[Service], slices: &[EndpointSlice], facts: &Facts) {
     let text = added(services, slices, facts, Family::Ip);
     insta::assert_snapshot!(name, text);

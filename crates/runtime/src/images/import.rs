@@ -50,7 +50,10 @@ pub fn import(store: &ImageStore, archive: &Path, name: Option<&str>) -> Result<
         None => from_docker(store, &contents, &docker, name)?,
     };
     if imported.is_empty() {
-        return Err(Error::Invalid(format!("{} contains no image for this machine", archive.display())));
+        return Err(Error::Invalid(format!(
+            "{} contains no image for this machine",
+            archive.display()
+        )));
     }
     imported.dedup_by(|a, b| a.id == b.id);
     Ok(imported)
@@ -92,7 +95,10 @@ impl Contents {
         if let Some(hex) = hex {
             let digest = format!("sha256:{hex}");
             if !is_digest(&digest) {
-                return Err(Error::Invalid(format!("{} does not have a digest as its name", path.display())));
+                return Err(Error::Invalid(format!(
+                    "{} does not have a digest as its name",
+                    path.display()
+                )));
             }
             store.put_blob(&mut *entry, Some(&digest))?;
             self.blobs.insert(path, (digest, size));

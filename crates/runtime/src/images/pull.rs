@@ -99,7 +99,9 @@ impl Puller {
         let _ingest = blocking(move || store.ingest()).await?;
         let (digest, manifest) = self.manifest(&client, &reference, &auth).await?;
         if name.digest.as_ref().is_some_and(|wanted| *wanted != digest) {
-            return Err(Error::Registry(format!("the registry sent a manifest with digest {digest}")));
+            return Err(Error::Registry(format!(
+                "the registry sent a manifest with digest {digest}"
+            )));
         }
         self.content(&client, &reference, &manifest).await?;
         let (store, name) = (self.store.clone(), name.clone());

@@ -60,7 +60,9 @@ fn unpack(blob: File, diff_id: &str, into: &Path) -> Result<()> {
     io::copy(&mut hashed, &mut io::sink()).during(|| "read a layer".into())?;
     let found = format!("sha256:{}", hex(&hashed.hash.finalize()));
     if found != diff_id {
-        return Err(Error::Invalid(format!("the layer's content has digest {found}, not {diff_id}")));
+        return Err(Error::Invalid(format!(
+            "the layer's content has digest {found}, not {diff_id}"
+        )));
     }
     Ok(())
 }

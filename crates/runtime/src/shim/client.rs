@@ -173,7 +173,8 @@ pub(crate) async fn spawn_shim(
         .stdout(Stdio::piped())
         .stderr(errors)
         .spawn()?;
-    let stdout = child.stdout.take().ok_or_else(|| io::Error::other("the shim has no standard output"))?;
+    let stdout =
+        child.stdout.take().ok_or_else(|| io::Error::other("the shim has no standard output"))?;
     let mut line = String::new();
     let mut reader = BufReader::new(stdout);
     let read = tokio::time::timeout(START_TIMEOUT, reader.read_line(&mut line)).await;
@@ -182,12 +183,16 @@ pub(crate) async fn spawn_shim(
         Err(_) => {
             // The shim made no progress for minutes; nothing would own its container.
             let _ = child.start_kill();
-            Err(Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the shim did not report the container's start in time")))
+            Err(Error::Io(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the shim did not report the container's start in time",
+            )))
         }
         Ok(Err(error)) => Err(error.into()),
         Ok(Ok(_)) => {
-            let report: Report = serde_json::from_str(&line)
-                .map_err(|_| io::Error::other("the shim died before it reported the container's start"))?;
+            let report: Report = serde_json::from_str(&line).map_err(|_| {
+                io::Error::other("the shim died before it reported the container's start")
+            })?;
             match (report.started, report.error) {
                 (Some(started), None) => Ok(started),
                 (_, error) => {

@@ -166,8 +166,8 @@ pub(crate) fn find(run: &Path) -> Option<i32> {
 }
 
 fn prepare(config: &Path) -> io::Result<ShimConfig> {
-    let mut config: ShimConfig =
-        files::read_json(config)?.ok_or_else(|| io::Error::other("the shim's config file does not exist"))?;
+    let mut config: ShimConfig = files::read_json(config)?
+        .ok_or_else(|| io::Error::other("the shim's config file does not exist"))?;
     if config.exit_file.exists() {
         // The backend was killed while it started this shim, and the next backend recorded the
         // exit.

@@ -469,7 +469,10 @@ impl Embedded {
             Ok(())
         };
         tokio::time::timeout(KILL_TIMEOUT, killing).await.unwrap_or_else(|_| {
-            Err(Error::DeadlineExceeded(format!("container {:?} did not end after SIGKILL", entry.id)))
+            Err(Error::DeadlineExceeded(format!(
+                "container {:?} did not end after SIGKILL",
+                entry.id
+            )))
         })
     }
 

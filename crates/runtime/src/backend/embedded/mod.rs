@@ -285,7 +285,9 @@ fn selects(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Error::Internal("a blocking task panicked".into()))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Error::Internal("a blocking task panicked".into()))
 }
 
 #[async_trait]

@@ -186,7 +186,9 @@ impl Embedded {
             let ports = !entry.config.port_mappings.is_empty();
             match network.adopt(&entry.id, &net, &addresses, ports).await {
                 Ok(true) => {}
-                Ok(false) => tracing::warn!(sandbox = entry.id, "the sandbox's network link does not exist"),
+                Ok(false) => {
+                    tracing::warn!(sandbox = entry.id, "the sandbox's network link does not exist")
+                }
                 Err(error) => {
                     tracing::warn!(sandbox = entry.id, %error, "failed to repair the sandbox's network link");
                 }

@@ -199,7 +199,9 @@ impl RuntimeService for Remote {
         let answer: RuntimeConfigResponse =
             self.ask(runtime_call!("RuntimeConfig"), RuntimeConfigRequest {}).await?;
         // Upstream: without an answer the kubelet's own setting stays, as without the call.
-        answer.linux.ok_or_else(|| Error::Unimplemented("the runtime reports no cgroup driver".into()))
+        answer
+            .linux
+            .ok_or_else(|| Error::Unimplemented("the runtime reports no cgroup driver".into()))
     }
 
     async fn update_runtime_config(&self, pod_cidr: &str) -> Result<()> {
