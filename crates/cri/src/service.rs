@@ -21,8 +21,7 @@ pub trait RuntimeService: Send + Sync {
     async fn status(&self, verbose: bool) -> Result<StatusResponse>;
     /// Which cgroup driver the kubelet must use.
     async fn runtime_config(&self) -> Result<LinuxRuntimeConfiguration>;
-    /// Sets the node's pod CIDRs, comma-separated for two families. The network is not ready
-    /// before.
+    /// Sets the node's pod CIDRs, comma-separated for two families. The network is not ready before.
     async fn update_runtime_config(&self, pod_cidr: &str) -> Result<()>;
 
     /// Returns the sandbox's id.

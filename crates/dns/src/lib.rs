@@ -7,10 +7,9 @@
 //!
 //! In: DNS queries; Services and EndpointSlices. Out: answers of the Kubernetes DNS specification
 //! (1.1.0), TTL 5 s.
-//! Invariants: names of the zone never leave the node. While the API is down, the last known state
-//! answers. Before the first list the zone answers SERVFAIL, so that resolvers ask again, and never
-//! NXDOMAIN, which they would cache. Upstream: CoreDNS with its `kubernetes` plugin, pods
-//! `insecure`.
+//! Invariants: names of the zone never leave the node. While the API is down, the last known state answers.
+//! Before the first list the zone answers SERVFAIL, so that resolvers ask again, and never NXDOMAIN, which
+//! they would cache. Upstream: CoreDNS with its `kubernetes` plugin, pods `insecure`.
 
 mod directory;
 mod forward;

@@ -36,8 +36,7 @@ pub struct Records {
 pub enum Answer {
     /// The name exists; the list is empty for NODATA.
     Found(Records),
-    /// An alias to a name outside of the zone: the server must resolve the target and add its
-    /// records.
+    /// An alias to a name outside of the zone: the server must resolve the target and add its records.
     Alias(Box<Record>, Name),
     NoSuchName,
     /// The informers have not synced, so the zone cannot answer.

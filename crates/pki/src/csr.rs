@@ -1,5 +1,4 @@
-//! PKCS#10 certificate signing requests: reading them, and creating them (for kubelets and
-//! clients).
+//! PKCS#10 certificate signing requests: reading them, and creating them (for kubelets and clients).
 //!
 //! Invariant: validation, approval and signing read a request with the same function, so that all
 //! see the same content. It accepts what Go's `encoding/pem` and `crypto/x509` accept, and reports

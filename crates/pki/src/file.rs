@@ -31,9 +31,8 @@ pub fn write_private(path: &Path, content: &[u8], mode: u32) -> Result<(), Error
     replace(path, content, mode, fs::File::sync_data)
 }
 
-/// Like `write_private` with mode 0600, but without a sync, for files that are regenerated when
-/// unreadable. After a power failure the file may be empty or full of zeros. A crash of the process
-/// alone does no harm.
+/// Like `write_private` with mode 0600, but without a sync, for files that are regenerated when unreadable.
+/// After a power failure the file may be empty or full of zeros. A crash of the process alone does no harm.
 pub(crate) fn write_replaceable(path: &Path, content: &[u8]) -> Result<(), Error> {
     replace(path, content, 0o600, |_| Ok(()))
 }

@@ -14,10 +14,9 @@ pub enum Component {
     Scheduler,
     Proxy,
     Dns,
-    /// The API server's client to kubelets. A kubelet's address comes from its Node, which the node
-    /// itself writes. So a stolen node could name the API server's own address and use this
-    /// identity's rights at the API. Therefore RBAC allows it only the kubelets' resources.
-    /// Upstream: so does kubeadm.
+    /// The API server's client to kubelets. A kubelet's address comes from its Node, which the node itself
+    /// writes. So a stolen node could name the API server's own address and use this identity's rights at the
+    /// API. Therefore RBAC allows it only the kubelets' resources. Upstream: so does kubeadm.
     KubeletClient,
     /// The API server's client to aggregated API servers (signed by the front-proxy authority).
     FrontProxyClient,

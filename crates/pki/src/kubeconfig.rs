@@ -1,7 +1,6 @@
 //! Kubeconfig files: reading, writing, and resolving a context to a server and credentials.
 //!
-//! Invariant: unknown fields are kept, so that other programs can use a file that was read and
-//! written again.
+//! Invariant: unknown fields are kept, so that other programs can use a file that was read and written again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -4,10 +4,9 @@
 //! In: a data directory (own files, or an administrator's files under kubeadm's names), profiles,
 //! PKCS#10 requests. Out: PEM and DER bytes for `transport` and `auth`. This crate opens no socket.
 //!
-//! Invariants: private keys are only in files of mode 0600 inside directories of mode 0700. Files
-//! are written under a temporary name and renamed, so that a crash leaves the old file or the new
-//! one. Existing files are loaded and never overwritten, except leaves that are expired or do not
-//! fit.
+//! Invariants: private keys are only in files of mode 0600 inside directories of mode 0700. Files are written
+//! under a temporary name and renamed, so that a crash leaves the old file or the new one. Existing files are
+//! loaded and never overwritten, except leaves that are expired or do not fit.
 //!
 //! Why an own encoder beside rcgen: subjects must hold any number of organizations (Kubernetes'
 //! groups) and must be copied byte for byte from requests and issuers. rcgen's names are maps with
@@ -66,8 +65,7 @@ impl From<rcgen::Error> for Error {
     }
 }
 
-/// Random bytes for secrets, from the crypto provider (never from the seeded source of
-/// simulations).
+/// Random bytes for secrets, from the crypto provider (never from the seeded source of simulations).
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system's random source works");

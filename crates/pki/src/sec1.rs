@@ -1,8 +1,7 @@
 //! Elliptic curve private keys in upstream's format.
 //!
-//! In: PEM of a private key in any form. Out: an elliptic curve key as `BEGIN EC PRIVATE KEY`
-//! (SEC1, RFC 5915), which some clients require; other keys unchanged. This program reads both
-//! forms.
+//! In: PEM of a private key in any form. Out: an elliptic curve key as `BEGIN EC PRIVATE KEY` (SEC1, RFC
+//! 5915), which some clients require; other keys unchanged. This program reads both forms.
 //!
 //! ```text
 //!  PKCS#8   SEQUENCE { 0, SEQUENCE { id-ecPublicKey, curve }, OCTET STRING { SEC1 } }

@@ -7,8 +7,7 @@
 //!     NAME.crt, NAME.key                        leaves, made when asked for
 //! ```
 //!
-//! Existing files are used unchanged, so that administrators can bring their own. Missing files are
-//! created.
+//! Existing files are used unchanged, so that administrators can bring their own. Missing files are created.
 
 use std::path::{Path, PathBuf};
 

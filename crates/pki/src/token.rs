@@ -4,9 +4,8 @@
 //! the node checks the server before it sends the secret. A bare secret is also accepted; the node
 //! then trusts the server's authority at the first contact.
 //!
-//! On the wire the secret is a bootstrap token (`id.secret`, a Secret in kube-system), with which a
-//! joining node authenticates upstream. Both sides map a secret of another form to a bootstrap
-//! token in the same way.
+//! On the wire the secret is a bootstrap token (`id.secret`, a Secret in kube-system), with which a joining
+//! node authenticates upstream. Both sides map a secret of another form to a bootstrap token in the same way.
 
 use std::fmt;
 
@@ -129,8 +128,7 @@ impl fmt::Debug for BootstrapToken {
 pub fn random_token(length: usize) -> String {
     let character = |_| loop {
         let [byte] = crate::random_bytes::<1>();
-        // 252 is the largest multiple of 36 in a byte: larger values would make some characters
-        // likelier.
+        // 252 is the largest multiple of 36 in a byte: larger values would make some characters likelier.
         if byte < 252 {
             return ALPHABET[usize::from(byte) % ALPHABET.len()] as char;
         }

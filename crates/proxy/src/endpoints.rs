@@ -1,5 +1,4 @@
-//! Collects endpoints by service port from slices, and selects those that a Service's traffic may
-//! use.
+//! Collects endpoints by service port from slices, and selects those that a Service's traffic may use.
 //!
 //! Ready endpoints are used. Without ready ones, endpoints that still serve while they terminate
 //! are used: a Service whose last pods are terminating answers to the end. Zone and node hints
@@ -123,8 +122,7 @@ pub struct Usable<'a> {
     pub local: Vec<&'a Endpoint>,
     /// The endpoints of either list: each needs a chain.
     pub reachable: Vec<&'a Endpoint>,
-    /// Whether any node has usable endpoints: without them traffic is refused, otherwise silently
-    /// dropped.
+    /// Whether any node has usable endpoints: without them traffic is refused, otherwise silently dropped.
     pub any: bool,
 }
 

@@ -1,8 +1,7 @@
 //! Notices when another program changes this component's objects in the kernel: `nft flush
 //! ruleset`, the restart of a firewall, `ip link del`.
 //!
-//! In: the kernel's messages, by [`net::monitor`]. Out: a wait that ends when the objects must be
-//! restored.
+//! In: the kernel's messages, by [`net::monitor`]. Out: a wait that ends when the objects must be restored.
 //! Invariant: two programs that undo each other's changes do so at a falling rate: after a repair
 //! the next waits for a second, then two, up to a minute.
 

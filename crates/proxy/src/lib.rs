@@ -4,10 +4,9 @@
 //! pure function ([`model::ruleset`]) computes it, and one transaction applies the difference to
 //! the last applied one. This crate knows only the API and the kernel.
 //!
-//! Invariants: nothing is removed at exit, so traffic continues while the process is down. The
-//! first transaction of a process replaces all existing rules atomically; so does the first one
-//! after another program changed the tables. Rules are changed only after all three informers have
-//! synced.
+//! Invariants: nothing is removed at exit, so traffic continues while the process is down. The first
+//! transaction of a process replaces all existing rules atomically; so does the first one after another
+//! program changed the tables. Rules are changed only after all three informers have synced.
 
 mod endpoints;
 mod health_checks;

@@ -237,8 +237,7 @@ impl Family<'_> {
         self.node_port_rule("nodeport-endpoints-check", vec![to_map]);
         self.untranslated_check();
         self.table.rule("reject-chain", vec![Stmt::Reject]);
-        // Deviation: the cluster DNS address is an address of every node, and belongs to no Service
-        // of ours.
+        // Deviation: the cluster DNS address is an address of every node, and belongs to no Service of ours.
         let check = "cluster-ips-check";
         let own = Stmt::equals(Field::FibDaddrType, Value::Number(LOCAL));
         self.table.rule(check, vec![own, Stmt::Verdict(Verdict::Return)]);
@@ -357,8 +356,7 @@ impl Family<'_> {
                 let verdict = Verdict::Goto(paths.external.clone());
                 self.table.element("service-nodeports", key.clone(), to(verdict, port));
             }
-            // An endpoint on the node itself may have the same port; its packets need no
-            // translation.
+            // An endpoint on the node itself may have the same port; its packets need no translation.
             let same = |e: &&Endpoint| e.address.port() == node_port;
             if paths.external_to.is_none() {
                 self.table.element("no-endpoint-nodeports", key, to(refusal, port));
@@ -405,8 +403,7 @@ impl Family<'_> {
             // The endpoint may be on another node, so the answer must come back through this node.
             t.rule(chain, vec![Stmt::jump("mark-for-masquerade")]);
         } else if !usable.cluster.is_empty() {
-            // Pods and nodes of the cluster may use all endpoints, as they could through another
-            // node.
+            // Pods and nodes of the cluster may use all endpoints, as they could through another node.
             for net in of_family(&self.facts.cluster_cidrs, self.ip) {
                 let pods = Stmt::InNet { field: Field::Saddr(self.ip), op: Op::Eq, net };
                 t.rule(chain, vec![pods, Stmt::goto(&paths.cluster)])

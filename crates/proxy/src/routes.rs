@@ -359,8 +359,7 @@ impl Roads {
             None => self.links.uplink().await?.ok_or(Error::NoUplink(local))?.interface,
         };
         if self.device.take().is_some() {
-            // The settings differ, and the device's address cannot be changed: recreates the
-            // device.
+            // The settings differ, and the device's address cannot be changed: recreates the device.
             self.links.remove(DEVICE).await?;
             self.peers.clear();
         }

@@ -43,8 +43,7 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// The ports of a Service in one family; none without an address in it, or if another proxy
-    /// serves it.
+    /// The ports of a Service in one family; none without an address in it, or if another proxy serves it.
     pub fn of(service: &Service, ip: Ip) -> Vec<Self> {
         let Some(spec) = service.spec.as_ref().filter(|_| !is_foreign(service)) else {
             return Vec::new();

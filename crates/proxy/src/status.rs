@@ -1,5 +1,4 @@
-//! Status for other programs: `/healthz`, `/livez` (load balancers, probes), `/metrics`,
-//! `/proxyMode`.
+//! Status for other programs: `/healthz`, `/livez` (load balancers, probes), `/metrics`, `/proxyMode`.
 //!
 //! Healthy: no change has waited longer than a minute for its transaction, and (for `/healthz`) the
 //! node is not about to be deleted.

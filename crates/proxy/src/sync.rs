@@ -61,8 +61,7 @@ impl Syncer {
         self.applied.as_ref().is_some_and(|applied| applied.has_table(family, table))
     }
 
-    /// Loads the kernel modules for the rules, on a thread that may block. Returns the missing
-    /// ones.
+    /// Loads the kernel modules for the rules, on a thread that may block. Returns the missing ones.
     pub async fn load_modules(mut self) -> Result<(Self, Vec<&'static str>), Error> {
         net::modules::load(net::modules::SERVICES).await;
         let work = move || net::modules::missing(&mut self.nft).map(|missing| (self, missing));
@@ -141,8 +140,7 @@ impl Udp {
         udp
     }
 
-    /// Whether the flow goes to one of our Services, but no usable endpoint of that Service answers
-    /// it.
+    /// Whether the flow goes to one of our Services, but no usable endpoint of that Service answers it.
     fn is_stale(&self, flow: &Flow) -> bool {
         let answers = self
             .addresses

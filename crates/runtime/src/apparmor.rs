@@ -42,8 +42,7 @@ pub(crate) enum Support {
 #[derive(Debug)]
 pub(crate) struct AppArmor {
     support: Support,
-    /// The result of loading the default profile, which happens for the first container that uses
-    /// it.
+    /// The result of loading the default profile, which happens for the first container that uses it.
     default: OnceCell<std::result::Result<(), String>>,
 }
 
@@ -166,8 +165,7 @@ fn load_default() -> io::Result<()> {
         .stderr(Stdio::piped())
         .spawn()?;
     let text = default_profile(Path::new(INCLUDES));
-    // The input is closed at once: the parser reads to its end. A write error shows in the exit
-    // status.
+    // The input is closed at once: the parser reads to its end. A write error shows in the exit status.
     let _ = child.stdin.take().map(|mut input| input.write_all(text.as_bytes()));
     let output = child.wait_with_output()?;
     if output.status.success() {

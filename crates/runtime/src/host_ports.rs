@@ -66,8 +66,7 @@ impl HostPorts {
     }
 }
 
-/// One sandbox's mappings: one host port for every sandbox address that fits the mapping's host
-/// address.
+/// One sandbox's mappings: one host port for every sandbox address that fits the mapping's host address.
 pub(crate) fn of(mappings: &[PortMapping], addresses: &[IpAddr], cidrs: &[IpNet]) -> Vec<HostPort> {
     let mut out = vec![];
     for mapping in mappings {

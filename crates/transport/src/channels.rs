@@ -234,8 +234,7 @@ where
         Some(sent) => sent?,
         None => return Ok(()),
     }
-    // Waits for the client's Close: closing with unread input would reset the connection and lose
-    // the Status.
+    // Waits for the client's Close: closing with unread input would reset the connection and lose the Status.
     let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
     let farewell = async { tokio::join!(sink.send(crate::ws::farewell()), goodbye) };
     let _ = tokio::time::timeout(GOODBYE, farewell).await;

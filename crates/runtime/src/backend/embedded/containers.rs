@@ -358,8 +358,7 @@ impl Embedded {
         });
     }
 
-    /// Records the exit after the shim has ended: from its message, its exit file, or as lost when
-    /// it died.
+    /// Records the exit after the shim has ended: from its message, its exit file, or as lost when it died.
     pub(super) async fn settle(
         &self,
         entry: &Arc<ContainerEntry>,

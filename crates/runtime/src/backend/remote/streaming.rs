@@ -216,8 +216,7 @@ fn internal(error: impl std::fmt::Display) -> Error {
 
 type Text = Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// A stream that keeps the connection alive. Its end-of-file may become an error, read from an
-/// error stream.
+/// A stream that keeps the connection alive. Its end-of-file may become an error, read from an error stream.
 struct Guarded {
     stream: Stream,
     _held: mpsc::Sender<()>,
