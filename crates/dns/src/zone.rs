@@ -536,7 +536,7 @@ pub(crate) mod tests {
     use RecordType::{AAAA as V6, MX, PTR as Ptr, SRV as Srv, TXT as Txt};
 
     #[test]
-    fn services() {
+    fn services_have_records() {
         check("web.ns.svc.cluster.local.", RecordType::A, "10.43.0.9");
         check("WEB.ns.svc.Cluster.Local.", RecordType::A, "10.43.0.9");
         check("web.ns.svc.cluster.local.", V6, "fd00::9");
@@ -555,7 +555,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn headless_services() {
+    fn headless_services_have_endpoint_records() {
         check("db.ns.svc.cluster.local.", RecordType::A, "10.42.0.5, 10.42.0.6");
         check("db.ns.svc.cluster.local.", V6, "NODATA");
         check("empty.ns.svc.cluster.local.", RecordType::A, "NODATA");
@@ -572,7 +572,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_rest_of_the_zone() {
+    fn pods_reverse_names_and_missing_names() {
         check("cluster.local.", RecordType::A, "NODATA");
         check("svc.cluster.local.", RecordType::A, "NODATA");
         check("ns.svc.cluster.local.", RecordType::A, "NODATA");
@@ -590,7 +590,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_cold_zone_does_not_deny() {
+    fn a_zone_before_its_sync_is_not_ready() {
         let zone = Zone::new("cluster.local").expect("a zone");
         let cold = Fixed { cold: true, ..cluster() };
         let name = Name::from_ascii("web.ns.svc.cluster.local.").expect("a name");

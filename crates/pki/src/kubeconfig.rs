@@ -380,7 +380,7 @@ users:
     }
 
     #[test]
-    fn a_value_is_one_line_and_the_key_has_upstreams_form() {
+    fn values_have_one_line_and_the_key_has_upstreams_form() {
         let issued = crate::Authority::generate("ca")
             .and_then(|ca| ca.issue(&crate::Profile::client("admin", &["system:masters"])))
             .expect("issued");

@@ -4,7 +4,7 @@
 //! pki/ca.crt, ca.key                            signs servers and clients
 //!     front-proxy-ca.crt, front-proxy-ca.key    signs the aggregator's client
 //!     sa.key, sa.pub                            signs and checks service account tokens
-//!     NAME.crt, NAME.key                        leaves, made when asked for
+//!     NAME.crt, NAME.key                        leaves, created on demand
 //! ```
 //!
 //! Existing files are used unchanged, so that administrators can bring their own. Missing files are created.

@@ -10,8 +10,8 @@
 //!                                                                     └► dnat
 //!  filter input, forward, output (new connections) ─► service-endpoints-check (no endpoints),
 //!                                                     cluster-ips-check (unused addresses, ports),
-//!                                                     untranslated-check (a moment's gap)
-//!  nat postrouting ─► masquerading (what was marked)
+//!                                                     untranslated-check (a change of rules)
+//!  nat postrouting ─► masquerading (marked packets)
 //! ```
 //!
 //! Cost per packet does not depend on the number of services: one map lookup, one chain.

@@ -438,7 +438,7 @@ mod tests {
 
     /// A node that claims others' addresses gets no routes; the routes to others are created.
     #[test]
-    fn a_hostile_node_takes_no_routes() {
+    fn a_hostile_node_gets_no_routes() {
         let (a, b) = (node("a", "10.42.0.0/24", "10.0.0.1"), node("b", "10.42.1.0/24", "10.0.0.2"));
         let check = |cidr: &str, address: &str, why: &str| {
             let evil = aged("evil", cidr, address, "2026-01-02T00:00:00Z");

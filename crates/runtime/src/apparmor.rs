@@ -4,7 +4,7 @@
 //! later processes, or the reason why there is none.
 //!
 //! ```text
-//!  the pod says      kernel without it   no apparmor_parser    both there
+//!  the pod says      kernel without it   no apparmor_parser    both present
 //!  nothing           none                none (a warning)      default, none if privileged
 //!  Unconfined        none                none                  none
 //!  RuntimeDefault    an error            an error              default, none if privileged
@@ -107,7 +107,7 @@ impl AppArmor {
             let done = tokio::task::spawn_blocking(load_default).await;
             let done = done.unwrap_or_else(|_| Err(io::Error::other("a blocking task panicked")));
             done.map_err(|error| {
-                tracing::warn!(%error, "cannot load the default AppArmor profile for containers");
+                tracing::warn!(%error, "failed to load the default AppArmor profile for containers");
                 error.to_string()
             })
         };

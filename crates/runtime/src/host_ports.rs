@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings() {
+    fn mappings_become_host_ports() {
         let cidrs = ["10.42.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().expect("a network"));
         let addresses = ["10.42.0.2", "fd00::2"].map(|ip| ip.parse().expect("an address"));
         let check = |host_ip: &str, host_port: i32, expected: &[&str]| {

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! <run>/sandboxes/<id>/net uts ipc    bind mounts of the namespaces
-//!                      user           with users of its own
-//!                      pause.pid      init of the shared process namespace
+//!                      user           with a user namespace
+//!                      pause.pid      init of the shared PID namespace
 //! <data>/sandboxes/<id>/shm           tmpfs, mounted at /dev/shm in the containers
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! One node with pods and a host beside it, each in a network namespace, removed on drop.
 //!
 //! ```text
-//!  outside 192.168.50.9 ── switch ── node eth0 192.168.50.1, 10.42.0.1 ── pods 10.42.0.N
+//!  outside 192.168.50.9 ── bridge ── node eth0 192.168.50.1, 10.42.0.1 ── pods 10.42.0.N
 //! ```
 //!
 //! As on a machine without `br_netfilter`, bridged packets pass no rules.

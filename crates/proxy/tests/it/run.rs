@@ -225,7 +225,7 @@ async fn udp_until(socket: &UdpSocket, to: SocketAddr, expected: &str) {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_an_error_that_says_so() {
+async fn a_port_in_use_is_a_clear_error() {
     if skipped() {
         return;
     }

@@ -439,7 +439,7 @@ impl Embedded {
             match tokio::time::timeout(timeout, gentle).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
-                    tracing::warn!(container = entry.id, %error, "cannot send the stop signal, killing the container");
+                    tracing::warn!(container = entry.id, %error, "failed to send the stop signal, killing the container");
                 }
                 // The grace period is over: the container is killed below.
                 Err(_) => {}

@@ -1,8 +1,8 @@
 //! exec, attach and port-forward: the runtime returns a URL, and the streams use SPDY there.
 //!
 //! ```text
-//!  Exec ─► URL ─► connect ─► streams ─► whoever asked
-//!                    └ driver ── task, ends with the command, or when nobody is interested any more
+//!  Exec ─► URL ─► connect ─► streams ─► caller
+//!                    └ driver ── task, ends with the command, or when all streams are dropped
 //! ```
 
 use std::io;
