@@ -1,9 +1,8 @@
 //! The parts of the kernel's connection table that the proxy needs: listing UDP flows with their
 //! translation, and deleting one.
 //!
-//! TCP connections end by themselves when an endpoint dies. A UDP client that keeps its port (a
-//! resolver) would keep sending to the dead endpoint: every packet extends the life of the flow's
-//! entry.
+//! TCP connections end by themselves when an endpoint dies. A UDP client that keeps its port (a resolver)
+//! would keep sending to the dead endpoint: every packet extends the life of the flow's entry.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -102,9 +102,8 @@ fn table(ip: Ip, ports: &[&HostPort]) -> Table {
 }
 
 /// Where a port of 127.0.0.1 leads into a pod, the pod's link accepts packets for 127.0.0.0/8
-/// (`route_localnet`, see [`crate::pods`]). That is for answers, which are translated after this
-/// chain. Packets that a pod sends to that network are dropped: they would reach the node's
-/// loopback.
+/// (`route_localnet`, see [`crate::pods`]). That is for answers, which are translated after this chain.
+/// Packets that a pod sends to that network are dropped: they would reach the node's loopback.
 fn not_for_others(table: &mut Table) {
     let chain = "loopback";
     table.chain(chain).base = Some(BaseChain {

@@ -5,9 +5,8 @@
 //! `ensure_*` is idempotent and repairs differences, and every removal accepts a missing object:
 //! callers re-run them after a crash without a check.
 //!
-//! Invariant: network namespaces are per thread. Work in a namespace runs on a thread of its own
-//! ([`netns`]) or on a socket that was opened there. The caller's threads never change their
-//! namespace.
+//! Invariant: network namespaces are per thread. Work in a namespace runs on a thread of its own ([`netns`])
+//! or on a socket that was opened there. The caller's threads never change their namespace.
 
 pub mod conntrack;
 mod error;

@@ -286,10 +286,9 @@ impl Links {
     }
 
     /// Makes Service addresses routable for the node's own processes: routing precedes the address
-    /// translation of the output hook, so a node without a default route would return ENETUNREACH.
-    /// True when a route was needed; it now leads through `link`, the pods' bridge. A route through
-    /// `lo` would not do: the kernel sends no refusals from there, so that a Service without
-    /// endpoints would time out.
+    /// translation of the output hook, so a node without a default route would return ENETUNREACH. True when
+    /// a route was needed; it now leads through `link`, the pods' bridge. A route through `lo` would not do:
+    /// the kernel sends no refusals from there, so that a Service without endpoints would time out.
     pub async fn ensure_service_route(
         &self,
         service_cidr: IpNet,
@@ -304,9 +303,8 @@ impl Links {
         Ok(true)
     }
 
-    /// The interface of the default route (lowest metric; IPv4 first) with its primary address.
-    /// Without a default route: the first interface that is up and has a global address with a
-    /// network.
+    /// The interface of the default route (lowest metric; IPv4 first) with its primary address. Without a
+    /// default route: the first interface that is up and has a global address with a network.
     pub async fn uplink(&self) -> Result<Option<Uplink>, Error> {
         let mut links = self.list().await?;
         // Older kernels list links in no order.
@@ -421,8 +419,7 @@ impl From<LinkMessage> for Link {
 }
 
 fn address_of(message: &AddressMessage) -> Option<Address> {
-    // On point-to-point links IFA_ADDRESS is the peer's and IFA_LOCAL is ours; IPv6 has no
-    // IFA_LOCAL.
+    // On point-to-point links IFA_ADDRESS is the peer's and IFA_LOCAL is ours; IPv6 has no IFA_LOCAL.
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,

@@ -41,8 +41,7 @@ const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 const LIMIT: Duration = Duration::from_secs(60);
 const PROBE: &str = "decapod-probe";
 
-/// Loads the modules that are not loaded yet. Best effort: the first use of a missing module
-/// reports it.
+/// Loads the modules that are not loaded yet. Best effort: the first use of a missing module reports it.
 pub async fn load(names: &[&str]) {
     let is_loaded = |name: &&&str| Path::new("/sys/module").join(name).exists();
     let wanted: Vec<&str> = names.iter().filter(|name| !is_loaded(name)).copied().collect();
@@ -66,8 +65,7 @@ pub async fn load(names: &[&str]) {
 pub fn missing(nft: &mut Nft) -> Result<Vec<&'static str>, Error> {
     let all = probes();
     let rulesets = all.iter().map(|(_, ruleset)| ruleset);
-    // One transaction: the kernel collects the missing modules of a transaction and loads them
-    // together.
+    // One transaction: the kernel collects the missing modules of a transaction and loads them together.
     if nft.apply(&trial(rulesets)).is_ok() {
         return Ok(vec![]);
     }

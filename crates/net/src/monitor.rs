@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_tell_what_is_lost() {
+    fn messages_report_losses() {
         let check = |kind: u16, words: &[u32], expected: Option<u32>| {
             let body: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             assert_eq!(change(kind, &body), expected.map(Change::Link), "{kind} {words:x?}");

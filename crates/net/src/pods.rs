@@ -10,9 +10,8 @@
 //! Every packet of a pod passes the node's rules, even to a pod of the same node. Services need
 //! that: without the kernel module `br_netfilter`, a bridged answer would pass no rule. Routing
 //! also prevents ARP spoofing between pods.
-//! Each veth has the gateway's address, so that the node uses it for ARP and for masquerading. The
-//! bridge has the address, too: it exists before the first pod, and takes packets for addresses
-//! without a pod.
+//! Each veth has the gateway's address, so that the node uses it for ARP and for masquerading. The bridge has
+//! the address, too: it exists before the first pod, and takes packets for addresses without a pod.
 //! Both ends have permanent neighbour entries: no packet waits for ARP, NDP or duplicate detection.
 //! Hardware addresses derive from IP addresses.
 //! Earlier versions bridged pods. [`adopt_pod`] converts them, and their connections continue.

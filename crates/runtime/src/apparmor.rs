@@ -4,7 +4,7 @@
 //! later processes, or the reason why there is none.
 //!
 //! ```text
-//!  the pod says      kernel without it   no apparmor_parser    both there
+//!  the pod says      kernel without it   no apparmor_parser    both present
 //!  nothing           none                none (a warning)      default, none if privileged
 //!  Unconfined        none                none                  none
 //!  RuntimeDefault    an error            an error              default, none if privileged
@@ -42,8 +42,7 @@ pub(crate) enum Support {
 #[derive(Debug)]
 pub(crate) struct AppArmor {
     support: Support,
-    /// The result of loading the default profile, which happens for the first container that uses
-    /// it.
+    /// The result of loading the default profile, which happens for the first container that uses it.
     default: OnceCell<std::result::Result<(), String>>,
 }
 
@@ -108,7 +107,7 @@ impl AppArmor {
             let done = tokio::task::spawn_blocking(load_default).await;
             let done = done.unwrap_or_else(|_| Err(io::Error::other("a blocking task panicked")));
             done.map_err(|error| {
-                tracing::warn!(%error, "cannot load the default AppArmor profile for containers");
+                tracing::warn!(%error, "failed to load the default AppArmor profile for containers");
                 error.to_string()
             })
         };
@@ -166,8 +165,7 @@ fn load_default() -> io::Result<()> {
         .stderr(Stdio::piped())
         .spawn()?;
     let text = default_profile(Path::new(INCLUDES));
-    // The input is closed at once: the parser reads to its end. A write error shows in the exit
-    // status.
+    // The input is closed at once: the parser reads to its end. A write error shows in the exit status.
     let _ = child.stdin.take().map(|mut input| input.write_all(text.as_bytes()));
     let output = child.wait_with_output()?;
     if output.status.success() {

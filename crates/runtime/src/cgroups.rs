@@ -4,8 +4,7 @@
 //! version 1 that path exists once per controller. The kubelet creates pod cgroups; libcontainer
 //! creates the containers' cgroups. This module reads them, kills their processes and removes them.
 //!
-//! In a hybrid setup (version 1 controllers beside an empty version 2 tree) this module uses
-//! version 1.
+//! In a hybrid setup (version 1 controllers beside an empty version 2 tree) this module uses version 1.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,8 +19,7 @@ const KILL_ROUNDS: usize = 16;
 const MEMORY_AND_SWAP: &str = "memory.memsw.limit_in_bytes";
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The mounted hierarchies: controller → mount point. With version 2 all controllers share one
-/// mount point.
+/// The mounted hierarchies: controller → mount point. With version 2 all controllers share one mount point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hierarchies {
     v1: BTreeMap<String, PathBuf>,
@@ -67,8 +65,7 @@ impl Hierarchies {
                 _ => {}
             }
         }
-        // Mount options like `xattr` are stored like controllers. That is harmless: no caller asks
-        // for them.
+        // Mount options like `xattr` are stored like controllers. That is harmless: no caller asks for them.
         found
     }
 
@@ -185,8 +182,7 @@ impl Hierarchies {
         }
     }
 
-    /// Copies CPUs and memory nodes from the root: a new cpuset of version 1 has none and takes no
-    /// process.
+    /// Copies CPUs and memory nodes from the root: a new cpuset of version 1 has none and takes no process.
     fn inherit_cpuset(&self, directory: &Path) {
         let Some(root) = self.v1.get("cpuset") else { return };
         let Ok(below) = directory.strip_prefix(root) else { return };
@@ -224,8 +220,7 @@ impl Hierarchies {
     /// its own. True when there was a process.
     pub(crate) fn kill(&self, cgroup: &str) -> bool {
         let mut told = BTreeSet::new();
-        // A forking process can be faster than one round. After the last round the next call goes
-        // on.
+        // A forking process can be faster than one round. After the last round the next call goes on.
         for _ in 0..KILL_ROUNDS {
             let pids = self.processes(cgroup);
             let fresh: Vec<i32> = pids.into_iter().filter(|pid| told.insert(*pid)).collect();
@@ -249,8 +244,7 @@ impl Hierarchies {
         !told.is_empty()
     }
 
-    /// Kills through `cgroup.kill`, which no fork escapes. False with version 1 and before Linux
-    /// 5.14.
+    /// Kills through `cgroup.kill`, which no fork escapes. False with version 1 and before Linux 5.14.
     fn kill_at_once(&self, cgroup: &str) -> bool {
         let directory = if self.is_v2() { self.of("", cgroup) } else { None };
         let file = directory.map(|directory| directory.join("cgroup.kill"));
@@ -279,8 +273,7 @@ impl Hierarchies {
         }
     }
 
-    /// Removes the cgroup and those below it. A missing cgroup is no error. EBUSY when a process is
-    /// left.
+    /// Removes the cgroup and those below it. A missing cgroup is no error. EBUSY when a process is left.
     pub(crate) fn remove(&self, cgroup: &str) -> io::Result<()> {
         // An empty path would remove whole hierarchies.
         if cgroup.trim_matches('/').is_empty() {

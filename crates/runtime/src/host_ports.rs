@@ -66,8 +66,7 @@ impl HostPorts {
     }
 }
 
-/// One sandbox's mappings: one host port for every sandbox address that fits the mapping's host
-/// address.
+/// One sandbox's mappings: one host port for every sandbox address that fits the mapping's host address.
 pub(crate) fn of(mappings: &[PortMapping], addresses: &[IpAddr], cidrs: &[IpNet]) -> Vec<HostPort> {
     let mut out = vec![];
     for mapping in mappings {
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings() {
+    fn mappings_become_host_ports() {
         let cidrs = ["10.42.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().expect("a network"));
         let addresses = ["10.42.0.2", "fd00::2"].map(|ip| ip.parse().expect("an address"));
         let check = |host_ip: &str, host_port: i32, expected: &[&str]| {

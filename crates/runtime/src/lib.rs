@@ -1,5 +1,4 @@
-//! The implementations of the `cri` contract, which run containers, and the pod network of one
-//! node.
+//! The implementations of the `cri` contract, which run containers, and the pod network of one node.
 //!
 //! ```text
 //!  kubelet ─► cri::Runtime ─┬─ backend::embedded ─► images   content store, layers, overlay

@@ -1,5 +1,4 @@
-//! The abilities of this machine's kernel, and whether the machine rebooted since a file was
-//! written.
+//! The abilities of this machine's kernel, and whether the machine rebooted since a file was written.
 //!
 //! In: the kernel's own tables. Out: answers, and errors that tell the administrator what to do.
 

@@ -90,9 +90,8 @@ impl NetworkState {
         Bridge::ensure(links, &self.bridge, &addresses, self.mtu).await.map(|_| ())
     }
 
-    /// Before the first pod: creates the bridge with the gateways' addresses, and routes the
-    /// Services' addresses through it. The node's own processes use Services whose pods run
-    /// elsewhere.
+    /// Before the first pod: creates the bridge with the gateways' addresses, and routes the Services'
+    /// addresses through it. The node's own processes use Services whose pods run elsewhere.
     pub(crate) async fn prepare(&self, service_cidrs: &[IpNet]) -> Result<(), cri::Error> {
         let failed = |error: net::Error| {
             cri::Error::Internal(format!("prepare the node's network: {error}"))

@@ -35,7 +35,7 @@ impl Program {
             Err(error) => {
                 tracing::warn!(
                     binary = %binary.display(), %error,
-                    "cannot mount the binary read-only for containers, using a copy in memory"
+                    "failed to mount the binary read-only for shims, using a copy in memory"
                 );
                 copied(binary)?
             }

@@ -1,12 +1,11 @@
-//! A pod sandbox without a process: namespaces pinned to files, `resolv.conf`, the host name,
-//! shared memory. Only a shared PID namespace needs a living process, its init. A user namespace
-//! and the namespaces that it owns are created by a short-lived process ([`crate::shim::Order`]),
-//! all others by a thread.
+//! A pod sandbox without a process: namespaces pinned to files, `resolv.conf`, the host name, shared memory.
+//! Only a shared PID namespace needs a living process, its init. A user namespace and the namespaces that it
+//! owns are created by a short-lived process ([`crate::shim::Order`]), all others by a thread.
 //!
 //! ```text
 //! <run>/sandboxes/<id>/net uts ipc    bind mounts of the namespaces
-//!                      user           with users of its own
-//!                      pause.pid      init of the shared process namespace
+//!                      user           with a user namespace
+//!                      pause.pid      init of the shared PID namespace
 //! <data>/sandboxes/<id>/shm           tmpfs, mounted at /dev/shm in the containers
 //! ```
 //!
@@ -131,8 +130,7 @@ pub(crate) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
         .as_ref()
         .and_then(|linux| linux.security_context.as_ref())
         .and_then(|security| security.namespace_options.clone())
-        // CRI's zero value would mean a shared PID namespace; without options each container has
-        // its own.
+        // CRI's zero value would mean a shared PID namespace; without options each container has its own.
         .unwrap_or_else(|| NamespaceOption {
             pid: NamespaceMode::Container as i32,
             ..Default::default()
@@ -272,8 +270,7 @@ fn pin(namespace: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The first separator decides the meaning of the other: `net.ipv4.conf.eth0/1.x` is about
-/// `eth0.1`.
+/// The first separator decides the meaning of the other: `net.ipv4.conf.eth0/1.x` is about `eth0.1`.
 fn sysctl_file(name: &str) -> PathBuf {
     let has_dots = name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('.'));
     let swap = |c| match c {

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels() {
+    fn user_namespaces_need_linux_6_3() {
         let check = |release: &str, expected| assert_eq!(is_new_enough(release), expected);
         check("6.18.44-fc\n", true);
         check("6.3.0", true);

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! bytes ─► preface? ─► frames ─► HEADERS: literals of :authority get the value "u" ─► the server
-//!             │                  │       but for plain ones that are authorities
-//!             └ no: HTTP/1, as it is   └ others, and what cannot be read: as they are
+//!             │                  │       except plain ones that are valid
+//!             └ no: HTTP/1, unchanged  └ others, and unreadable frames: unchanged
 //! ```
 //!
 //! In: a connection. Out: the same bytes with other authorities, for the server to read.

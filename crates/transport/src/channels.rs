@@ -8,7 +8,7 @@
 //! 2 stderr   server → client   bytes (never with a terminal)
 //! 3 error    server → client   one Status, JSON: how the command ended
 //! 4 resize   client → server   {"Width":80,"Height":24}
-//! 255 close  client → server   the channel that ended (v5 only: how stdin's end is told)
+//! 255 close  client → server   the channel that ended (v5 only: reports the end of stdin)
 //! ```
 //!
 //! The `base64.` variants use text messages: a digit, then base64.
@@ -234,8 +234,7 @@ where
         Some(sent) => sent?,
         None => return Ok(()),
     }
-    // Waits for the client's Close: closing with unread input would reset the connection and lose
-    // the Status.
+    // Waits for the client's Close: closing with unread input would reset the connection and lose the Status.
     let goodbye = async { while let Some(Ok(_)) = source.next().await {} };
     let farewell = async { tokio::join!(sink.send(crate::ws::farewell()), goodbye) };
     let _ = tokio::time::timeout(GOODBYE, farewell).await;

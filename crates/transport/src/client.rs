@@ -88,8 +88,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// The server, the trusted authorities and the credentials. The fields match a resolved kubeconfig.
 #[derive(Clone, Default)]
 pub struct ClientOptions {
-    /// `https://host:port/prefix`, `http://…` or `unix:/path`. Empty: every request has its own
-    /// URI.
+    /// `https://host:port/prefix`, `http://…` or `unix:/path`. Empty: every request has its own URI.
     pub server: String,
     /// PEM. `None`: the machine's certificate authorities.
     pub ca_pem: Option<String>,

@@ -1,15 +1,13 @@
 //! Collects the writes of a connection during one poll and sends them together.
 //!
-//! HTTP/2 flushes after each frame: the events of a thousand watchers would need as many TLS
-//! records and system calls. Here frames are collected, and sent when the connection's task has no
-//! more work.
+//! HTTP/2 flushes after each frame: the events of a thousand watchers would need as many TLS records and
+//! system calls. Here frames are collected, and sent when the connection's task has no more work.
 //!
 //! In: a stream. Out: [`Gathering`], which replaces it, and its [`Outlet`], for the task that
 //! drives the connection: [`Outlet::drive`].
-//! Invariants: after a poll, only bytes that the peer does not accept are left. After the
-//! connection's end they are dropped after [`LINGER`]. At most [`ROOM`] bytes are kept, and no
-//! memory while there is nothing to write. Both halves belong to one task, so that the lock is
-//! free.
+//! Invariants: after a poll, only bytes that the peer does not accept are left. After the connection's end
+//! they are dropped after [`LINGER`]. At most [`ROOM`] bytes are kept, and no memory while there is nothing
+//! to write. Both halves belong to one task, so that the lock is free.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -139,10 +137,9 @@ impl AsyncWrite for Gathering {
 }
 
 impl Outlet {
-    /// Polls the connection, and writes its output after all other ready tasks had their turn:
-    /// streams are separate tasks, and each of them wakes this one. Ends with an error of the
-    /// stream, or with the connection. In that case its last bytes may be unsent
-    /// ([`Outlet::finish`]).
+    /// Polls the connection, and writes its output after all other ready tasks had their turn: streams are
+    /// separate tasks, and each of them wakes this one. Ends with an error of the stream, or with the
+    /// connection. In that case its last bytes may be unsent ([`Outlet::finish`]).
     pub(crate) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
@@ -166,9 +163,8 @@ impl Outlet {
         .await
     }
 
-    /// Waits until the peer has the last bytes of an ended connection: an answer to a client that
-    /// sends no more, or the reason of the end. A peer that accepts nothing, or is gone, gets at
-    /// most [`LINGER`].
+    /// Waits until the peer has the last bytes of an ended connection: an answer to a client that sends no
+    /// more, or the reason of the end. A peer that accepts nothing, or is gone, gets at most [`LINGER`].
     pub(crate) async fn finish(&self) {
         let rest = std::future::poll_fn(|context| locked(&self.0).poll_drain(context));
         let _ = tokio::time::timeout(LINGER, rest).await;

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports_are_parsed_and_not_pasted() {
+    fn invalid_hosts_and_ports_are_refused() {
         let check = |host: &str, port: i64, expected: Option<&str>| {
             let got = HostPort::new(host, port).map(|place| place.to_string());
             assert_eq!(got.as_deref(), expected, "{host:?} {port}");

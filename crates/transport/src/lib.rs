@@ -1,9 +1,8 @@
 //! HTTP over TLS, client and server, and the streams that Kubernetes tunnels through it.
 //!
-//! In: listeners, services, PEM texts. Out: requests with a [`ConnectionInfo`] extension,
-//! responses, and upgraded byte streams with WebSocket or SPDY on them. It knows no API object
-//! (except the `Status` that ends an exec, which it passes on as bytes), and uses only the
-//! workspace's `base`.
+//! In: listeners, services, PEM texts. Out: requests with a [`ConnectionInfo`] extension, responses, and
+//! upgraded byte streams with WebSocket or SPDY on them. It knows no API object (except the `Status` that
+//! ends an exec, which it passes on as bytes), and uses only the workspace's `base`.
 //!
 //! Invariants: no task outlives the call that owns it ([`serve()`] drains or aborts its
 //! connections; the caller's futures drive upgrades and sessions). Every queue, header and

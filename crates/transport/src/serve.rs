@@ -80,15 +80,13 @@ pub struct Limits {
     pub crowded: Duration,
     /// Upstream: 1 MiB, Go's default.
     pub header_bytes: usize,
-    /// The limit on concurrent requests of one HTTP/2 connection, including watches. Deviation:
-    /// upstream allows 100; Go clients then open a second connection, other clients stall behind
-    /// their own watches.
+    /// The limit on concurrent requests of one HTTP/2 connection, including watches. Deviation: upstream
+    /// allows 100; Go clients then open a second connection, other clients stall behind their own watches.
     pub streams: u32,
     /// At stop: how long running requests may take.
     pub drain: Duration,
-    /// At stop: how long an HTTP/1.1 connection may bring one more request, which its client may
-    /// have sent already. Upstream: such a client sees the end of the connection instead of an
-    /// answer.
+    /// At stop: how long an HTTP/1.1 connection may bring one more request, which its client may have sent
+    /// already. Upstream: such a client sees the end of the connection instead of an answer.
     pub farewell: Duration,
 }
 
@@ -446,8 +444,7 @@ fn headed<B: http_body::Body>(response: Response<B>) -> Response<Option<B>> {
     Response::from_parts(parts, None)
 }
 
-/// Marks the last answer on a connection as such, unless the connection switches to another
-/// protocol.
+/// Marks the last answer on a connection as such, unless the connection switches to another protocol.
 fn say_farewell<B>(response: &mut Response<B>, is_last: bool) {
     if is_last && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

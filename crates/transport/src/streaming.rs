@@ -84,8 +84,7 @@ async fn upgrade(
     }
 }
 
-/// Upstream's servers always name the protocol. A server that names none accepted the only one
-/// offered.
+/// Upstream's servers always name the protocol. A server that names none accepted the only one offered.
 fn check(headers: &HeaderMap, offered: &str) -> Result<(), Error> {
     let chosen = headers.get(PROTOCOL_HEADER).and_then(|value| value.to_str().ok());
     match chosen {

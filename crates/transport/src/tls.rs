@@ -1,9 +1,8 @@
 //! TLS settings from PEM texts, and when certificates are checked.
 //!
-//! A server usually *requests* client certificates and proves possession of their keys. An
-//! authenticator checks the signer later ([`ChainVerifier`]): an unknown certificate must get a
-//! 401, not a broken handshake, and there are several authorities (clients, front proxies).
-//! Upstream: `tls.RequestClientCert`.
+//! A server usually *requests* client certificates and proves possession of their keys. An authenticator
+//! checks the signer later ([`ChainVerifier`]): an unknown certificate must get a 401, not a broken
+//! handshake, and there are several authorities (clients, front proxies). Upstream: `tls.RequestClientCert`.
 
 mod pinned;
 

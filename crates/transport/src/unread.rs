@@ -1,5 +1,4 @@
-//! The part of a request's body that a service leaves unread, on HTTP/2: it is read after the
-//! answer.
+//! The part of a request's body that a service leaves unread, on HTTP/2: it is read after the answer.
 //!
 //! ```text
 //!  service drops the body ─► Leftover ─► the answer ends ─► Lingering: read, throw away
@@ -7,8 +6,7 @@
 //!                                                           └ too much, too long: RST_STREAM(NO_ERROR)
 //! ```
 //!
-//! In: bodies that services dropped, and the ends of answers. Out: streams that end without an
-//! error.
+//! In: bodies that services dropped, and the ends of answers. Out: streams that end without an error.
 //!
 //! A server may reset the stream right after an early answer (401, 413), but clients that still
 //! send then lose the answer: curl 7 shows "Stream error in the HTTP/2 framing layer". On HTTP/1,

@@ -1,5 +1,4 @@
-//! Upgraded connections: taking them over on a server, requesting them as a client, and forwarding
-//! them.
+//! Upgraded connections: taking them over on a server, requesting them as a client, and forwarding them.
 
 use std::io;
 use std::time::Duration;
@@ -57,8 +56,7 @@ where
     }
 }
 
-/// How long the other direction stays open after one has ended. Upstream: containerd's
-/// port-forward.
+/// How long the other direction stays open after one has ended. Upstream: containerd's port-forward.
 pub const LINGER: Duration = Duration::from_secs(1);
 
 /// Copies to the end, then shuts the target down.

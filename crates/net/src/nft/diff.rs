@@ -5,11 +5,11 @@
 //! reference counts: an object is created before, and deleted after, the objects that refer to it.
 //!
 //! ```text
-//! 1 new sets, new chains      so that rules and elements can name them
-//! 2 old elements off, changed and dying chains flushed, dying sets off
-//! 3 sets of another shape made anew
-//! 4 rules of new and changed chains, new elements
-//! 5 dying chains off
+//! 1 add new sets and chains    so that rules and elements can name them
+//! 2 delete old elements, flush changed and old chains, delete old sets
+//! 3 recreate sets of another shape
+//! 4 add rules of new and changed chains, new elements
+//! 5 delete old chains
 //! ```
 //!
 //! A table that only the new ruleset has is added, deleted and added. So the transaction replaces a

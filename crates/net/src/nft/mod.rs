@@ -1,5 +1,4 @@
-//! nftables over netlink: a ruleset as plain data, and the difference of two as one atomic
-//! transaction.
+//! nftables over netlink: a ruleset as plain data, and the difference of two as one atomic transaction.
 //!
 //! ```text
 //!  caller ─► Ruleset (model) ─► diff(old, new) ─► Batch ─► Nft::apply ─► kernel, all or nothing

@@ -43,7 +43,7 @@ async fn asks(from: &Path, at: &str, pod: &Path, to: &str) {
 }
 
 #[tokio::test]
-async fn ports_of_the_node_lead_into_pods() {
+async fn host_ports_lead_into_pods() {
     if skipped() {
         return;
     }

@@ -14,8 +14,7 @@ use net::nft::{
 
 use crate::lab::{Netns, ip, net, skipped};
 
-/// The output of `nft list ruleset`, with numeric priorities; none when the program is not
-/// installed.
+/// The output of `nft list ruleset`, with numeric priorities; none when the program is not installed.
 fn listing(at: &Path) -> Option<String> {
     let output = netns::run(at, || Command::new("nft").args(["-y", "list", "ruleset"]).output());
     match output.expect("enter") {

@@ -125,8 +125,7 @@ impl AsyncWrite for Terminal {
         Poll::Ready(Ok(()))
     }
 
-    /// Deviation from pipes: a terminal has no half-close. Its client types the end-of-file
-    /// character.
+    /// Deviation from pipes: a terminal has no half-close. Its client types the end-of-file character.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

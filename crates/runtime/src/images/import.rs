@@ -1,5 +1,4 @@
-//! Imports images from a tar file: an OCI layout or the output of `docker save`; plain, gzip or
-//! zstd.
+//! Imports images from a tar file: an OCI layout or the output of `docker save`; plain, gzip or zstd.
 //!
 //! One pass over the archive stores its content. Then its index (or docker's `manifest.json`) lists
 //! the images.
@@ -157,8 +156,7 @@ fn from_index(
     let mut imported = Vec::new();
     let single = index.manifests.len() == 1;
     for entry in &index.manifests {
-        // Skips attestations and images for other platforms; an entry without a platform may be an
-        // index.
+        // Skips attestations and images for other platforms; an entry without a platform may be an index.
         if entry
             .platform
             .as_ref()

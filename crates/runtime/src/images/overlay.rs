@@ -118,8 +118,7 @@ fn volume(container: &Path, index: usize) -> PathBuf {
     container.join("volumes").join(index.to_string())
 }
 
-/// Allows one mount at a time, so that a burst of pods needs descriptors for one image's layers
-/// only.
+/// Allows one mount at a time, so that a burst of pods needs descriptors for one image's layers only.
 static MOUNTING: Mutex<()> = Mutex::new(());
 
 /// Opens the layers and passes their descriptors: mount options may fill one page, and an image may

@@ -145,8 +145,7 @@ impl Puller {
         Ok((asked, manifest))
     }
 
-    /// Fetches missing content. The configuration comes first: its diff ids show which layers
-    /// exist.
+    /// Fetches missing content. The configuration comes first: its diff ids show which layers exist.
     async fn content(
         &self,
         client: &Client,

@@ -216,8 +216,7 @@ impl ImageStore {
         self.layers_dir().join(hex_of(diff_id))
     }
 
-    /// The layer's directory in older stores: the first 64 bits of its digest, which two layers may
-    /// share.
+    /// The layer's directory in older stores: the first 64 bits of its digest, which two layers may share.
     fn short_layer(&self, diff_id: &str) -> PathBuf {
         let hex = hex_of(diff_id);
         self.layers_dir().join(hex.get(..SHORT).unwrap_or(hex))

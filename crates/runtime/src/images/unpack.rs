@@ -3,9 +3,8 @@
 //! Whiteouts (`.wh.name`) become character devices 0:0. Opaque directories (`.wh..wh..opq`) get the
 //! attribute `trusted.overlay.opaque`. Needs root.
 //!
-//! Invariant: an archive changes nothing outside of the directory; an archive that tries is refused
-//! as a whole. The directory gets its name only when it is complete and its content has the
-//! expected hash.
+//! Invariant: an archive changes nothing outside of the directory; an archive that tries is refused as a
+//! whole. The directory gets its name only when it is complete and its content has the expected hash.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_add_and_drop() {
+    fn pods_add_and_drop_capabilities() {
         let check = |add: &[&str], drop: &[&str], has: &[&str], has_not: &[&str]| {
             let own = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
             let capabilities = cri::Capability {

@@ -1,8 +1,7 @@
 //! Builds the `config.json` for the shim from a CRI container and its image.
 //!
-//! Pure, except that it inspects host paths (mount sources, devices). User and group are resolved
-//! by the caller. Upstream: containerd's `container_create_linux.go`, the defaults of its CRI
-//! plugin.
+//! Pure, except that it inspects host paths (mount sources, devices). User and group are resolved by the
+//! caller. Upstream: containerd's `container_create_linux.go`, the defaults of its CRI plugin.
 
 mod capabilities;
 mod mounts;
@@ -61,8 +60,7 @@ pub(crate) struct Request<'a> {
     pub pod: &'a PodFacts,
     pub rootfs: &'a Path,
     pub cgroups_v2: bool,
-    /// With cgroup version 1: the container's own cgroup in each hierarchy, and the hierarchy's
-    /// names.
+    /// With cgroup version 1: the container's own cgroup in each hierarchy, and the hierarchy's names.
     pub cgroup_mounts: Vec<(PathBuf, Vec<String>)>,
     pub apparmor: Option<String>,
     /// The lowest `oom_score_adj` that this process may set.
@@ -162,8 +160,7 @@ fn process(
     Ok(process)
 }
 
-/// The pod's command replaces the image's entrypoint and arguments. The pod's arguments replace the
-/// image's.
+/// The pod's command replaces the image's entrypoint and arguments. The pod's arguments replace the image's.
 fn command(config: &ContainerConfig, image: &ImageConfig) -> Result<Vec<String>> {
     let (mut all, arguments) = if config.command.is_empty() {
         let arguments = if config.args.is_empty() { &image.cmd } else { &config.args };
@@ -185,8 +182,7 @@ fn working_directory(config: &ContainerConfig, image: &ImageConfig) -> String {
         .map_or_else(|| "/".to_owned(), Clone::clone)
 }
 
-/// The image's variables, overridden by the pod's, in order. `PATH`, `HOSTNAME` and `HOME` are
-/// always set.
+/// The image's variables, overridden by the pod's, in order. `PATH`, `HOSTNAME` and `HOME` are always set.
 fn environment(request: &Request<'_>) -> Vec<String> {
     let mut all: Vec<(String, String)> = Vec::new();
     let mut put = |name: &str, value: &str, replace: bool| match all

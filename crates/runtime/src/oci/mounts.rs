@@ -208,7 +208,7 @@ pub(super) fn device(host: &Path, inside: &Path) -> io::Result<Value> {
     }))
 }
 
-/// For privileged containers: the host's devices, except those that each container gets anew.
+/// For privileged containers: the host's devices, except those that each container has by itself.
 pub(super) fn host_devices() -> Vec<PathBuf> {
     let own =
         ["pts", "shm", "mqueue", "fd", "console", "ptmx", "stdin", "stdout", "stderr", "core"];

@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-/// Flags of clone that create namespaces. CLONE_NEWTIME is missing: it shares its bit with the
-/// signal.
+/// Flags of clone that create namespaces. CLONE_NEWTIME is missing: it shares its bit with the signal.
 const NEW_NAMESPACES: u64 = 0x7e02_0000;
 const AF_VSOCK: u64 = 40;
 

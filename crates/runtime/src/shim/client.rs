@@ -205,9 +205,8 @@ pub(crate) async fn spawn_shim(
     }
 }
 
-/// Creates namespaces in a separate process. `users` gets its pid when its user namespace awaits
-/// the id maps. `made` gets the pid and the init's pid (0 without an init) when the namespaces can
-/// be pinned.
+/// Creates namespaces in a separate process. `users` gets its pid when its user namespace awaits the id maps.
+/// `made` gets the pid and the init's pid (0 without an init) when the namespaces can be pinned.
 pub(crate) async fn make_namespaces(
     executable: &Path,
     order: &Order,

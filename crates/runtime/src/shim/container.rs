@@ -213,8 +213,7 @@ fn while_busy(patience: Duration, mut attempt: impl FnMut() -> Errno) -> Errno {
             return errno;
         }
         left = left.saturating_sub(PAUSE_MILLIS.into());
-        // The container's seccomp profile may forbid waiting: then the retries follow each other at
-        // once.
+        // The container's seccomp profile may forbid waiting: then the retries follow each other at once.
         let _ = poll(&mut [], PollTimeout::from(PAUSE_MILLIS));
     }
 }
@@ -308,8 +307,7 @@ mod tests {
                 drop(held);
             });
             let status = command.status();
-            // Closes its end of the pipe, so that the reader also ends when the program was never
-            // busy.
+            // Closes its end of the pipe, so that the reader also ends when the program was never busy.
             drop(command);
             status
         });

@@ -192,8 +192,7 @@ fn set_up(
     Ok(template)
 }
 
-/// In libcontainer's order: the filter comes before dropping capabilities, unless noNewPrivileges
-/// is set.
+/// In libcontainer's order: the filter comes before dropping capabilities, unless noNewPrivileges is set.
 fn drop_privileges(
     spec: &Spec,
     template: &libcontainer::oci_spec::runtime::Process,

@@ -20,8 +20,7 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::oci::is_shown_file;
 
-/// Checks the paths that libcontainer follows in the node's file system, before it changes the
-/// root.
+/// Checks the paths that libcontainer follows in the node's file system, before it changes the root.
 pub(super) fn check_root(spec: &Spec) -> io::Result<()> {
     let Some(root) = spec.root().as_ref() else { return Ok(()) };
     match fs::symlink_metadata(root.path().join("dev")) {

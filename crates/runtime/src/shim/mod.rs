@@ -65,8 +65,7 @@ pub(crate) struct ShimConfig {
     pub cgroup: String,
     /// The cgroup that all shims share.
     pub shim_cgroup: String,
-    /// The cgroup hierarchies. The shim does not discover them itself: the mount table grows with
-    /// every pod.
+    /// The cgroup hierarchies. The shim does not discover them itself: the mount table grows with every pod.
     #[serde(default)]
     pub hierarchies: Hierarchies,
     /// Set for a container with a user namespace.
@@ -104,8 +103,7 @@ pub(crate) struct Report {
     pub started: Option<StartedRecord>,
 }
 
-/// Whether this process was started as a shim. `main` must ask this first, before it starts a
-/// thread.
+/// Whether this process was started as a shim. `main` must ask this first, before it starts a thread.
 pub fn is_shim_invocation() -> bool {
     std::env::args_os().next().is_some_and(|name| name == SHIM_NAME)
 }
@@ -169,8 +167,7 @@ fn prepare(config: &Path) -> io::Result<ShimConfig> {
     let mut config: ShimConfig = files::read_json(config)?
         .ok_or_else(|| io::Error::other("the shim's config file does not exist"))?;
     if config.exit_file.exists() {
-        // The backend was killed while it started this shim, and the next backend recorded the
-        // exit.
+        // The backend was killed while it started this shim, and the next backend recorded the exit.
         return Err(io::Error::other("the container's exit is already recorded"));
     }
     // Fails when started by hand as a session leader, which is fine.

@@ -8,9 +8,9 @@
 //! ```text
 //!  here                                            the node
 //!  user namespace ── "users" ──────────────────►   writes uid_map and gid_map
-//!  root of them  ◄──────────────────── a line ──
-//!  network, IPC, names, settings; the init of the shared processes
-//!                ── "made <number of the init>" ►   pins /proc/<this>/ns/…
+//!  becomes root  ◄──────────────────── a line ──
+//!  network, IPC, UTS, settings; the init of the shared PID namespace
+//!                ── "made <pid of the init>" ───►   pins /proc/<this>/ns/…
 //!  ends          ◄──────────────────── a line ──
 //! ```
 

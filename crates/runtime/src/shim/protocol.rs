@@ -1,14 +1,12 @@
-//! The protocol of the shim's socket: JSON frames with a length prefix, with descriptors beside
-//! them.
+//! The protocol of the shim's socket: JSON frames with a length prefix, with descriptors beside them.
 //!
 //! ```text
 //!  4 bytes, big endian: n │ n bytes of JSON │ (SCM_RIGHTS with the first byte)
 //! ```
 //!
 //! One request per connection. The shim answers once; `exec` and `wait` get a second frame with the
-//! exit. A shim lives as long as its container, so the other side may have a later or an earlier
-//! version. So fields are only added, unknown fields are ignored, and an unknown request gets an
-//! error.
+//! exit. A shim lives as long as its container, so the other side may have a later or an earlier version. So
+//! fields are only added, unknown fields are ignored, and an unknown request gets an error.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

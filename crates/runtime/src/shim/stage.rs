@@ -1,5 +1,4 @@
-//! The stage: the mount sources of a container with a user namespace, at paths that its root can
-//! access.
+//! The stage: the mount sources of a container with a user namespace, at paths that its root can access.
 //!
 //! The container's init has no rights on the node: it cannot reach a volume behind a directory that
 //! only the node's root may enter, nor map its owners. So for the start the shim enters a mount

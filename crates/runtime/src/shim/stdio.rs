@@ -93,8 +93,7 @@ pub(super) fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
     Err(io::Error::other("the container sent no terminal descriptor"))
 }
 
-/// Makes the user own a pipe: programs open `/dev/stdout` again. Upstream: runc's
-/// fixStdioPermissions.
+/// Makes the user own a pipe: programs open `/dev/stdout` again. Upstream: runc's fixStdioPermissions.
 pub(super) fn give(stream: &OwnedFd, user: u32) {
     let is_pipe = fstat(stream).is_ok_and(|about| {
         SFlag::from_bits_truncate(about.st_mode & libc::S_IFMT) == SFlag::S_IFIFO

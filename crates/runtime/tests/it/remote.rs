@@ -18,8 +18,7 @@ use prost::Message;
 use testkit::wait::{LONG, found, soon};
 use transport::{Body, Incoming, Limits, Listener};
 
-/// The answer of a call: messages, then a status (0 means success); `None` for a call that never
-/// ends.
+/// The answer of a call: messages, then a status (0 means success); `None` for a call that never ends.
 #[derive(Clone, Default)]
 struct Answer {
     messages: Vec<Bytes>,

@@ -134,8 +134,7 @@ fn the_nodes_resources_stay_inaccessible() {
         assert!(text.starts_with("65534:65534\n") && text.contains("denied"), "{text}");
         let (code, text) = world.exec(&id, "touch /fixed/x || mount -o remount,rw /fixed").await;
         assert_ne!(code, 0, "{text}");
-        // Privileged applies to the pod's own namespaces only: the node's devices and sysctls stay
-        // closed.
+        // Privileged applies to the pod's own namespaces only: the node's devices and sysctls stay closed.
         for script in [
             "echo x > /dev/kmsg",
             "echo 1 > /proc/sys/vm/drop_caches",

@@ -52,7 +52,7 @@ fn a_sub_path_cannot_leave_its_image() {
 }
 
 #[test]
-fn ports_of_the_node() {
+fn host_ports_lead_into_pods() {
     in_world(|world| async move {
         let mut pod = world.pod("web");
         pod.port_mappings = vec![PortMapping {

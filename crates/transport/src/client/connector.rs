@@ -1,5 +1,4 @@
-//! Opens connections: resolves, connects, does the TLS handshake, reports the negotiated HTTP
-//! version.
+//! Opens connections: resolves, connects, does the TLS handshake, reports the negotiated HTTP version.
 
 use std::future::Future;
 use std::io;

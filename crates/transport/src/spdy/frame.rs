@@ -135,8 +135,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
                 Frame::SynReply { stream: stream()?, headers, fin }
             }
             HEADERS => {
-                // All header blocks of a connection are one zlib stream: this one must be inflated,
-                // too.
+                // All header blocks of a connection are one zlib stream: this one must be inflated, too.
                 self.inflater.read(block(4)?)?;
                 Frame::Other
             }

@@ -17,8 +17,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::support::World;
 
-/// Timeouts short enough for a test. A well-behaved client may miss them on a busy machine, and
-/// retries.
+/// Timeouts short enough for a test. A well-behaved client may miss them on a busy machine, and retries.
 fn short() -> Limits {
     let short = Duration::from_millis(300);
     Limits { handshake: short, header_read: short, idle: LONG, ..Limits::default() }

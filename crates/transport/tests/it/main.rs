@@ -454,8 +454,7 @@ fn exec(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     response.map(|()| transport::empty())
 }
 
-/// A pod whose ports echo, but for port 1, which nobody listens on, and port 2, which says a word
-/// and closes.
+/// A pod whose ports echo, except port 1, which refuses, and port 2, which sends a text and closes.
 fn forward(mut request: Request<Incoming>, world: &Shared) -> Response<Body> {
     let (response, accepted) =
         transport::remote::accept_forward(request.headers()).expect("a handshake");

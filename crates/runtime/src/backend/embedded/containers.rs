@@ -358,8 +358,7 @@ impl Embedded {
         });
     }
 
-    /// Records the exit after the shim has ended: from its message, its exit file, or as lost when
-    /// it died.
+    /// Records the exit after the shim has ended: from its message, its exit file, or as lost when it died.
     pub(super) async fn settle(
         &self,
         entry: &Arc<ContainerEntry>,
@@ -440,7 +439,7 @@ impl Embedded {
             match tokio::time::timeout(timeout, gentle).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
-                    tracing::warn!(container = entry.id, %error, "cannot send the stop signal, killing the container");
+                    tracing::warn!(container = entry.id, %error, "failed to send the stop signal, killing the container");
                 }
                 // The grace period is over: the container is killed below.
                 Err(_) => {}

@@ -8,8 +8,7 @@
 //!                               └────── the start failed: StartError ──────┘
 //! ```
 //!
-//! As in containerd, only files exist before the start, so a wrong command is an error of the
-//! start.
+//! As in containerd, only files exist before the start, so a wrong command is an error of the start.
 //!
 //! Invariant: a container's phase changes to Exited only after its `exit.json` is on disk.
 
@@ -116,8 +115,7 @@ struct Inner {
     apparmor: AppArmor,
     /// Why overlayfs, and so a container's root, is unavailable here. The lock is held briefly.
     no_overlayfs: Mutex<Option<String>>,
-    /// Guards the copy of the state on disk. The lock is held for look-ups and changes, never
-    /// across await.
+    /// Guards the copy of the state on disk. The lock is held for look-ups and changes, never across await.
     table: Mutex<Table>,
     network: watch::Sender<NetworkState>,
     host_ports: HostPorts,
@@ -227,8 +225,7 @@ impl Embedded {
         });
     }
 
-    /// Completes the work even if the caller is cancelled: a half-started container would have no
-    /// owner.
+    /// Completes the work even if the caller is cancelled: a half-started container would have no owner.
     async fn uninterrupted<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -259,8 +256,7 @@ fn now_nanos() -> i64 {
     i64::try_from(base::clock::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// The lowest `oom_score_adj` that containers can get: without the capability the score can only
-/// rise.
+/// The lowest `oom_score_adj` that containers can get: without the capability the score can only rise.
 fn lowest_oom_score() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status

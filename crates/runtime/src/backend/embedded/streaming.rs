@@ -1,5 +1,4 @@
-//! exec, attach, port-forward. The bytes of exec pass directly between this process and the
-//! command.
+//! exec, attach, port-forward. The bytes of exec pass directly between this process and the command.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -148,8 +147,7 @@ impl Embedded {
                     tokio::select! {
                         code = &mut exit => {
                             if !read {
-                                // Child processes may still hold the pipe; this does not wait for
-                                // them.
+                                // Child processes may still hold the pipe; this does not wait for them.
                                 let _ = tokio::time::timeout(SYNC_DRAIN, &mut reading).await;
                             }
                             break code;
@@ -205,8 +203,7 @@ impl Embedded {
         let netns = self.places(&entry.id).net();
         let host = entry.modes().host_network;
         let mut refused = String::new();
-        // Tries both loopback addresses, like upstream's `localhost`: a server may listen on one
-        // family only.
+        // Tries both loopback addresses, like upstream's `localhost`: a server may listen on one family only.
         for at in [
             SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             SocketAddr::from((Ipv6Addr::LOCALHOST, port)),

@@ -13,8 +13,7 @@ use tokio::sync::{broadcast, oneshot};
 use super::rpc::Rpc;
 
 const EVENTS: usize = 1024;
-/// A runtime without events refuses within this time; a runtime with events may stay silent for
-/// long.
+/// A runtime without events refuses within this time; a runtime with events may stay silent for long.
 const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Default)]

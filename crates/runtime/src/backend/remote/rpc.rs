@@ -129,8 +129,7 @@ impl Rpc {
         }
     }
 
-    /// The error for a call without an answer, in the words of gRPC for Go, which people search
-    /// for.
+    /// The error for a call without an answer, in the words of gRPC for Go, which people search for.
     fn lost(&self, error: &(dyn std::error::Error + 'static)) -> Error {
         let mut cause = error;
         while let Some(source) = cause.source() {

@@ -1,8 +1,8 @@
 //! exec, attach and port-forward: the runtime returns a URL, and the streams use SPDY there.
 //!
 //! ```text
-//!  Exec ─► URL ─► connect ─► streams ─► whoever asked
-//!                    └ driver ── task, ends with the command, or when nobody is interested any more
+//!  Exec ─► URL ─► connect ─► streams ─► caller
+//!                    └ driver ── task, ends with the command, or when all streams are dropped
 //! ```
 
 use std::io;
@@ -216,8 +216,7 @@ fn internal(error: impl std::fmt::Display) -> Error {
 
 type Text = Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// A stream that keeps the connection alive. Its end-of-file may become an error, read from an
-/// error stream.
+/// A stream that keeps the connection alive. Its end-of-file may become an error, read from an error stream.
 struct Guarded {
     stream: Stream,
     _held: mpsc::Sender<()>,
