@@ -1,10 +1,9 @@
-//! How the program is linked.
+//! Linker options.
 //!
-//! At a fixed address, as Kubernetes' own programs are: a relocatable one has megabytes of tables that
-//! the loader rewrites at each start, so that no two processes share them; a node has a process per
-//! container. In a release functions that compile to the same instructions are kept once, and texts that
-//! end alike share their end, where the linker is the one that the Rust toolchain brings: others do not
-//! know how.
+//! The binary has a fixed address, like Kubernetes' own programs. A relocatable one has megabytes of
+//! tables that the loader rewrites at each start, so processes cannot share them, and a node has one
+//! process per container. In a release build the linker keeps identical functions once, and shares the
+//! common ends of strings. Only the linker of the Rust toolchain supports this.
 
 fn main() {
     println!("cargo:rustc-link-arg-bins=-no-pie");

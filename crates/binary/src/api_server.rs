@@ -1,11 +1,10 @@
 //! `decapod kube-apiserver`: the API server alone, with upstream's main flags.
 //!
-//! In: flags and PEM files; what is not given is found, or made, in `--cert-dir` (`<data-dir>/pki`).
-//! Out: a served API, and a kubeconfig for the administrator where the authority is our own.
+//! In: flags and PEM files; files that no flag names are found or created in `--cert-dir`
+//! (`<data-dir>/pki`). Out: a served API, and a kubeconfig for the administrator if the authority is ours.
 //!
-//! Deviation: without `--authorization-mode` requests are authorized by Node,RBAC, as any cluster
-//! has it; upstream's default lets everybody do everything. `--etcd-servers` may be left out: the
-//! embedded store then keeps the state.
+//! Deviation: the default of `--authorization-mode` is Node,RBAC, as in any cluster; upstream's default
+//! allows everything. `--etcd-servers` may be omitted: the state is then in the embedded store.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -29,29 +28,29 @@ pub struct ApiServer {
     secure_port: u16,
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     bind_address: IpAddr,
-    /// Address that others reach the API at [default: that of the default route]
+    /// Address at which others reach the API [default: that of the default route]
     #[arg(long)]
     advertise_address: Option<IpAddr>,
     /// Directory of certificates and keys that no flag names [default: <data-dir>/pki]
     #[arg(long)]
     cert_dir: Option<PathBuf>,
-    /// PEM; who signs clients' certificates
+    /// Authorities of clients' certificates, PEM
     #[arg(long, value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     tls_cert_file: Option<PathBuf>,
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     tls_private_key_file: Option<PathBuf>,
-    /// PEM; keys that service account tokens may be signed with
+    /// Keys that verify service account tokens, PEM
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     service_account_key_file: Vec<PathBuf>,
-    /// PEM; the key that signs service account tokens
+    /// Key that signs service account tokens, PEM
     #[arg(long, value_name = "FILE")]
     service_account_signing_key_file: Option<PathBuf>,
-    /// Who issues service account tokens; the first one signs
+    /// Accepted issuers of service account tokens; the first one signs
     #[arg(long, value_delimiter = ',', default_value = crate::access::ISSUER)]
     service_account_issuer: Vec<String>,
-    /// Who tokens are for [default: the issuers]
+    /// Audiences of tokens [default: the issuers]
     #[arg(long, value_delimiter = ',')]
     api_audiences: Vec<String>,
     #[arg(long, default_value = "10.0.0.0/24")]
@@ -82,15 +81,15 @@ pub struct ApiServer {
     enable_admission_plugins: Vec<String>,
     #[arg(long, value_delimiter = ',')]
     disable_admission_plugins: Vec<String>,
-    /// PEM; as whom kubelets are called
+    /// Client certificate for kubelets, PEM
     #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
     kubelet_client_certificate: Option<PathBuf>,
     #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
     kubelet_client_key: Option<PathBuf>,
-    /// PEM; who signs kubelets' serving certificates [default: they are not verified, as upstream]
+    /// Authorities of kubelets' serving certificates, PEM [default: they are not verified, as upstream]
     #[arg(long, value_name = "FILE")]
     kubelet_certificate_authority: Option<PathBuf>,
-    /// Accepted; bootstrap tokens always work
+    /// Accepted without effect; bootstrap tokens always work
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
     enable_bootstrap_token_auth: Option<Option<bool>>,
     /// Allow privileged containers; `false` makes pods with one invalid [default: true, upstream's is false]
@@ -118,7 +117,7 @@ pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> 
         }
     };
     say(&format!("API server ready at {}", control.url()));
-    // With another authority for clients, or another certificate, ours would not fit.
+    // With another client authority or another serving certificate our kubeconfig would not work.
     if flags.client_ca_file.is_none() && flags.tls_cert_file.is_none() {
         let kubeconfig = write_kubeconfig(&server, &data_dir, &pki, &control)?;
         say(&format!("kubeconfig: {}", kubeconfig.display()));
@@ -130,7 +129,7 @@ pub async fn run(flags: ApiServer, common: flags::Common) -> anyhow::Result<()> 
 }
 
 impl ApiServer {
-    /// The same in the words of `decapod server`, which knows the defaults of everything else.
+    /// The same as flags of `decapod server`, which has the defaults of all others.
     fn as_server(&self) -> anyhow::Result<flags::Server> {
         #[derive(Parser)]
         struct Words {
@@ -174,7 +173,7 @@ impl ApiServer {
         server.encryption.clone_from(&self.encryption);
         server.datastore.use_of_etcd.clone_from(&self.use_of_etcd);
         server.audit.clone_from(&self.audit);
-        // The DNS Service is the installer's business where components run alone.
+        // If components run alone, the installer creates the DNS Service.
         server.cluster_dns.clear();
         server.access = self.access.clone();
         Ok(server)

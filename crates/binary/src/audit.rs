@@ -1,4 +1,4 @@
-//! The audit log's flags, by upstream's names, and what they make.
+//! Upstream's flags for auditing, and the backends that they configure.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use base::task::Tasks;
 use clap::ValueEnum;
 use transport::{ClientOptions, HttpClient, Token};
 
-/// The one version of events.
+/// The only supported version of events.
 const VERSION: &str = "audit.k8s.io/v1";
 const MAX_BATCH: usize = 10 << 20;
 const MAX_EVENT: usize = 100 << 10;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct AuditFlags {
-    /// Which requests are noted in the audit log
+    /// Policy that says which requests are recorded
     #[arg(long, value_name = "FILE")]
     audit_policy_file: Option<PathBuf>,
-    /// Where the audit log is written; - is standard output
+    /// File of the audit log; - is standard output
     #[arg(long, value_name = "FILE")]
     audit_log_path: Option<String>,
     /// Days that old audit logs are kept
@@ -31,7 +31,7 @@ pub struct AuditFlags {
     /// Old audit logs that are kept; 0 for all
     #[arg(long, default_value_t = 100)]
     audit_log_maxbackup: usize,
-    /// Megabytes of an audit log before the next one begins; 0 for one log
+    /// Megabytes after which a new audit log begins; 0 for one log
     #[arg(long, default_value_t = 100)]
     audit_log_maxsize: u64,
     /// Compress old audit logs
@@ -56,16 +56,16 @@ pub struct AuditFlags {
     audit_log_batch_throttle_qps: f32,
     #[arg(long, default_value_t = 0)]
     audit_log_batch_throttle_burst: u32,
-    /// Take the objects out of events that are too large, and leave out what is too large even then
+    /// Remove the objects from events that are too large, and drop events that are still too large
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     audit_log_truncate_enabled: bool,
-    /// Bytes that are written at once
+    /// Bytes of a batch
     #[arg(long, default_value_t = MAX_BATCH)]
     audit_log_truncate_max_batch_size: usize,
     /// Bytes of an event
     #[arg(long, default_value_t = MAX_EVENT)]
     audit_log_truncate_max_event_size: usize,
-    /// A kubeconfig that says where audit events are posted
+    /// Kubeconfig of the server that gets audit events
     #[arg(long, value_name = "FILE")]
     audit_webhook_config_file: Option<PathBuf>,
     #[arg(long, alias = "audit-webhook-batch-initial-backoff", default_value = "10s", value_parser = base::duration::parse)]
@@ -87,10 +87,10 @@ pub struct AuditFlags {
     audit_webhook_batch_throttle_qps: f32,
     #[arg(long, default_value_t = 15)]
     audit_webhook_batch_throttle_burst: u32,
-    /// Take the objects out of events that are too large, and leave out what is too large even then
+    /// Remove the objects from events that are too large, and drop events that are still too large
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     audit_webhook_truncate_enabled: bool,
-    /// Bytes that are posted at once
+    /// Bytes of a batch
     #[arg(long, default_value_t = MAX_BATCH)]
     audit_webhook_truncate_max_batch_size: usize,
     /// Bytes of an event
@@ -121,7 +121,7 @@ impl From<ModeName> for Mode {
     }
 }
 
-/// What both backends have flags for.
+/// The flags that both backends have.
 struct Settings<'a> {
     plugin: &'a str,
     mode: ModeName,
@@ -132,7 +132,7 @@ struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// Upstream: `validateBackendBatchOptions` and what follows it.
+    /// Upstream: `validateBackendBatchOptions` and the checks after it.
     fn check(&self) -> anyhow::Result<()> {
         let plugin = self.plugin;
         if matches!(self.mode, ModeName::Batch) {
@@ -177,8 +177,8 @@ impl Settings<'_> {
 }
 
 impl AuditFlags {
-    /// Nothing without a policy. What gathers events belongs to `last`, which ends after `tasks`: by
-    /// then the last request is noted.
+    /// `None` without a policy. The backends' tasks belong to `last`, which ends after `tasks`: the last
+    /// request is recorded by then.
     pub fn open(&self, tasks: &Tasks, last: &Tasks) -> anyhow::Result<Option<Arc<Audit>>> {
         let (log, webhook) = (self.log_settings(), self.webhook_settings());
         if self.audit_log_path.is_some() {
@@ -284,9 +284,9 @@ impl AuditFlags {
     }
 }
 
-/// A URL as the server and the place on it.
+/// Splits a URL into the server and the path.
 fn split(url: &str) -> anyhow::Result<(String, String)> {
-    let Some((scheme, rest)) = url.split_once("://") else { bail!("{url} is no URL") };
+    let Some((scheme, rest)) = url.split_once("://") else { bail!("{url} is not a URL") };
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     Ok((format!("{scheme}://{host}"), format!("/{path}")))
 }

@@ -1,13 +1,14 @@
-//! Servers of one cluster have one authority: what one of them signs, the others believe.
+//! Servers of one cluster share one certificate authority: they accept each other's certificates.
 //!
 //! ```text
 //! /registry/decapod/authority ─► fingerprints of CA certificates, the newest first, one a line
 //! ```
 //!
-//! In: this server's `pki`, and a store that other servers share. Out: agreement, or a refusal before
-//! anything is served. The first server writes its fingerprint. One that has none of those that stand
-//! there never belonged to this cluster. A new authority (`decapod certificate rotate-ca`) is known by the
-//! old one, which stays in `ca.crt`, or lies in `pki/old-TIME`, on the server where it was replaced.
+//! In: this server's `pki`, and a store that other servers share. Out: agreement, or an error before the
+//! server serves anything. The first server writes its fingerprint. A server without any of the stored
+//! authorities never belonged to this cluster. A new authority (`decapod certificate rotate-ca`) is
+//! accepted because of the old one, which stays in `ca.crt`, or in `pki/old-TIME` on the server where it
+//! was replaced.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ use store::{Compare, KeyRange, Op, RangeRequest, Revision, Store, Txn};
 
 const KEY: &[u8] = b"/registry/decapod/authority";
 
-/// Writes down this server's authority, if it is the first or a new one; refuses a stranger.
+/// Writes this server's authority if it is the first or a new one; returns an error for a foreign one.
 pub async fn agree(store: &dyn Store, pki: &Pki) -> anyhow::Result<()> {
     let (own, past) = (present(pki)?, past(pki.directory())?);
     loop {
@@ -46,24 +47,24 @@ pub async fn agree(store: &dyn Store, pki: &Pki) -> anyhow::Result<()> {
             success: vec![Op::Put { key: Bytes::from_static(KEY), value, lease: 0 }],
             failure: vec![],
         };
-        // Another server was faster otherwise: what it wrote decides.
+        // Another server may have written meanwhile: read again and decide by its value.
         if store.txn(txn).await.context("cannot write to the store")?.succeeded {
             return Ok(());
         }
     }
 }
 
-/// What is to stand in the store; `None` for a stranger. Pure. `own`: what `ca.crt` has, the one that
-/// signs first; `past`: what it had before.
+/// The value to store; `None` for a foreign authority. Pure. `own` is the content of `ca.crt`, with the
+/// signing authority first; `past` are the earlier ones.
 fn agreed(known: &[&str], own: &[String], past: &[String]) -> Option<Vec<String>> {
     let (signs, others) = own.split_first()?;
     let owned = || known.iter().map(|one| (*one).to_owned());
     let is_known = |one: &String| known.contains(&one.as_str());
     match known.first() {
         None => Some(own.to_vec()),
-        // The old authority was taken out.
+        // The old authority was removed.
         Some(newest) if newest == signs && others.is_empty() => Some(vec![signs.clone()]),
-        // Another server is further, or none.
+        // The stored value already contains this authority: another server may have a newer one.
         Some(_) if is_known(signs) => Some(owned().collect()),
         Some(_) if others.iter().chain(past).any(is_known) => {
             Some(std::iter::once(signs.clone()).chain(owned()).collect())
@@ -81,7 +82,7 @@ fn fingerprints(pem: &[u8]) -> anyhow::Result<Vec<String>> {
     Ok(pki::certificates(pem)?.iter().map(|one| hex(one.fingerprint())).collect())
 }
 
-/// Of the authorities that were replaced here.
+/// The authorities that were replaced on this server.
 fn past(directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut all = vec![];
     let cannot = || format!("cannot read {}", directory.display());
@@ -90,7 +91,7 @@ fn past(directory: &Path) -> anyhow::Result<Vec<String>> {
         if !entry.file_name().to_string_lossy().starts_with("old-") {
             continue;
         }
-        // Others were rotated there, not the authority.
+        // Another certificate was rotated there, not the authority.
         let Ok(pem) = std::fs::read(entry.path().join("ca.crt")) else { continue };
         all.extend(fingerprints(&pem).with_context(|| entry.path().display().to_string())?);
     }
@@ -112,7 +113,7 @@ mod tests {
         check(&[], &["a"], &[], Some(&["a"]));
         check(&["a"], &["a"], &[], Some(&["a"]));
         check(&["a"], &["b"], &[], None);
-        // Rotation: the first server has both, the second has not heard of it, then it has.
+        // Rotation: the first server has both authorities; the second does not have the new one, then it has.
         check(&["a"], &["b", "a"], &["a"], Some(&["b", "a"]));
         check(&["b", "a"], &["a"], &[], Some(&["b", "a"]));
         check(&["b", "a"], &["b", "a"], &[], Some(&["b", "a"]));
@@ -120,13 +121,13 @@ mod tests {
         check(&["b", "a"], &["b"], &["a"], Some(&["b"]));
         check(&["b"], &["b", "a"], &[], Some(&["b"]));
         check(&["b"], &["a"], &[], None);
-        // By force: the new one is signed by nobody, but the old one lies beside it.
+        // With --force: the old authority did not sign the new one, but its files are beside it.
         check(&["a"], &["c"], &["b", "a"], Some(&["c", "a"]));
         check(&["a"], &[], &[], None);
     }
 
     #[tokio::test]
-    async fn a_stranger_is_refused() {
+    async fn a_foreign_authority_is_refused() {
         let store = store::Sim::open();
         let dir = tempfile::tempdir().expect("a directory");
         let open = |name: &str| Pki::open_or_create(&dir.path().join(name)).expect("certificates");
@@ -135,7 +136,7 @@ mod tests {
         agree(&*store, &own).await.expect("the same again");
         let refused = agree(&*store, &other).await.expect_err("another authority").to_string();
         assert!(refused.contains("is not the one of the cluster"), "{refused}");
-        // What `rotate-ca --force` leaves.
+        // The state after `rotate-ca --force`.
         let aside = other.directory().join("old-20260101T000000Z");
         std::fs::create_dir(&aside).expect("ours");
         std::fs::write(aside.join("ca.crt"), own.cluster_ca.cert_pem()).expect("ours");

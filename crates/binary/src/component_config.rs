@@ -1,21 +1,21 @@
 //! Upstream's configuration files of components that run alone, as flags.
 //!
-//! In: the command line. Out: the same with what `--config FILE` says in front, in the words of flags;
-//! what the command line says wins, and of feature gates each one by itself. A field without a flag is
-//! named on stderr and has no effect. The scheduler reads its file itself.
+//! In: the command line. Out: the same, with the content of `--config FILE` as flags in front. The command
+//! line wins; feature gates are merged one by one. A field without a flag is named on stderr and has no
+//! effect. The scheduler reads its file itself.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
 
 use crate::flags::push_setting;
 
-/// A component's file: who reads it, what it is, and which fields are which flags.
+/// A component's file: its commands, its kind, and the flags of its fields.
 struct File {
     command: &'static str,
     api_version: &'static str,
     kind: &'static str,
     fields: &'static [(&'static str, &'static str)],
-    /// Fields of these whose zero is the default. Upstream: SetDefaults_KubeletConfiguration.
+    /// Fields in which zero means the default. Upstream: SetDefaults_KubeletConfiguration.
     zero_is_default: &'static [&'static str],
 }
 
@@ -67,7 +67,7 @@ const FILES: &[File] = &[
 
 pub const FEATURE_GATES: &str = "feature-gates";
 
-/// What `--config FILE` of that command says, as flags; `None` for commands whose file is another.
+/// The content of `--config FILE` as flags; `None` for commands with another kind of file.
 pub fn flags(command: &str, path: &str) -> anyhow::Result<Option<Vec<String>>> {
     let Some(file) = FILES.iter().find(|file| file.command == command) else { return Ok(None) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
@@ -79,7 +79,7 @@ pub fn flags(command: &str, path: &str) -> anyhow::Result<Option<Vec<String>>> {
 }
 
 impl File {
-    /// The flags, and the fields that none of them is for.
+    /// The flags, and the fields without a flag.
     fn flags(&self, text: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
         let mut fields: Map<String, Value> = serde_saphyr::from_str(text)?;
         let mut said = |key: &str| match fields.remove(key) {
@@ -89,7 +89,7 @@ impl File {
         let (api_version, kind) = (said("apiVersion"), said("kind"));
         if (api_version.as_str(), kind.as_str()) != (self.api_version, self.kind) {
             bail!(
-                "no kind {kind:?} of version {api_version:?} is known here: expected {} of {}",
+                "no kind {kind:?} of version {api_version:?} is supported: expected {} of {}",
                 self.kind,
                 self.api_version
             );
@@ -110,7 +110,7 @@ impl File {
             let path = format!("{below}{key}");
             let flag = self.fields.iter().find(|(field, _)| *field == path);
             match (flag, value) {
-                // Upstream's empty text and empty list say nothing.
+                // Upstream treats an empty text and an empty list as not set.
                 (_, Value::Null) => {}
                 (Some(_), Value::String(text)) if text.is_empty() => {}
                 (Some((field, _)), value)
@@ -121,7 +121,7 @@ impl File {
                 (None, Value::Object(inner)) => {
                     self.take(format!("{path}."), inner, flags, unknown)?;
                 }
-                // Nobody set it: programs that write such files write all fields.
+                // Not set by the user: programs that write such files write all fields.
                 (None, value) if is_zero(&value) => {}
                 (None, _) => unknown.push(path),
             }
@@ -130,7 +130,7 @@ impl File {
     }
 }
 
-/// A number or a duration of nothing, an empty text, an empty list.
+/// A number or duration of zero, an empty text, an empty list.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Number(number) => number.as_f64() == Some(0.0),
@@ -171,7 +171,7 @@ mod tests {
             ],
             &["authentication.anonymous.enabled"],
         );
-        // As kubeadm writes it.
+        // As in kubeadm's files.
         check(
             0,
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: 0\nmaxPods: 0\nruntimeRequestTimeout: 0s\ncpuManagerReconcilePeriod: 0s\nlogging: {flushFrequency: 0, options: {json: {infoBufferSize: '0'}}, verbosity: 0}\nimageGCHighThresholdPercent: 0\nshutdownGracePeriod: 0s\nallowedUnsafeSysctls: ['kernel.msg*', net.core.somaxconn]\nsyncFrequency: 1m\n",

@@ -1,4 +1,4 @@
-//! Components alone, under upstream's names and with upstream's main flags: each can be replaced by
+//! Single components under upstream's names, with upstream's main flags. Each one can be replaced by
 //! upstream's program, or replace it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,7 +23,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(4);
 pub struct ControllerManager {
     #[arg(long)]
     kubeconfig: PathBuf,
-    /// `*` for all, `NAME` for one, `-NAME` for all but one
+    /// `*` for all, `NAME` for one, `-NAME` for all except one
     #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
     controllers: Vec<String>,
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
@@ -53,7 +53,7 @@ pub struct ControllerManager {
 impl ControllerManager {
     const PORT: u16 = 10257;
 
-    /// Upstream's `KubeControllerManagerConfiguration`, as far as there are flags.
+    /// Upstream's `KubeControllerManagerConfiguration`, limited to fields with flags.
     fn configz(&self) -> Value {
         let text = |path: &Option<PathBuf>| {
             path.as_deref().map(|path| path.display().to_string()).unwrap_or_default()
@@ -152,7 +152,7 @@ pub struct Scheduler {
 impl Scheduler {
     const PORT: u16 = 10259;
 
-    /// Upstream's `KubeSchedulerConfiguration`: what the file says, and the defaults of the rest.
+    /// Upstream's `KubeSchedulerConfiguration`: the file, with defaults for missing fields.
     fn configz(&self, config: &scheduler::Config) -> anyhow::Result<Value> {
         let mut all = json!({
             "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -165,7 +165,7 @@ impl Scheduler {
         });
         if let Some(file) = read(self.config.as_deref())? {
             let said: serde_json::Map<String, Value> = serde_saphyr::from_str(&file)?;
-            // Of leaderElection the flags decide.
+            // The flags decide about leaderElection.
             let own = ["leaderElection", "clientConnection"];
             for (key, value) in said.into_iter().filter(|(key, _)| !own.contains(&key.as_str())) {
                 all[key] = value;
@@ -186,7 +186,7 @@ pub async fn scheduler(flags: Scheduler) -> anyhow::Result<()> {
         let figures =
             [client::encode_queues as Figures, client::encode_requests, scheduler::encode_metrics];
         let page = Page::new(NAME, elects, &leadership, configz, &figures);
-        // One that waits for the lease has nothing to keep in step.
+        // A scheduler that waits for the lease cannot be behind.
         let behind = Arc::new(AtomicBool::new(false));
         let seen = behind.clone();
         page.readyz().add("sched-handler-sync", move || match seen.load(Ordering::Acquire) {
@@ -202,7 +202,7 @@ pub async fn scheduler(flags: Scheduler) -> anyhow::Result<()> {
                 informers.synced().await;
                 behind.store(false, Ordering::Release);
             };
-            // The first polled starts the informers that the second waits for.
+            // Polled in this order: the first starts the informers that the second waits for.
             tokio::join!(biased; working, following);
         };
         lead(own, NAME, elects, leadership, tasks.stop_signal(), work).await
@@ -227,12 +227,12 @@ pub fn scheduler_config(
 pub struct Proxy {
     #[arg(long)]
     kubeconfig: PathBuf,
-    /// The node's name [default: the host's]
+    /// The node's name [default: the host name]
     #[arg(long)]
     hostname_override: Option<String>,
     #[arg(long, value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
-    /// nftables; iptables and ipvs are accepted, and nftables is used
+    /// nftables; iptables and ipvs are accepted, but nftables is used
     #[arg(long, default_value = "nftables")]
     proxy_mode: String,
     #[arg(long, default_value = "0.0.0.0:10256")]
@@ -253,7 +253,7 @@ pub async fn proxy(flags: Proxy) -> anyhow::Result<()> {
         "nftables" => {}
         "iptables" | "ipvs" => tracing::warn!(
             mode = flags.proxy_mode,
-            "this proxy mode is not built in, using nftables"
+            "this proxy mode is not supported, using nftables"
         ),
         other => anyhow::bail!("--proxy-mode {other}: expected nftables, iptables or ipvs"),
     }
@@ -296,7 +296,7 @@ pub struct Kubelet {
     address: IpAddr,
     #[arg(long, default_value_t = 10250)]
     port: u16,
-    /// Certificate of the kubelet's server [default: one that is made and kept in <root-dir>/pki]
+    /// Certificate of the kubelet's server [default: one is created and kept in <root-dir>/pki]
     #[arg(long, requires = "tls_private_key_file")]
     tls_cert_file: Option<PathBuf>,
     /// Its key
@@ -304,25 +304,25 @@ pub struct Kubelet {
     tls_private_key_file: Option<PathBuf>,
     #[arg(long)]
     client_ca_file: Option<PathBuf>,
-    /// Unsafe sysctls that pods may set, as kernel.msg*,net.core.somaxconn
+    /// Unsafe sysctls that pods may set, for example kernel.msg*,net.core.somaxconn
     #[arg(long, value_delimiter = ',', value_name = "SYSCTL")]
     allowed_unsafe_sysctls: Vec<String>,
-    /// Percent of the disk in use from which unused images are removed
+    /// Disk usage in percent above which unused images are removed
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_high_threshold: Option<u8>,
-    /// Percent of the disk in use down to which they are removed
+    /// Disk usage in percent down to which they are removed
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     image_gc_low_threshold: Option<u8>,
-    /// How many pods the node takes [default: 110]
+    /// Maximum number of pods of the node [default: 110]
     #[arg(long)]
     max_pods: Option<u32>,
-    /// Where pods' files and drivers' sockets are [default: <data-dir>/kubelet]
+    /// Directory of pods' files and drivers' sockets [default: <data-dir>/kubelet]
     #[arg(long, value_name = "DIRECTORY")]
     root_dir: Option<PathBuf>,
-    /// How long a shutdown of the machine, which logind tells of, waits for pods to end
+    /// How long a machine shutdown that logind announces waits for pods to end
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     shutdown_grace_period: Option<std::time::Duration>,
-    /// The end of that time, for critical pods alone
+    /// The last part of that time, reserved for critical pods
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     shutdown_grace_period_critical_pods: Option<std::time::Duration>,
     /// KubeletConfiguration; flags win
@@ -382,7 +382,7 @@ pub async fn kubelet(flags: Kubelet, data_dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// TLS of a kubelet that runs alone: with the certificate brought along, or with one of its own.
+/// TLS of a kubelet that runs alone: with the certificate of the flags, or with its own.
 fn kubelet_serving(
     brought: Option<(PathBuf, PathBuf)>,
     node: &crate::flags::Node,
@@ -405,7 +405,7 @@ fn read(path: Option<&Path>) -> anyhow::Result<Option<String>> {
     path.map(read).transpose()
 }
 
-/// Runs `work` while this process holds the Lease of that name in kube-system.
+/// Runs `work` while this process holds the Lease with this name in kube-system.
 async fn lead<F: Future<Output = ()>>(
     client: Client,
     name: &str,
@@ -422,7 +422,7 @@ async fn lead<F: Future<Output = ()>>(
     let election = Election::new(client, "kube-system", name, &host.to_string_lossy());
     let election = Election { leadership, ..election };
     match election.run(stop, work).await {
-        // Work of a leader that no longer is one must not go on: the process ends, as upstream's.
+        // A process that lost its lease must not continue: it ends, as upstream's.
         Ended::Lost => anyhow::bail!("leaderelection lost"),
         Ended::Stopped | Ended::Finished => Ok(()),
     }

@@ -1,7 +1,7 @@
-//! Where the state is kept: the embedded store, or a real etcd when one is named.
+//! Opens the state store: the embedded one, or a real etcd if a flag names one.
 //!
-//! The embedded store of a running server is also reachable by a socket that speaks etcd's API and
-//! that only its owner may use: `decapod snapshot` and `decapod store` come in there.
+//! A running server also serves its embedded store on a socket that speaks etcd's API and that only its
+//! owner may use. `decapod snapshot` and `decapod store` use that socket.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,14 +18,14 @@ use clap::{Args, ValueEnum};
 use store::{Store, Transform, Transformed};
 use tokio::time::Instant;
 
-/// How long an etcd may take to answer a command.
+/// Limit for an etcd to answer a command.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A command waits this long for a server that has the store, but does not answer yet.
+/// How long a command waits for a server that holds the store but does not answer yet.
 const STARTING: Duration = Duration::from_secs(10);
-/// A server that waits for its etcd asks so often, and says so less and less often.
+/// Interval at which a waiting server asks its etcd. It logs that less and less often.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 const SAY_AGAIN_CEILING: Duration = Duration::from_secs(60);
-/// What upstream keeps in an etcd.
+/// Formats of upstream's objects in an etcd.
 const FORMATS: Formats = Formats {
     protobuf: Protobuf(api::protobuf::descriptors),
     modern: extensions::definition::older::modern,
@@ -52,35 +52,35 @@ pub struct Datastore {
     pub history: History,
 }
 
-/// What upstream's API server has flags for.
+/// Flags that upstream's API server has, too.
 #[derive(Args, Clone, Debug, Default)]
 pub struct UseOfEtcd {
-    /// How built-in kinds are written to etcd; both are read
+    /// Format in which built-in kinds are written to etcd; both are read
     #[arg(long, value_enum, default_value = "application/vnd.kubernetes.protobuf")]
     pub storage_media_type: StorageMediaType,
-    /// How often etcd forgets what is older than that, whichever server sees to it; 0 for never
+    /// Interval of etcd compaction, by whichever server does it; 0 for never
     #[arg(long, value_parser = cli::duration::parse, default_value = "5m", value_name = "DURATION")]
     pub etcd_compaction_interval: Duration,
-    /// How long the start waits for an etcd that does not answer; 0 for as long as it takes
+    /// How long the start waits for an etcd that does not answer; 0 for no limit
     #[arg(long, value_parser = cli::duration::parse, default_value = "0s", value_name = "DURATION")]
     pub datastore_wait: Duration,
 }
 
-/// Of the embedded store.
+/// Flags of the embedded store.
 #[derive(Args, Clone, Debug, Default)]
 pub struct History {
-    /// Begin with an empty store where a data directory has lost the one it had
+    /// Start with an empty store in a data directory that has lost its store
     #[arg(long)]
     pub new_store: bool,
-    /// Keep the embedded store's history at least so long, as 24h [default: 5m]
+    /// Shortest time that the embedded store keeps history, for example 24h [default: 5m]
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     pub store_history: Option<Duration>,
 }
 
-/// Which store a command is about: that of an etcd, or the data directory's.
+/// The store of a command: an etcd, or the data directory's.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Which {
-    /// That of this etcd cluster (https://HOST:2379,...) instead of the data directory's
+    /// Use this etcd cluster (https://HOST:2379,...) instead of the data directory's store
     #[arg(long = "datastore-endpoint", value_delimiter = ',', value_name = "URL", global = true)]
     pub endpoints: Vec<String>,
     /// CA certificates that etcd's certificates are checked against
@@ -138,7 +138,7 @@ async fn close(store: Option<Arc<dyn Store>>) {
     }
 }
 
-/// A value as the registry writes it, whatever it looks like at rest.
+/// A value as the registry writes it, decoded from its form at rest.
 fn plain(key: &[u8], value: Bytes) -> store::Result<Bytes> {
     at_rest::plain(FORMATS, key, value)
 }
@@ -166,7 +166,7 @@ impl Which {
                 data_dir.display()
             );
         }
-        // How much history is kept is the server's business.
+        // Only the server decides how much history is kept.
         let options = store::Options {
             history_revisions: u64::MAX / 2,
             history_bytes: u64::MAX,
@@ -174,7 +174,7 @@ impl Which {
         };
         match store::Embedded::open(&directory, options) {
             Ok(store) => Ok(store),
-            // A server that is starting has the files, and no socket yet.
+            // A server that is starting holds the files, but has no socket yet.
             Err(error) => match is_in_use(&directory) {
                 true => starting(&socket).await.unwrap_or(Err(error.into())),
                 false => Err(error).with_context(|| {
@@ -190,7 +190,7 @@ fn is_in_use(directory: &Path) -> bool {
     lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(std::fs::TryLockError::WouldBlock)))
 }
 
-/// The store of a server that answers within a few seconds.
+/// The store of a server that answers within [`STARTING`].
 async fn starting(socket: &Path) -> Option<anyhow::Result<Arc<dyn Store>>> {
     let answers = async {
         while tokio::net::UnixStream::connect(socket).await.is_err() {
@@ -206,8 +206,8 @@ fn at_socket(socket: &Path) -> anyhow::Result<Arc<dyn Store>> {
     Ok(etcd::Etcd::open(&etcd::Options { endpoints, ..Default::default() })?)
 }
 
-/// To be called before anything else is made in the directory: the store's own directory comes first,
-/// so that a first start that does not get far leaves nothing that looks like a lost store.
+/// Call it before anything else is created in the directory. It creates the store's directory first, so
+/// that an incomplete first start does not look like a lost store.
 pub fn prepare(flags: &Datastore, data_dir: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     check_not_lost(flags, data_dir)?;
@@ -219,8 +219,8 @@ pub fn prepare(flags: &Datastore, data_dir: &Path) -> anyhow::Result<()> {
     made.with_context(|| format!("cannot make {}", directory.display()))
 }
 
-/// Refuses to begin anew where a cluster has been: a store that is gone, or empty, is not an empty
-/// cluster, and the node's pods would be removed for it.
+/// Refuses an empty or missing store in the directory of an existing cluster: with an empty cluster the
+/// node would remove its pods.
 fn check_not_lost(flags: &Datastore, data_dir: &Path) -> anyhow::Result<()> {
     let file = data_dir.join("store/store.redb");
     let has_store = std::fs::metadata(&file).is_ok_and(|meta| meta.len() > 0);
@@ -238,8 +238,8 @@ fn check_not_lost(flags: &Datastore, data_dir: &Path) -> anyhow::Result<()> {
     );
 }
 
-/// What is there only after a server has served from this directory. An authority that somebody
-/// brought along, and a node's images, may be there before.
+/// A file that exists only after a server has served from this directory. Authorities from the user, and a
+/// node's images, may exist before.
 fn sign_of_life(data_dir: &Path) -> Option<String> {
     const FILES: [&str; 4] = ["kubeconfig", "token", "snapshots", "dns.kubeconfig"];
     let kept = FILES.iter().find(|name| data_dir.join(name).exists());
@@ -254,7 +254,7 @@ fn sign_of_life(data_dir: &Path) -> Option<String> {
     issued.next().map(|name| format!("pki/{name}"))
 }
 
-/// Where a server's store answers: in the data directory, unless that is too deep for a socket.
+/// The socket of a server's store: in the data directory, unless that path is too long for a socket.
 fn socket(data_dir: &Path) -> PathBuf {
     /// The kernel's limit is 108 bytes.
     const LONGEST: usize = 100;
@@ -267,12 +267,12 @@ fn socket(data_dir: &Path) -> PathBuf {
     }
 }
 
-/// Lets the commands of this machine reach the store, if that is possible.
+/// Makes the store available to the commands of this machine, if possible.
 pub fn offer(store: &Arc<dyn Store>, data_dir: &Path, tasks: &Tasks) {
     if let Err(error) = serve_socket(store, data_dir, tasks) {
         tracing::warn!(
             error = format!("{error:#}"),
-            "`decapod snapshot` and `decapod store` cannot reach this server"
+            "failed to serve the store's socket for `decapod snapshot` and `decapod store`"
         );
     }
 }
@@ -289,7 +289,7 @@ fn serve_socket(store: &Arc<dyn Store>, data_dir: &Path, tasks: &Tasks) -> anyho
     let stop = tasks.stop_signal();
     tasks.spawn_graceful("store socket", async move {
         transport::serve(listener, None, server, etcd::server::limits(), stop).await;
-        // An error: somebody was faster.
+        // An error means that the file is gone already.
         let _ = std::fs::remove_file(path);
     });
     Ok(())
@@ -304,8 +304,8 @@ pub enum StorageMediaType {
     Protobuf,
 }
 
-/// Opens the store, with values sealed by `seal`. An etcd is waited for: after a power cut machines come
-/// up in any order.
+/// Opens the store; `seal` transforms its values. It waits for an etcd, because machines start in any order
+/// after a power cut.
 pub async fn open(
     flags: &Datastore,
     data_dir: &Path,
@@ -317,7 +317,7 @@ pub async fn open(
         let usual = store::Options::default();
         let options = match flags.history.store_history {
             None => usual,
-            // Who names a time wants that time, whatever it takes on the disk.
+            // A time from the user counts, whatever the disk usage is.
             Some(age) => store::Options { history_age: age, history_bytes: u64::MAX, ..usual },
         };
         let opened = store::Embedded::open(&directory, options)
@@ -339,13 +339,13 @@ pub async fn open(
     Ok(at_rest::like_upstream(sealed, FORMATS, writes))
 }
 
-/// Often enough that a watch that breaks goes on above what was compacted meanwhile.
+/// Often enough that a watch that breaks resumes above the compacted revision.
 fn asks_every(compaction: Duration) -> Option<Duration> {
     let several_times = (compaction / 5).max(Duration::from_millis(200));
     (!compaction.is_zero() && compaction < Duration::from_secs(300)).then_some(several_times)
 }
 
-/// To an etcd that answers.
+/// Connects, and checks that etcd answers.
 async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
     let remote = dial(flags)?;
     match tokio::time::timeout(PATIENCE, remote.revision()).await {
@@ -355,7 +355,7 @@ async fn connect(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
     Ok(remote)
 }
 
-/// Until etcd answers, or for as long as the flag says.
+/// Waits until etcd answers, or for the time of the flag.
 async fn wait_for(remote: &dyn Store, flags: &Datastore) -> anyhow::Result<()> {
     let (begun, limit) = (Instant::now(), flags.use_of_etcd.datastore_wait);
     let mut say = Backoff::new(ASK_AGAIN, SAY_AGAIN_CEILING);
@@ -366,7 +366,7 @@ async fn wait_for(remote: &dyn Store, flags: &Datastore) -> anyhow::Result<()> {
         }
         if Instant::now() >= next_word {
             let datastore = flags.endpoints.join(",");
-            tracing::warn!(datastore, %error, "the server waits for its datastore");
+            tracing::warn!(datastore, %error, "the datastore does not answer, waiting");
             next_word = Instant::now() + say.step();
         }
         tokio::time::sleep(ASK_AGAIN).await;
@@ -380,7 +380,7 @@ impl Datastore {
     }
 }
 
-/// Connections are made by the first calls.
+/// Does not connect: the first calls do.
 fn dial(flags: &Datastore) -> anyhow::Result<Arc<dyn Store>> {
     for endpoint in &flags.endpoints {
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
@@ -410,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_lost_its_store_is_no_new_cluster() {
+    fn a_directory_that_lost_its_store_is_refused() {
         let root = tempfile::tempdir().expect("a directory");
         let flags = Datastore::default();
         let check = |flags: &Datastore| check_not_lost(flags, root.path());

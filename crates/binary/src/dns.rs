@@ -1,8 +1,8 @@
-//! The cluster's DNS as a process of its own: like containers, it outlives the server, and the next
-//! server adopts it.
+//! The cluster's DNS as a separate process: like containers, it keeps running when the server stops, and
+//! the next server adopts it.
 //!
-//! `<data-dir>/dns.pid` names the process; it is ours if its command line says so. A process that
-//! serves other settings than today's is replaced.
+//! `<data-dir>/dns.pid` has the process id; the process is ours if its command line matches. A process
+//! with outdated settings is replaced.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -21,14 +21,14 @@ use tokio::sync::Notify;
 
 const LOG: &str = "dns.log";
 
-/// What the DNS process is told.
+/// Settings of the DNS process.
 #[derive(Clone)]
 pub struct Service {
     pub data_dir: PathBuf,
     pub kubeconfig: PathBuf,
     pub addresses: Vec<IpAddr>,
     pub domain: String,
-    /// Told when the kubeconfig says something new.
+    /// Notified when the kubeconfig changes.
     pub renewed: Arc<Notify>,
 }
 
@@ -37,17 +37,17 @@ pub fn sockets(addresses: &[IpAddr]) -> Vec<SocketAddr> {
     addresses.iter().map(|address| SocketAddr::new(*address, 53)).collect()
 }
 
-/// `decapod dns`: runs by itself until it is told to stop.
+/// `decapod dns`: runs until it gets a signal.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Dns {
     #[arg(long)]
     kubeconfig: PathBuf,
-    /// Addresses to answer at, by UDP and TCP
+    /// Addresses to listen on, UDP and TCP
     #[arg(long, value_delimiter = ',', required = true)]
     address: Vec<IpAddr>,
     #[arg(long, default_value = "cluster.local")]
     domain: String,
-    /// Changes with the kubeconfig, so that a server can tell whether this process has today's
+    /// Changes with the kubeconfig, so that a server can see whether this process has the current one
     #[arg(long, hide = true, default_value = "")]
     settings: String,
 }
@@ -69,7 +69,7 @@ pub async fn run(flags: Dns) -> anyhow::Result<()> {
     }
 }
 
-/// Keeps a DNS process running; leaves it running at the end.
+/// Keeps a DNS process running; does not stop it at the end.
 pub fn supervise(service: Service, tasks: &Tasks) {
     tasks.spawn("dns supervisor", async move {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
@@ -77,13 +77,13 @@ pub fn supervise(service: Service, tasks: &Tasks) {
             match run_once(&service).await {
                 Err(error) => {
                     let error = crate::process::told(&error);
-                    tracing::error!(error, "cannot run the cluster's DNS");
+                    tracing::error!(error, "failed to run the cluster's DNS process");
                 }
-                Ok(Ended::Renewed) => tracing::info!("the cluster's DNS has new credentials, starting it again"),
+                Ok(Ended::Renewed) => tracing::info!("restarting the DNS process: it has new credentials"),
                 Ok(Ended::Alone) => {
                     let log = service.data_dir.join(LOG);
                     let why = last_words(&log);
-                    tracing::warn!(why, log = %log.display(), "the cluster's DNS ended, starting it again");
+                    tracing::warn!(why, log = %log.display(), "the DNS process ended, restarting it");
                 }
             }
             tokio::time::sleep(backoff.step()).await;
@@ -91,13 +91,13 @@ pub fn supervise(service: Service, tasks: &Tasks) {
     });
 }
 
-/// Why a process is to be replaced.
+/// Why a process must be replaced.
 enum Ended {
     Alone,
     Renewed,
 }
 
-/// What the process said last: why it ended.
+/// The last line of the process's log: why it ended.
 fn last_words(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -123,16 +123,16 @@ async fn run_once(service: &Service) -> anyhow::Result<Ended> {
             }
             let pid = spawn(service, &arguments)?;
             if let Err(error) = std::fs::write(&pid_file, pid.to_string()) {
-                // A full disk, perhaps: names are answered all the same.
+                // For example on a full disk: the DNS process runs all the same.
                 let path = pid_file.display();
-                tracing::warn!(%error, %path, "the next server will not find the DNS process");
+                tracing::warn!(%error, %path, "failed to write the pid file of the DNS process");
             }
             pid
         }
     };
     tokio::select! {
         ended = wait_for_end(pid) => ended.map(|()| Ended::Alone),
-        // The next round sees that the process has yesterday's settings.
+        // The next round sees that the process has outdated settings.
         () = service.renewed.notified() => Ok(Ended::Renewed),
     }
 }
@@ -163,7 +163,7 @@ fn command_line(pid: i32) -> Option<Vec<String>> {
     Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
 }
 
-/// Is this the DNS process of our cluster, whatever its settings?
+/// Whether this is the DNS process of our cluster, with any settings.
 fn is_dns(line: &[String], kubeconfig: &Path) -> bool {
     let own = format!("--kubeconfig={}", kubeconfig.display());
     line.get(1).is_some_and(|word| word == "dns") && line.contains(&own)
@@ -173,8 +173,8 @@ fn spawn(service: &Service, arguments: &[String]) -> anyhow::Result<i32> {
     let (out, err) = output(&service.data_dir.join(LOG))?;
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("decapod").args(arguments).stdin(Stdio::null()).stdout(out).stderr(err);
-    // SAFETY: setsid is async-signal-safe and touches nothing of ours. In a session of its own the
-    // process outlives a Ctrl-C at the server's terminal.
+    // SAFETY: setsid is async-signal-safe and touches no memory of ours. In its own session the process
+    // survives a Ctrl-C at the server's terminal.
     unsafe {
         command.pre_exec(|| nix::unistd::setsid().map(|_| ()).map_err(std::io::Error::from));
     }
@@ -182,12 +182,12 @@ fn spawn(service: &Service, arguments: &[String]) -> anyhow::Result<i32> {
     Ok(child.id() as i32)
 }
 
-/// The log, or nowhere on a disk that has no room for one.
+/// The log file, or `/dev/null` if it cannot be created on a full disk.
 fn output(log: &Path) -> anyhow::Result<(Stdio, Stdio)> {
     match std::fs::File::create(log) {
         Ok(file) => Ok((file.try_clone()?.into(), file.into())),
         Err(error) => {
-            tracing::warn!(%error, path = %log.display(), "the DNS process has no log");
+            tracing::warn!(%error, path = %log.display(), "failed to create the log of the DNS process");
             Ok((Stdio::null(), Stdio::null()))
         }
     }
@@ -199,11 +199,11 @@ fn open_pid(pid: i32) -> std::io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, and nobody else has it.
+    // SAFETY: the descriptor was just made, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
-/// A pidfd is readable when its process has ended; no polling, child or not.
+/// A pidfd is readable when its process has ended: no polling, for children and other processes.
 async fn wait_for_end(pid: i32) -> anyhow::Result<()> {
     let Ok(descriptor) = open_pid(pid) else { return Ok(()) };
     // SAFETY: the descriptor is owned by `ended` and stays open as long as it.

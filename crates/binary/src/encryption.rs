@@ -1,5 +1,5 @@
-//! Encryption at rest, wired: the configuration that a flag names, or the one that
-//! `decapod secrets-encrypt` keeps in the data directory, which is followed while the server runs.
+//! Encryption at rest: loads the configuration of a flag, or the one that `decapod secrets-encrypt` keeps
+//! in the data directory, which is watched while the server runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,18 +10,17 @@ use encryption::{Encryption, Names};
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct EncryptionFlags {
-    /// EncryptionConfiguration of what is kept encrypted [default: what `decapod secrets-encrypt`
-    /// has set up]
+    /// File with an EncryptionConfiguration [default: the one that `decapod secrets-encrypt` keeps]
     #[arg(long, value_name = "FILE")]
     pub encryption_provider_config: Option<PathBuf>,
-    /// Take changes of that file into use while running
+    /// Watch that file and apply changes
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     pub encryption_provider_config_automatic_reload: bool,
 }
 
 impl EncryptionFlags {
-    /// The store's transformation. Fails where the configuration cannot be used: a server that
-    /// silently wrote in the clear would be worse than none.
+    /// The store's transformation. Fails if the configuration cannot be used: the server must not silently
+    /// write Secrets unencrypted.
     pub async fn start(&self, data_dir: &Path, tasks: &Tasks) -> anyhow::Result<Arc<Encryption>> {
         let encryption = Encryption::new(Names::new(resources::places()));
         let own = data_dir.join(cli::secrets_encrypt::FILE);
@@ -42,7 +41,7 @@ impl EncryptionFlags {
         Ok(encryption)
     }
 
-    /// Upstream has the check where there is something to check.
+    /// Adds upstream's check, if the configuration has a KMS plugin or is reloaded.
     pub fn add_health(&self, health: &apiserver::health::Health, encryption: &Arc<Encryption>) {
         if !self.encryption_provider_config_automatic_reload && !encryption.has_plugins() {
             return;

@@ -1,11 +1,11 @@
 //! `decapod etcd`: etcd's v3 API, served from an embedded store of one member.
 //!
 //! In: etcd's own flags, or its configuration file (`--config-file`), whose keys are the same names.
-//! Out: listeners for clients, and for metrics. What concerns elections and peers is accepted and
-//! has no effect, since there is one member; more than one is refused.
+//! Out: listeners for clients and for metrics. Flags for elections and peers are accepted and have no
+//! effect, because there is one member; more than one is refused.
 //!
-//! Deviation: `--auto-compaction-*` is how long the store keeps its history, so compaction needs no
-//! task of its own; the quota counts the bytes of the records, not of the file.
+//! Deviation: `--auto-compaction-*` is the time that the store keeps its history, so there is no
+//! compaction task; the quota counts the bytes of the records, not of the file.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ use transport::tls::{ClientCerts, Identity, ServerTls};
 use crate::flags::push_setting;
 use crate::process::{prepare_data_dir, say, termination};
 
-/// Requests and commits get this long at the end.
+/// Time for requests and commits at the end.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
-/// etcd's flags that mean nothing to one member, and whether they stand without a value.
+/// etcd's flags that have no effect with one member, and whether they may have no value.
 const WITHOUT_EFFECT: &[(&str, bool)] = &[
     ("allowed-cn", false),
     ("allowed-hostname", false),
@@ -87,7 +87,7 @@ const WITHOUT_EFFECT: &[(&str, bool)] = &[
     ("warning-apply-duration", false),
     ("watch-progress-notify-interval", false),
 ];
-/// Flags of etcd's that come and go with its versions.
+/// Prefix of etcd's flags that change with its versions.
 const EXPERIMENTAL: &str = "experimental-";
 
 #[derive(clap::Args, Clone, Debug)]
@@ -105,10 +105,10 @@ pub struct Etcd {
         default_value = "http://localhost:2379"
     )]
     pub listen_client_urls: Vec<String>,
-    /// URLs that clients are told [default: those of --listen-client-urls]
+    /// URLs that the member list shows to clients [default: those of --listen-client-urls]
     #[arg(long, env = "ETCD_ADVERTISE_CLIENT_URLS", value_delimiter = ',')]
     pub advertise_client_urls: Vec<String>,
-    /// URLs that peers would be told
+    /// URLs that the member list shows to peers
     #[arg(
         long,
         env = "ETCD_INITIAL_ADVERTISE_PEER_URLS",
@@ -116,18 +116,18 @@ pub struct Etcd {
         default_value = "http://localhost:2380"
     )]
     pub initial_advertise_peer_urls: Vec<String>,
-    /// NAME=URL of this member, and of no other
+    /// NAME=URL of this member only
     #[arg(long, env = "ETCD_INITIAL_CLUSTER")]
     pub initial_cluster: Option<String>,
-    /// More URLs, for /metrics and /health only
+    /// Additional URLs, for /metrics and /health only
     #[arg(long, env = "ETCD_LISTEN_METRICS_URLS", value_delimiter = ',')]
     pub listen_metrics_urls: Vec<String>,
-    /// Certificate shown to clients
+    /// Certificate of the server
     #[arg(long, env = "ETCD_CERT_FILE", requires = "key_file")]
     pub cert_file: Option<PathBuf>,
     #[arg(long, env = "ETCD_KEY_FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
-    /// Take only clients with a certificate
+    /// Accept only clients with a certificate
     #[arg(
         long,
         env = "ETCD_CLIENT_CERT_AUTH",
@@ -138,16 +138,16 @@ pub struct Etcd {
         default_missing_value = "true"
     )]
     pub client_cert_auth: bool,
-    /// Who signs clients' certificates
+    /// Authorities of clients' certificates
     #[arg(long, env = "ETCD_TRUSTED_CA_FILE")]
     pub trusted_ca_file: Option<PathBuf>,
     /// periodic or revision
     #[arg(long, env = "ETCD_AUTO_COMPACTION_MODE", default_value = "periodic")]
     pub auto_compaction_mode: String,
-    /// How much history is kept: hours or a duration as 5m, or a number of revisions; 0 keeps all
+    /// How much history is kept: hours, a duration such as 5m, or a number of revisions; 0 keeps all
     #[arg(long, env = "ETCD_AUTO_COMPACTION_RETENTION", default_value = "0")]
     pub auto_compaction_retention: String,
-    /// Bytes of records from which on only deletes are taken; 0 is no limit
+    /// Limit for the bytes of records; above it only deletes are accepted; 0 is no limit
     #[arg(
         long,
         env = "ETCD_QUOTA_BACKEND_BYTES",
@@ -159,7 +159,7 @@ pub struct Etcd {
     pub max_txn_ops: usize,
     #[arg(long, env = "ETCD_MAX_REQUEST_BYTES", default_value_t = 1_572_864)]
     pub max_request_bytes: usize,
-    /// Answer before the disk has it: a power loss may cost the data
+    /// Acknowledge writes before they are on the disk: a power loss may lose them
     #[arg(
         long,
         action = clap::ArgAction::Set,
@@ -273,7 +273,7 @@ impl Etcd {
     }
 }
 
-/// Binds a URL as `https://127.0.0.1:2379` or `unix:///run/etcd.sock`; whether it wants TLS.
+/// Binds a URL such as `https://127.0.0.1:2379` or `unix:///run/etcd.sock`; also returns whether it is TLS.
 async fn listener(url: &str) -> anyhow::Result<(Listener, bool)> {
     let wrong = || format!("cannot listen on {url}; expected http(s)://HOST:PORT");
     let url = url.trim();
@@ -286,14 +286,14 @@ async fn listener(url: &str) -> anyhow::Result<(Listener, bool)> {
         bail!(wrong());
     }
     let address = tokio::net::lookup_host(rest.trim_end_matches('/')).await.with_context(wrong)?;
-    // Of localhost's two, the one that everybody asks first.
+    // If localhost has two addresses: the one that clients try first.
     let mut addresses: Vec<SocketAddr> = address.collect();
     addresses.sort_by_key(|address| address.is_ipv6());
     let address = *addresses.first().with_context(wrong)?;
     Ok((Listener::tcp(address).await.with_context(wrong)?, scheme == "https"))
 }
 
-/// Refuses a cluster of several, and one that this is not a member of.
+/// Refuses a cluster of several members, and one without this member.
 fn one_member(initial_cluster: Option<&str>, name: &str) -> anyhow::Result<()> {
     let Some(text) = initial_cluster else { return Ok(()) };
     let mut names: Vec<&str> = text
@@ -310,10 +310,10 @@ fn one_member(initial_cluster: Option<&str>, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// For `decapod etcd`: the arguments with those of its configuration file in front, and without
-/// those that have no effect.
+/// For `decapod etcd`: the arguments, with those of its configuration file in front, and without those
+/// that have no effect.
 pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
-    // The flags that every command has may come first, with their values.
+    // The flags of all commands may come first, with their values.
     let mut at = 1;
     while arguments.get(at).is_some_and(|word| word.starts_with('-')) {
         at += if arguments[at].contains('=') { 1 } else { 2 };
@@ -326,8 +326,10 @@ pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
     let mut extra = vec![];
     if let Some(path) = config_path(&after) {
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let settings: serde_json::Map<String, Value> = serde_saphyr::from_str(&text)
-            .with_context(|| format!("{path} is not etcd's configuration: a YAML map"))?;
+        let settings: serde_json::Map<String, Value> =
+            serde_saphyr::from_str(&text).with_context(|| {
+                format!("{path} is not a configuration file of etcd: expected a YAML map")
+            })?;
         extra = effective(&words(settings).with_context(|| path.clone())?);
         // The command line wins.
         extra.retain(|setting| {
@@ -349,7 +351,7 @@ fn config_path(arguments: &[String]) -> Option<String> {
     }
 }
 
-/// The file's settings as flags. Those of client and peer security stand in maps of their own.
+/// The file's settings as flags. Client and peer security are nested maps.
 fn words(settings: serde_json::Map<String, Value>) -> anyhow::Result<Vec<String>> {
     let mut all = vec![];
     for (key, value) in settings {
@@ -358,7 +360,7 @@ fn words(settings: serde_json::Map<String, Value>) -> anyhow::Result<Vec<String>
             ("client-transport-security", Value::Object(inner)) => all.extend(words(inner)?),
             ("peer-transport-security", Value::Object(inner)) => {
                 for (name, _) in inner {
-                    tracing::debug!(name, "peers' security has no effect");
+                    tracing::debug!(name, "the setting for peers' security has no effect");
                 }
             }
             (_, Value::Bool(is)) => all.push(format!("--{key}={is}")),
@@ -369,7 +371,7 @@ fn words(settings: serde_json::Map<String, Value>) -> anyhow::Result<Vec<String>
     Ok(all)
 }
 
-/// Without the flags that have no effect, and their values.
+/// Removes flags that have no effect, and their values.
 fn effective(arguments: &[String]) -> Vec<String> {
     let mut kept = vec![];
     let mut arguments = arguments.iter();
@@ -435,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_goes_with_its_value() {
+    fn flags_without_effect_are_removed_with_their_value() {
         let check = |given: &[&str], expected: &[&str]| {
             let given: Vec<String> = given.iter().map(|word| (*word).to_owned()).collect();
             assert_eq!(effective(&given), expected);

@@ -8,13 +8,13 @@ use std::time::Duration;
 use base::telemetry::LogFormat;
 use ipnet::IpNet;
 
-/// Flags that every command has.
+/// Flags of every command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Common {
-    /// Where everything that lasts is kept
+    /// Directory of all persistent data
     #[arg(short = 'd', long, default_value = "/var/lib/decapod", global = true)]
     pub data_dir: PathBuf,
-    /// text or json
+    /// Format of the log: text or json
     #[arg(long, default_value = "text", value_parser = log_format, global = true)]
     pub log_format: LogFormat,
 }
@@ -27,16 +27,16 @@ fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-/// Upstream's feature gates; those that do something are listed below the flags.
+/// Upstream's feature gates; `--help` lists those with an effect below the flags.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct FeatureGates {
-    /// Open and close feature gates, as A=true,B=false; may be repeated
+    /// Turn feature gates on and off, for example A=true,B=false; may be repeated
     #[arg(long, value_name = "GATE=BOOL,...")]
     feature_gates: Vec<String>,
 }
 
 impl FeatureGates {
-    /// For the whole process, before anything asks them. Says what of it changes nothing.
+    /// Sets the gates of the whole process, before any code reads them. Warns about gates without effect.
     pub fn install(&self) -> anyhow::Result<()> {
         let mut said = base::features::Said::default();
         for text in &self.feature_gates {
@@ -59,55 +59,55 @@ pub struct Server {
     /// Port of the API; 0 picks free ports for everything and prints them
     #[arg(long, default_value_t = 6443)]
     pub https_listen_port: u16,
-    /// Address that nodes and pods reach the API at [default: the node's address]
+    /// Address at which nodes and pods reach the API [default: the node's address]
     #[arg(long)]
     pub advertise_address: Option<IpAddr>,
-    /// More names or addresses for the API's certificate
+    /// Additional names or addresses in the API's certificate
     #[arg(long, value_delimiter = ',')]
     pub tls_san: Vec<String>,
-    /// Where to write the administrator's kubeconfig [default: <data-dir>/kubeconfig]
+    /// Path of the administrator's kubeconfig [default: <data-dir>/kubeconfig]
     #[arg(short = 'o', long)]
     pub write_kubeconfig: Option<PathBuf>,
     /// Mode of that file, in octal
     #[arg(long, default_value = "600", value_parser = octal)]
     pub write_kubeconfig_mode: u32,
-    /// Secret that nodes join with [default: made at the first start]
+    /// Secret with which nodes join [default: created at the first start]
     #[arg(long, env = "DECAPOD_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// Run no kubelet, proxy and DNS here
+    /// Run no kubelet, proxy and DNS in this process
     #[arg(long)]
     pub disable_agent: bool,
-    /// Leave out: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (the ways to
-    /// other nodes' pods, where a network plugin makes its own)
+    /// Components not to run: kube-scheduler, kube-controller-manager, kube-proxy, dns, pod-routes (routes
+    /// to other nodes' pods, if a network plugin creates its own)
     #[arg(long, value_delimiter = ',', value_name = "COMPONENT")]
     pub disable: Vec<String>,
-    /// Addresses of pods
+    /// Range of pods' addresses
     #[arg(long, value_delimiter = ',', default_value = "10.42.0.0/16")]
     pub cluster_cidr: Vec<IpNet>,
-    /// Bits of a node's share of the pods' addresses; 24 are enough for 253 pods
+    /// Prefix length of a node's pod CIDR; 24 is enough for 253 pods
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub node_cidr_mask_size: u8,
-    /// Give nodes their shares of the pods' addresses; `false` where a network plugin does
+    /// Assign pod CIDRs to nodes; `false` if a network plugin assigns them
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allocate_node_cidrs: bool,
-    /// Allow privileged containers; `false` makes pods with one invalid, whoever creates them
+    /// Allow privileged containers; `false` makes pods with one invalid, for all users
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allow_privileged: bool,
-    /// Who issues service account tokens; the first one signs, all are accepted
+    /// Accepted issuers of service account tokens; the first one signs
     /// [default: https://kubernetes.default.svc]
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     pub service_account_issuer: Vec<String>,
-    /// Addresses of Services
+    /// Range of Services' addresses
     #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
     pub service_cidr: Vec<IpNet>,
-    /// Address of the cluster's DNS, inside the Service range [default: its tenth, as 10.43.0.10]
+    /// Address of the cluster's DNS, in the Service range [default: the tenth address, 10.43.0.10]
     #[arg(long, value_delimiter = ',')]
     pub cluster_dns: Vec<IpAddr>,
     #[arg(long, default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Ports of NodePort Services
+    /// Port range of NodePort Services
     #[arg(long, default_value = "30000-32767", value_parser = port_range)]
     pub service_node_port_range: RangeInclusive<u16>,
     #[command(flatten)]
@@ -120,16 +120,16 @@ pub struct Server {
     pub encryption: crate::encryption::EncryptionFlags,
     #[command(flatten)]
     pub audit: crate::audit::AuditFlags,
-    /// Plugins to add to the default ones
+    /// Admission plugins to enable in addition to the default ones
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
-    /// Plugins to leave out
+    /// Admission plugins to disable
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
-    /// AdmissionConfiguration of the plugins
+    /// File with an AdmissionConfiguration for the plugins
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
-    /// KubeSchedulerConfiguration of the scheduler
+    /// File with a KubeSchedulerConfiguration
     #[arg(long, value_name = "FILE")]
     pub scheduler_config: Option<PathBuf>,
     #[command(flatten)]
@@ -146,7 +146,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Of service account tokens.
+    /// Issuers of service account tokens.
     pub fn issuers(&self) -> Vec<String> {
         match self.service_account_issuer.as_slice() {
             [] => vec![crate::access::ISSUER.to_owned()],
@@ -157,11 +157,11 @@ impl Server {
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Agent {
-    /// The server to join, as https://192.168.0.1:6443
+    /// URL of the server to join, for example https://192.168.0.1:6443
     #[arg(short = 's', long, env = "DECAPOD_URL")]
     pub server: String,
-    /// What `decapod token create` prints on the server, or what its <data-dir>/token says; not
-    /// needed again once the node has joined
+    /// Output of `decapod token create` on the server, or content of its <data-dir>/token; not needed after
+    /// the node has joined
     #[arg(short = 't', long, env = "DECAPOD_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// A file with the token
@@ -189,13 +189,13 @@ impl Agent {
     }
 }
 
-/// What the API server serves, how much at one time, and for how long.
+/// The APIs that the server serves, and its limits on requests.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Serving {
-    /// Requests that only read, at one time; see --enable-priority-and-fairness
+    /// Maximum number of reads in flight; see --enable-priority-and-fairness
     #[arg(long, default_value_t = 400)]
     pub max_requests_inflight: u32,
-    /// Requests that change something, at one time
+    /// Maximum number of writes in flight
     #[arg(long, default_value_t = 200)]
     pub max_mutating_requests_inflight: u32,
     /// Share the sum of both limits by FlowSchemas and PriorityLevelConfigurations
@@ -208,10 +208,10 @@ pub struct Serving {
         default_missing_value = "true"
     )]
     pub enable_priority_and_fairness: bool,
-    /// How long a request may take that is not meant to be long
+    /// Maximum duration of a request that is not long-running
     #[arg(long, default_value = "1m", value_parser = duration)]
     pub request_timeout: Duration,
-    /// Watches that name no timeout end after this many seconds at the earliest
+    /// Seconds after which a watch without a timeout may end
     #[arg(long, default_value_t = 1800)]
     min_request_timeout: u64,
     /// KEY=true|false: api/all, api/ga, api/beta, api/alpha, GROUP/VERSION[/RESOURCE]
@@ -241,73 +241,73 @@ impl Serving {
 
 fn duration(text: &str) -> Result<Duration, String> {
     let time = base::duration::parse(text)?;
-    Some(time).filter(|time| !time.is_zero()).ok_or_else(|| "must be longer than nothing".into())
+    Some(time).filter(|time| !time.is_zero()).ok_or_else(|| "must be greater than zero".into())
 }
 
-/// What concerns the node that this process is.
+/// Flags of the node in this process.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Node {
-    /// [default: the host's name]
+    /// Name of this node [default: the host name]
     #[arg(long)]
     pub node_name: Option<String>,
     /// Addresses of this node [default: that of the default route]
     #[arg(long, value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
-    /// KEY=VALUE
+    /// Labels of the Node, KEY=VALUE
     #[arg(long, value_delimiter = ',')]
     pub node_label: Vec<String>,
-    /// KEY=VALUE:EFFECT
+    /// Taints of the Node, KEY=VALUE:EFFECT
     #[arg(long, value_delimiter = ',')]
     pub node_taint: Vec<String>,
-    /// Directory of manifests that this node runs by itself
+    /// Directory of manifests of static pods
     #[arg(long)]
     pub pod_manifest_path: Option<PathBuf>,
-    /// Percent of the disk in use from which unused images are removed [default: 85]
+    /// Disk usage in percent above which unused images are removed [default: 85]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_high_threshold: Option<u8>,
-    /// Percent of the disk in use down to which they are removed [default: 80]
+    /// Disk usage in percent down to which they are removed [default: 80]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_low_threshold: Option<u8>,
-    /// How many pods the node takes [default: 110]
+    /// Maximum number of pods of the node [default: 110]
     #[arg(long)]
     pub max_pods: Option<u32>,
-    /// Unsafe sysctls that pods may set, as kernel.msg*,net.core.somaxconn
+    /// Unsafe sysctls that pods may set, for example kernel.msg*,net.core.somaxconn
     #[arg(long, value_delimiter = ',', value_name = "SYSCTL")]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// The kubelet's directory, where storage drivers look for its sockets; drivers' manifests expect
+    /// The kubelet's directory, where storage drivers find its sockets; drivers' manifests expect
     /// /var/lib/kubelet [default: <data-dir>/kubelet]
     #[arg(long, value_name = "DIRECTORY")]
     pub kubelet_dir: Option<PathBuf>,
-    /// How long a shutdown of the machine, which logind tells of, waits for pods to end; 0s: not at all
+    /// How long a machine shutdown that logind announces waits for pods to end; 0s: it does not wait
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     pub shutdown_grace_period: Option<Duration>,
-    /// The end of that time, for critical pods alone
+    /// The last part of that time, reserved for critical pods
     #[arg(long, value_parser = cli::duration::parse, value_name = "DURATION")]
     pub shutdown_grace_period_critical_pods: Option<Duration>,
     #[command(flatten)]
     pub runtime: ContainerRuntime,
 }
 
-/// What runs the node's containers, with upstream's flags.
+/// The container runtime of the node, with upstream's flags.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ContainerRuntime {
-    /// Socket of a CRI runtime, as unix:///run/containerd/containerd.sock [default: the embedded
+    /// Socket of a CRI runtime, for example unix:///run/containerd/containerd.sock [default: the embedded
     /// runtime]
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
-    /// Socket of its image service [default: the same]
+    /// Socket of its image service [default: the same socket]
     #[arg(long, value_name = "ENDPOINT", requires = "container_runtime_endpoint")]
     pub image_service_endpoint: Option<String>,
-    /// How long the runtime may take for a call; pulls have no limit
+    /// Limit of a call to the runtime; pulls have no limit
     #[arg(long, default_value = "2m", value_parser = request_timeout, value_name = "DURATION")]
     pub runtime_request_timeout: Duration,
-    /// cgroupfs or systemd, for a runtime that does not say which
+    /// cgroupfs or systemd, for a runtime that does not report its driver
     #[arg(long, default_value = "cgroupfs", value_parser = ["cgroupfs", "systemd"])]
     pub cgroup_driver: String,
 }
 
 impl ContainerRuntime {
-    /// `None`: the embedded one.
+    /// `None` for the embedded runtime.
     pub fn endpoints(&self) -> Option<runtime::backend::remote::Endpoints> {
         let named = |text: &&str| !matches!(*text, "" | "embedded");
         let runtime = self.container_runtime_endpoint.as_deref().filter(named)?;
@@ -321,13 +321,14 @@ impl ContainerRuntime {
 
 fn request_timeout(text: &str) -> Result<Duration, String> {
     match cli::duration::parse(text)? {
-        Duration::ZERO => Err("a call needs some time".into()),
+        Duration::ZERO => Err("must be greater than zero".into()),
         time => Ok(time),
     }
 }
 
 fn octal(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8).map_err(|_| "expected an octal mode, as 600 or 0644".into())
+    u32::from_str_radix(text, 8)
+        .map_err(|_| "expected an octal mode, for example 600 or 0644".into())
 }
 
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
@@ -339,9 +340,9 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
     }
 }
 
-/// The arguments with those of a `--config FILE` put in front, so that the command line wins.
-/// Keys of the file are flag names; lists and maps of strings stand for repeated flags. Components
-/// that run alone have files of their own.
+/// The arguments with those of a `--config FILE` in front, so that the command line wins. Keys of the file
+/// are flag names; lists and maps of strings are repeated flags. Components that run alone have their own
+/// files.
 pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
     let command = arguments.iter().skip(1).find(|word| COMMANDS.contains(&word.as_str()));
     let (Some(command), Some(path)) = (command, config_path(&arguments)) else {
@@ -351,7 +352,7 @@ pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
         Some(flags) => flags,
         None => settings(&path)?,
     };
-    // Of gates each one counts by itself, and the last word wins.
+    // Feature gates are merged one by one, and the last value wins.
     extra.retain(|setting| {
         let name = setting.split('=').next().unwrap_or_default();
         let is_given = |word: &String| word.split('=').next() == Some(name);
@@ -364,7 +365,7 @@ pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
 }
 
 const GATES: &str = "--feature-gates";
-/// Those whose `--config` says what flags say.
+/// Commands whose `--config` contains flags.
 const COMMANDS: [&str; 4] = ["server", "agent", "kubelet", "kube-proxy"];
 
 fn settings(path: &str) -> anyhow::Result<Vec<String>> {
@@ -413,7 +414,9 @@ pub fn push_setting(
                 let text = match value {
                     Value::String(text) => text,
                     Value::Bool(_) | Value::Number(_) => value.to_string(),
-                    _ => anyhow::bail!("{name}: a list or map is no value in a map of a flag"),
+                    _ => anyhow::bail!(
+                        "{name}: a value in a map of a flag cannot be a list or a map"
+                    ),
                 };
                 extra.push(format!("--{key}={name}={text}"));
             }

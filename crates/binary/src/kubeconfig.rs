@@ -12,11 +12,11 @@ pub fn client(path: &Path, agent: &str) -> anyhow::Result<Client> {
     Ok(Client::over(http(path)?.0, agent))
 }
 
-/// What this cluster is called in a file that has other clusters.
+/// This cluster's name in a file with other clusters.
 const NAME: &str = "decapod";
 
-/// Writes the administrator's file where it was asked for. Other clusters that are in the file stay;
-/// what is no kubeconfig is not overwritten.
+/// Writes the administrator's kubeconfig to the given path. Other clusters in the file are kept; a file
+/// that is not a kubeconfig is not overwritten.
 pub fn write_beside_others(config: &pki::Kubeconfig, path: &Path, mode: u32) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -26,7 +26,7 @@ pub fn write_beside_others(config: &pki::Kubeconfig, path: &Path, mode: u32) -> 
     let has_content = std::fs::metadata(path).is_ok_and(|meta| meta.len() > 0);
     let there = match has_content {
         true => Some(pki::Kubeconfig::read(path).context(
-            "--write-kubeconfig names a file that is no kubeconfig, and is left as it is",
+            "--write-kubeconfig names a file that is not a kubeconfig; it was not changed",
         )?),
         false => None,
     };
@@ -34,7 +34,7 @@ pub fn write_beside_others(config: &pki::Kubeconfig, path: &Path, mode: u32) -> 
     merged.as_ref().unwrap_or(config).write(path, mode).context("--write-kubeconfig")
 }
 
-/// The connections below it, and the URL of the server.
+/// An HTTP client for the kubeconfig, and the server's URL.
 pub fn http(path: &Path) -> anyhow::Result<(HttpClient, String)> {
     let config = pki::Kubeconfig::read(path)?;
     let directory = path.parent().unwrap_or(Path::new("."));
@@ -81,7 +81,7 @@ mod tests {
         }
         std::fs::write(&path, "a letter: [").expect("written");
         let why = write_beside_others(&own("6"), &path, 0o600).expect_err("no kubeconfig");
-        assert!(crate::process::told(&why).contains("is left as it is"));
+        assert!(crate::process::told(&why).contains("was not changed"));
         assert_eq!(std::fs::read_to_string(&path).expect("readable"), "a letter: [");
     }
 }

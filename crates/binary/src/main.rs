@@ -1,4 +1,4 @@
-//! Decapod: parses the command line and wires the components. Nothing else happens here.
+//! Decapod: parses the command line and connects the components. It does nothing else.
 
 mod access;
 mod agent;
@@ -13,7 +13,7 @@ mod dns;
 mod encryption;
 mod etcd_server;
 mod flags;
-/// The short run of what `fuzz/` runs for long.
+/// A short run of the targets of `fuzz/`.
 #[cfg(test)]
 #[path = "../../../fuzz/targets.rs"]
 mod fuzz;
@@ -35,8 +35,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Of a worker. An object may be 127 levels deep, and a schema takes tens of kilobytes for each while it is
-/// read: two megabytes, the default, were too few once. What is not used takes no memory.
+/// Stack of a worker. An object may be 127 levels deep, and parsing a schema takes tens of kilobytes per
+/// level: the default of two megabytes was too small once. Unused stack takes no memory.
 const STACK: usize = 16 << 20;
 
 /// Kubernetes in one binary.
@@ -54,18 +54,18 @@ enum Command {
     /// Run a control plane and, unless --disable-agent, a node
     #[command(after_help = base::features::help())]
     Server(Box<flags::Server>),
-    /// Run a node of a cluster whose server is elsewhere
+    /// Run a node of a cluster whose server runs elsewhere
     #[command(after_help = base::features::help())]
     Agent(Box<flags::Agent>),
     /// Talk to the cluster as kubectl does
     Kubectl(Box<cli::kubectl::Kubectl>),
     /// Import, list, pull and remove images of this node
     Images(cli::images::Images),
-    /// Create and list the tokens that nodes join with
+    /// Create and list join tokens
     Token(cli::token::Token),
     /// Save, inspect and restore the state
     Snapshot(datastore::Snapshot),
-    /// Look at the state store itself
+    /// Inspect, compact and verify the state store
     Store(datastore::StoreCommand),
     /// Serve etcd's v3 API from a store of one member
     Etcd(Box<etcd_server::Etcd>),
@@ -73,31 +73,31 @@ enum Command {
     Certificate(cli::certificate::CertificateCommand),
     /// Keep Secrets encrypted in the store: status, enable, disable, rotate, reencrypt
     SecretsEncrypt(cli::secrets_encrypt::SecretsEncrypt),
-    /// Stop what runs and remove every trace of it
+    /// Stop everything that Decapod runs and remove all its files
     Uninstall(cli::uninstall::Uninstall),
-    /// The API server alone
+    /// Run only the API server
     #[command(after_help = base::features::help())]
     KubeApiserver(Box<api_server::ApiServer>),
-    /// The controllers alone
+    /// Run only the controllers
     #[command(after_help = base::features::help())]
     KubeControllerManager(components::ControllerManager),
-    /// The scheduler alone
+    /// Run only the scheduler
     #[command(after_help = base::features::help())]
     KubeScheduler(components::Scheduler),
-    /// The Services' proxy alone
+    /// Run only the Service proxy
     #[command(after_help = base::features::help())]
     KubeProxy(components::Proxy),
-    /// A node's kubelet alone
+    /// Run only a node's kubelet
     #[command(after_help = base::features::help())]
     Kubelet(components::Kubelet),
     /// Run nodes without machines, thousands in one process, to test schedulers, operators and autoscalers
     Simulate(simulate::Simulate),
-    /// Answer the cluster's names; every node runs this by itself
+    /// Run the cluster's DNS server; every node starts it automatically
     Dns(dns::Dns),
 }
 
 fn main() -> ExitCode {
-    // A container's shim is this program too. It must not have threads, so it comes first.
+    // A container's shim is this program too. It must have no threads, so this check comes first.
     if runtime::shim::is_shim_invocation() {
         runtime::shim::shim_main();
     }
@@ -117,7 +117,7 @@ fn start() -> anyhow::Result<ExitCode> {
         Ok(arguments) => arguments,
         Err(error) => {
             error.print()?;
-            // Help and version are no failures; anything else is.
+            // Help and version are not failures; anything else is.
             return Ok(if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
     };
@@ -134,8 +134,8 @@ fn start() -> anyhow::Result<ExitCode> {
     runtime.block_on(run(arguments))
 }
 
-/// A thread for each processor, within limits: one alone would let whatever holds it hold up all the
-/// rest, and each costs some memory while it waits.
+/// One thread per processor, within limits: with only one, a blocked thread would stop everything, and
+/// each waiting thread costs some memory.
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(2, |there| there.get().clamp(2, 16))
 }
@@ -154,7 +154,7 @@ impl Command {
         }
     }
 
-    /// Whether it runs until it is told to stop.
+    /// Whether the command runs until it is stopped.
     fn runs_long(&self) -> bool {
         matches!(
             self,
@@ -171,7 +171,7 @@ impl Command {
         )
     }
 
-    /// People who type a command want its output, not its log.
+    /// A user who types a command wants its output, not its log.
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Kubectl(_) | Self::Images(_) | Self::Token(_) | Self::Uninstall(_) => "warn",

@@ -1,4 +1,4 @@
-//! The node's half: runtime, kubelet, proxy, DNS.
+//! The node part: runtime, kubelet, proxy, DNS.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,32 +18,32 @@ use crate::{flags, supervise};
 
 const ETHERNET_MTU: u32 = 1500;
 const RUNTIME_RETRY: Duration = Duration::from_secs(1);
-/// A registries file that all clusters of the machine share.
+/// A registries file for all clusters of the machine.
 const SHARED_REGISTRIES: &str = "/etc/decapod/registries.yaml";
 
-/// What a node needs, whether it lives in the server's process or in an agent's.
+/// The settings of a node, in the server's process or in an agent's.
 pub struct Node {
     pub name: String,
     pub addresses: Vec<IpAddr>,
     pub data_dir: PathBuf,
     pub kubelet: Client,
     pub proxy: Option<Client>,
-    /// Who reads all nodes, to reach their pods; `None`: somebody else sees to that.
+    /// A client that may read all nodes, to route to their pods; `None`: another program creates routes.
     pub routes: Option<Client>,
-    /// Kubeconfig of the DNS server's identity; `None`: no DNS on this node.
+    /// Kubeconfig of the DNS server; `None`: no DNS on this node.
     pub dns_kubeconfig: Option<PathBuf>,
-    /// Told when that file says something new.
+    /// Notified when that file changes.
     pub dns_renewed: Arc<Notify>,
     /// Without it the kubelet has no server: no logs, no exec.
     pub serving: Option<ServerTls>,
-    /// Where the kubelet's server listens; its usual port on all addresses by default.
+    /// Listen address of the kubelet's server; by default its usual port on all addresses.
     pub bind: Option<SocketAddr>,
     pub client_ca_pem: Option<String>,
     pub cluster_cidrs: Vec<IpNet>,
     pub service_cidrs: Vec<IpNet>,
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
-    /// Take free ports instead of the well-known ones.
+    /// Use free ports instead of the well-known ones.
     pub free_ports: bool,
 }
 
@@ -54,7 +54,7 @@ pub async fn primary_address() -> Option<IpAddr> {
     Some(uplink.address)
 }
 
-/// The node's name: the flag's, else the host's in lower case.
+/// The node's name: the flag's value, or the host name in lower case.
 pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
     let name = match &flags.node_name {
         Some(name) => name.clone(),
@@ -69,7 +69,7 @@ pub fn name(flags: &flags::Node) -> anyhow::Result<String> {
     Ok(name)
 }
 
-/// Starts everything that a node runs. The pods of an earlier process are adopted.
+/// Starts everything that a node runs. It adopts the pods of an earlier process.
 pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Result<()> {
     let links = net::Links::open().context("cannot talk to the kernel's network")?;
     links.set_loopback_up().await?;
@@ -97,8 +97,8 @@ pub async fn start(node: Node, flags: &flags::Node, tasks: &Tasks) -> anyhow::Re
     Ok(())
 }
 
-/// What pods may send at once: what the node may, less what the way to other nodes wraps around it.
-/// The same on a node that is alone, which may not be so for long.
+/// MTU of pods: that of the node minus the overhead of the overlay. The same on a single node, because
+/// other nodes may join later.
 async fn pod_mtu(links: &net::Links, addresses: &[IpAddr]) -> anyhow::Result<u32> {
     let mut outer = match addresses.first() {
         Some(address) => links.link_of(*address).await?,
@@ -147,8 +147,8 @@ async fn open_runtime(
     Ok(Arc::new(runtime))
 }
 
-/// Upstream's kubelet ends when its runtime is not there yet, to be started again by somebody. Here a
-/// control plane may be in the same process: it goes on, and the node waits.
+/// Upstream's kubelet ends if its runtime does not run yet, and a supervisor restarts it. Here a control
+/// plane may be in the same process: it continues, and the node waits.
 async fn wait_for_runtime(
     endpoints: &runtime::backend::remote::Endpoints,
     tasks: &Tasks,
@@ -159,7 +159,7 @@ async fn wait_for_runtime(
             Ok(remote) => return Ok(remote),
             Err(cri::Error::Unavailable(error)) => {
                 if !has_said {
-                    tracing::warn!(error, "the node waits for its container runtime");
+                    tracing::warn!(error, "the container runtime does not answer, waiting");
                 }
                 has_said = true;
                 tokio::time::sleep(RUNTIME_RETRY).await;
@@ -169,7 +169,7 @@ async fn wait_for_runtime(
     }
 }
 
-/// The runtime's word, or the flag's where it has none.
+/// The driver that the runtime reports, or the flag's value if it reports none.
 /// Upstream: getCgroupDriverFromCRI.
 async fn cgroup_driver(
     runtime: &dyn cri::Runtime,
@@ -179,11 +179,11 @@ async fn cgroup_driver(
         Ok(config) => Ok(config.cgroup_driver()),
         Err(cri::Error::Unimplemented(_)) if flag == "systemd" => Ok(cri::CgroupDriver::Systemd),
         Err(cri::Error::Unimplemented(_)) => Ok(cri::CgroupDriver::Cgroupfs),
-        Err(error) => Err(error).context("cannot learn the container runtime's cgroup driver"),
+        Err(error) => Err(error).context("cannot get the container runtime's cgroup driver"),
     }
 }
 
-/// Containers of the embedded runtime run without us: nobody would look after them again.
+/// Containers of the embedded runtime run without this process: no other runtime would manage them.
 fn refuse_leftovers(home: &Path) -> anyhow::Result<()> {
     let containers = home.join("containers");
     let left = std::fs::read_dir(&containers).into_iter().flatten().flatten().count();
@@ -197,8 +197,9 @@ fn refuse_leftovers(home: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The embedded runtime's bridge is a way to the Services for a node without a default route; here
-/// it is the interface of the node's own address, as nobody but the runtime knows its pods'.
+/// Routes Service ranges through an interface, for a node without a default route. With the embedded
+/// runtime that is its bridge; here it is the interface of the node's address, because only the runtime
+/// knows the interfaces of its pods.
 async fn route_services(links: &net::Links, service_cidrs: &[IpNet]) -> anyhow::Result<()> {
     let Some(uplink) = links.uplink().await? else { return Ok(()) };
     for cidr in service_cidrs {
@@ -207,7 +208,7 @@ async fn route_services(links: &net::Links, service_cidrs: &[IpNet]) -> anyhow::
     Ok(())
 }
 
-/// Where the embedded runtime keeps images and containers.
+/// Directory of the embedded runtime's images and containers.
 pub fn runtime_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("runtime")
 }

@@ -1,7 +1,7 @@
-//! What a start looks at before it makes anything: flags that cannot work together, and a machine
-//! that has a node already.
+//! Checks before a start creates anything: flags that cannot work together, and a machine that has a node
+//! already.
 //!
-//! Invariant: nothing is changed here, and what is refused names the flag that mends it.
+//! Invariant: these checks change nothing, and an error names the flag that fixes it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use crate::flags::{Node, Server};
 
-/// Where a node listens, and what for: as `kubelet::Config` and `proxy::Config` have it.
+/// A port of a node and its purpose, as in `kubelet::Config` and `proxy::Config`.
 type Port = ([u8; 4], u16, &'static str);
 const ALL: [u8; 4] = [0, 0, 0, 0];
 const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
@@ -20,10 +20,10 @@ const KUBELET_PORTS: [Port; 2] =
     [(ALL, 10250, "the kubelet's server"), (LOOPBACK, 10248, "the kubelet's health")];
 const PROXY_PORTS: [Port; 2] =
     [(ALL, 10256, "kube-proxy's health"), (LOOPBACK, 10249, "kube-proxy's metrics")];
-/// Which address of the Service range is the DNS's, as installers of Kubernetes have it.
+/// Number of the DNS address in the Service range, as installers of Kubernetes choose it.
 const DNS_ADDRESS: u128 = 10;
 
-/// With the defaults that follow from other flags.
+/// Adds the defaults that depend on other flags.
 pub fn completed(mut flags: Server) -> anyhow::Result<Server> {
     if flags.cluster_dns.is_empty()
         && let Some(range) = flags.service_cidr.first()
@@ -36,7 +36,7 @@ pub fn completed(mut flags: Server) -> anyhow::Result<Server> {
     Ok(flags)
 }
 
-/// The address so far behind the range's own.
+/// The address with this number in the range.
 fn nth(range: &IpNet, number: u128) -> Option<IpAddr> {
     let address = match range.network() {
         IpAddr::V4(first) => {
@@ -47,7 +47,7 @@ fn nth(range: &IpNet, number: u128) -> Option<IpAddr> {
     (range.contains(&address) && address != range.broadcast()).then_some(address)
 }
 
-/// Ranges that overlap would send Services' traffic to pods, or the other way.
+/// Overlapping ranges would send traffic of Services to pods, or the reverse.
 pub fn check_ranges(flags: &Server) -> anyhow::Result<()> {
     let clusters = flags.cluster_cidr.iter().map(|range| ("--cluster-cidr", range));
     let services = flags.service_cidr.iter().map(|range| ("--service-cidr", range));
@@ -70,7 +70,7 @@ pub fn check_ranges(flags: &Server) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether this machine can be the node that is asked for.
+/// Whether this machine can be the requested node.
 pub async fn check_node(flags: &Server) -> anyhow::Result<()> {
     if flags.disable_agent {
         return Ok(());
@@ -78,15 +78,15 @@ pub async fn check_node(flags: &Server) -> anyhow::Result<()> {
     check_machine(&flags.node).await
 }
 
-/// The ports of the node in this process; after the data directory's lock, which says more where it is
-/// the same cluster's.
+/// Checks the ports of the node in this process. Call it after locking the data directory: that error is
+/// clearer if the same cluster uses the port.
 pub fn check_ports_of(flags: &Server) -> anyhow::Result<()> {
     let takes_free_ones = flags.https_listen_port == 0;
     let has_proxy = !flags.disable.iter().any(|name| name == "kube-proxy");
     if flags.disable_agent || takes_free_ones { Ok(()) } else { check_ports(has_proxy) }
 }
 
-/// The name and the addresses.
+/// Checks the name and the addresses.
 pub async fn check_machine(flags: &Node) -> anyhow::Result<()> {
     crate::node::name(flags)?;
     if flags.node_ip.is_empty() {
@@ -102,13 +102,13 @@ pub async fn check_machine(flags: &Node) -> anyhow::Result<()> {
 fn check_addresses(given: &[IpAddr], own: &BTreeSet<IpAddr>) -> anyhow::Result<()> {
     for address in given {
         if address.is_loopback() || address.is_multicast() || address.is_unspecified() {
-            bail!("--node-ip {address}: others cannot reach this node there");
+            bail!("--node-ip {address}: other machines cannot reach this node at this address");
         }
         if !own.contains(address) {
             let others = own.iter().filter(|one| !one.is_loopback());
             let others: Vec<_> = others.map(ToString::to_string).collect();
             bail!(
-                "--node-ip {address} is no address of this machine, which has {}",
+                "--node-ip {address} is not an address of this machine, which has {}",
                 others.join(", ")
             );
         }
@@ -116,7 +116,7 @@ fn check_addresses(given: &[IpAddr], own: &BTreeSet<IpAddr>) -> anyhow::Result<(
     Ok(())
 }
 
-/// Refuses where somebody has a port of the node: one machine is one node.
+/// Returns an error if another process has a port of the node: a machine can be one node only.
 pub fn check_ports(has_proxy: bool) -> anyhow::Result<()> {
     let proxy = PROXY_PORTS.iter().filter(|_| has_proxy);
     for &(address, port, purpose) in KUBELET_PORTS.iter().chain(proxy) {
@@ -133,7 +133,7 @@ pub fn check_ports(has_proxy: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The process that listens there, as far as we may see it.
+/// The process that listens on a port, if we may see it.
 fn owner_of(port: u16) -> Option<String> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
     let text = tables.into_iter().flatten().collect::<String>();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dns_has_the_tenth_address_of_the_services() {
+    fn the_dns_has_the_tenth_service_address() {
         let check = |words: &[&str], expected: &str| {
             let dns = completed(flags(words)).expect("there is room").cluster_dns;
             assert_eq!(dns, [expected.parse::<IpAddr>().expect("an address")], "{words:?}");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_others_are_refused() {
+    fn addresses_of_other_machines_are_refused() {
         let address = |text: &str| text.parse::<IpAddr>().expect("an address");
         let own = ["127.0.0.1", "10.0.0.1", "fd00::1"].map(address).into();
         let check =
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(check("fd00::1"), Ok(()));
         let why = check("10.0.0.2").expect_err("not ours");
         assert!(
-            why.contains("10.0.0.2 is no address") && why.contains("10.0.0.1, fd00::1"),
+            why.contains("10.0.0.2 is not an address") && why.contains("10.0.0.1, fd00::1"),
             "{why}"
         );
         for unfit in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1"] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_port_is_named() {
+    fn the_owner_of_a_port_is_named() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let owner = owner_of(port).expect("it is us");

@@ -1,5 +1,5 @@
-//! What every long-running command does as a process: a data directory, words for the person at the
-//! terminal, an end when it is asked for, a runtime for what the API must not wait for.
+//! Process handling of every long-running command: a data directory, messages for the user at the
+//! terminal, a clean end on a signal, a runtime for work that the API must not wait for.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -13,10 +13,10 @@ use base::task::{Stop, Tasks};
 
 pub use crate::signals::termination;
 
-/// After this long a start is over.
+/// After this time a start is complete.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// Once, when caches are filled and the node is Ready.
+/// Frees memory once, when caches are filled and the node is Ready.
 pub fn give_back_what_the_start_needed(tasks: &Tasks) {
     tasks.spawn("memory", async {
         tokio::time::sleep(SETTLED).await;
@@ -24,12 +24,12 @@ pub fn give_back_what_the_start_needed(tasks: &Tasks) {
     });
 }
 
-/// Progress for the person at the terminal.
+/// Prints progress for the user at the terminal.
 pub fn say(text: &str) {
     println!("{text}");
 }
 
-/// An error and its causes, none of them said twice.
+/// An error and its causes; each text appears once.
 pub fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -43,7 +43,7 @@ pub fn told(error: &anyhow::Error) -> String {
     text
 }
 
-/// A data directory that this process alone uses.
+/// A data directory that only this process uses.
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
@@ -59,7 +59,7 @@ impl Deref for DataDir {
     }
 }
 
-/// Makes the directory, private to its owner, and takes it for this process.
+/// Creates the directory, private to its owner, and locks it for this process.
 pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<DataDir> {
     use std::os::unix::fs::DirBuilderExt;
     let display = wanted.display();
@@ -71,7 +71,7 @@ pub fn prepare_data_dir(wanted: &Path) -> anyhow::Result<DataDir> {
     Ok(DataDir { path, _lock: lock })
 }
 
-/// The pid file says who has the directory, so it is written by nobody else.
+/// The pid file names the owner of the directory, so only the owner writes it.
 fn lock(path: &Path, place: impl std::fmt::Display) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).open(path);
@@ -93,22 +93,22 @@ fn lock(path: &Path, place: impl std::fmt::Display) -> anyhow::Result<File> {
     let written =
         file.write_all_at(pid.as_bytes(), 0).and_then(|()| file.set_len(pid.len() as u64));
     match written {
-        // Others read it to find this process; it does not need it.
+        // Other programs read it to find this process; this process does not need it.
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-            tracing::warn!(%error, path = %path.display(), "cannot write the pid");
+            tracing::warn!(%error, path = %path.display(), "failed to write the pid file");
         }
         other => other.with_context(|| format!("cannot write to {place}"))?,
     }
     Ok(file)
 }
 
-/// Until Ctrl-C, SIGTERM, or the end of a task that must not end, in any of the groups.
+/// Waits for Ctrl-C, SIGTERM, or the end of a task that must not end, in any of the groups.
 pub async fn wait_for_signal(groups: &[&Tasks]) -> anyhow::Result<()> {
     let signals: Vec<Stop> = groups.iter().map(|group| group.stop_signal()).collect();
     let broken = futures::future::select_all(signals.iter().map(|one| Box::pin(one.wait())));
     tokio::select! {
         () = termination() => Ok(()),
-        _ = broken => bail!("a part of the server broke; see the log above"),
+        _ = broken => bail!("a task of the server ended unexpectedly; see the log above"),
     }
 }
 

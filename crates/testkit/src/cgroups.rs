@@ -1,9 +1,9 @@
 //! A cgroup subtree per test host, in every hierarchy.
 //!
-//! In: a name that no other run has. Out: directories to join, and to mount as roots, so that the
-//! host inside sees an empty tree of its own. Works on version 1, version 2 and both
-//! mounted together. Invariant: nothing is left after [`Cgroups::remove`]; what a killed run left,
-//! the next one sweeps.
+//! In: a name that no other run has. Out: directories to join and to mount as roots, so that the host
+//! inside sees its own empty tree. Works on version 1, version 2 and both mounted together.
+//! Invariant: nothing is left after [`Cgroups::remove`]; the next run removes the leftovers of a killed
+//! run.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::wait;
 
-/// Every test host's directory begins so; then come the test's process id and a number.
+/// The prefix of every test host's directory; the test's process id and a number follow.
 const PREFIX: &str = "decapod-test-";
 
 pub struct Cgroups {
@@ -24,10 +24,10 @@ pub struct Cgroups {
 struct Hierarchy {
     mount: PathBuf,
     kind: String,
-    /// As `mount` wants them: controllers, or a name.
+    /// In the form of `mount` options: controllers, or a name.
     options: String,
     own: PathBuf,
-    /// Version 2 forbids processes beside children with controllers: they sit in a leaf.
+    /// Version 2 forbids processes beside children with controllers: the processes are in a leaf.
     leaf: Option<PathBuf>,
 }
 
@@ -52,24 +52,24 @@ impl Cgroups {
         self.hierarchies.iter().map(|h| place(h).join("cgroup.procs")).collect()
     }
 
-    /// The same, for the process whose place becomes the root of a cgroup namespace.
+    /// The same, for the process whose cgroup becomes the root of a cgroup namespace.
     pub fn root_process_files(&self) -> Vec<PathBuf> {
         self.hierarchies.iter().map(|h| h.own.join("cgroup.procs")).collect()
     }
 
-    /// Own directories, as they are called outside.
+    /// The host's directories, as paths outside.
     pub fn directories(&self) -> Vec<PathBuf> {
         self.hierarchies.iter().map(|h| h.own.clone()).collect()
     }
 
-    /// What to mount anew inside: (mount point, kind, options). In a cgroup namespace the new mount
-    /// shows the own directory as its root.
+    /// The mounts to make inside: (mount point, kind, options). In a cgroup namespace a new mount shows the
+    /// host's own directory as its root.
     pub fn mounts(&self) -> Vec<(PathBuf, String, String)> {
         let all = self.hierarchies.iter();
         all.map(|h| (h.mount.clone(), h.kind.clone(), h.options.clone())).collect()
     }
 
-    /// Removes the directories. Their processes are gone, but the kernel may be a little behind.
+    /// Removes the directories. Their processes have ended, but the kernel may need a moment to notice.
     pub fn remove(&self) -> Result<()> {
         for hierarchy in &self.hierarchies {
             wait::until(Duration::from_secs(10), "cgroups are empty", || {
@@ -82,7 +82,7 @@ impl Cgroups {
 
 impl Hierarchy {
     fn prepare(&mut self) -> Result<()> {
-        // Version 1: an empty cpuset takes no process.
+        // Version 1: a cpuset without CPUs accepts no process.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if let Ok(value) = fs::read_to_string(self.mount.join(file)) {
                 fs::write(self.own.join(file), value)?;
@@ -94,7 +94,7 @@ impl Hierarchy {
             self.leaf = Some(leaf);
             let all = fs::read_to_string(self.mount.join("cgroup.controllers"))?;
             for controller in all.split_whitespace() {
-                // Best effort: the root of a container may not hand every controller down.
+                // Best effort: the root cgroup of a container may not delegate every controller.
                 let _ =
                     fs::write(self.mount.join("cgroup.subtree_control"), format!("+{controller}"));
             }
@@ -124,7 +124,7 @@ fn mount_line(line: &str) -> Option<(PathBuf, String, String)> {
     Some((point.into(), kind.to_owned(), if named { format!("none,{options}") } else { options }))
 }
 
-/// Removes what runs left whose process is gone.
+/// Removes the leftovers of runs whose process has ended.
 fn sweep(mount: &Path) {
     let Ok(entries) = fs::read_dir(mount) else { return };
     for entry in entries.flatten() {
@@ -132,7 +132,7 @@ fn sweep(mount: &Path) {
         let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
         let process = rest.split('-').next().unwrap_or_default();
         if !Path::new("/proc").join(process).exists() {
-            // Best effort: another run may sweep the same.
+            // Best effort: another run may remove the same ones.
             let _ = remove_tree(&entry.path());
         }
     }

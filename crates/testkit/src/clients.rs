@@ -1,9 +1,8 @@
-//! Foreign client libraries, as their users install them: by their package managers, once, into the
-//! cache.
+//! Client libraries from other projects, as users install them: with their package managers, once, into
+//! the cache.
 //!
-//! In: a Python with pip, a Node.js with npm, a Java with Maven, and their registries. Out: a directory
-//! that holds the library, or `None` with a line where the machine lacks the tools or the registry
-//! does not give it.
+//! In: Python with pip, Node.js with npm, Java with Maven, and their registries. Out: a directory with
+//! the library. If the tools are missing or the registry does not provide it: `None`, and a printed line.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,19 +11,19 @@ use anyhow::{Context, Result};
 
 use crate::places;
 
-/// A library of some other language.
+/// A library in another language.
 pub struct Library {
     pub package: &'static str,
     pub version: &'static str,
-    /// Both must be there: what runs programs, and what installs packages.
+    /// Both must exist: the interpreter, and the package manager.
     tools: [&'static str; 2],
-    /// The command; `DIRECTORY` in a word stands for the directory that is to be filled.
+    /// The command; `DIRECTORY` in a word is replaced by the target directory.
     install: &'static [&'static str],
 }
 
 const DIRECTORY: &str = "DIRECTORY";
 
-/// The client of the release that we follow.
+/// The client of our Kubernetes release.
 pub const PYTHON: Library = Library {
     package: "kubernetes",
     version: "36.0.2",
@@ -41,7 +40,7 @@ pub const PYTHON: Library = Library {
     ],
 };
 
-/// Two that speak to the API in ways of their own.
+/// Two clients that do not use the official library.
 pub const OPERATORS: Library = Library {
     package: "kr8s-kopf",
     version: "0.20.15-1.45.2",
@@ -60,8 +59,7 @@ pub const OPERATORS: Library = Library {
     ],
 };
 
-/// With its collection `kubernetes.core`, of the many that its package brings, and the client that
-/// this uses.
+/// With the collection `kubernetes.core`, one of many in its package, and the client that it uses.
 pub const ANSIBLE: Library = Library {
     package: "ansible",
     version: "12.3.0",
@@ -79,7 +77,7 @@ package.extractall(sys.argv[2], [name for name in package.namelist() if \"/kuber
 rm -r DIRECTORY/package
 ";
 
-/// fabric8's and the official one, as `pom.xml` names them.
+/// fabric8's client and the official one, as `pom.xml` names them.
 pub const JAVA: Library = Library {
     package: "java",
     version: "fabric8-7.3.1-official-24.0.0",
@@ -95,7 +93,7 @@ pub const JAVA: Library = Library {
     ],
 };
 
-/// The newest that runs on Node.js 20.
+/// The newest version that runs on Node.js 20.
 pub const JAVASCRIPT: Library = Library {
     package: "@kubernetes/client-node",
     version: "1.4.0",
@@ -113,7 +111,7 @@ pub const JAVASCRIPT: Library = Library {
 };
 
 impl Library {
-    /// Where the library is, once it is there.
+    /// The library's directory, after it is installed.
     pub fn ensure(&self) -> Result<Option<PathBuf>> {
         if let Some(missing) = self.tools.iter().find(|tool| places::program(tool).is_none()) {
             println!("skipped: {} needs {missing}", self.package);
@@ -139,7 +137,7 @@ impl Library {
             println!("skipped: {program} cannot install {} {}: {why}", self.package, self.version);
             return Ok(None);
         }
-        // Of two runs at once the first one wins; they made the same.
+        // If two runs install at once, the first one wins; their results are the same.
         if std::fs::rename(&partial, &directory).is_err() {
             std::fs::remove_dir_all(&partial)?;
         }

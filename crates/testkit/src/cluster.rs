@@ -1,7 +1,6 @@
-//! A running cluster on test hosts, and the real kubectl to talk with.
+//! A running cluster on test hosts, and the real kubectl.
 //!
-//! In: the built binary and a host. Out: a server process, kubectl, and the logs when something
-//! went wrong.
+//! In: the built binary and a host. Out: a server process, kubectl, and the logs after a failure.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,7 +17,7 @@ use crate::{places, wait};
 
 /// `decapod server` on a host.
 pub struct Server {
-    // Before the host, which waits for it.
+    // Must be dropped before the host, which waits for its processes.
     daemon: Daemon,
     host: Host,
     binary: PathBuf,
@@ -44,7 +43,7 @@ impl Server {
         self.host.directory().join("data")
     }
 
-    /// Talks through another kubectl from now on; returns the one used so far.
+    /// Uses another kubectl from now on; returns the previous one.
     pub fn use_kubectl(&mut self, kubectl: PathBuf) -> PathBuf {
         std::mem::replace(&mut self.kubectl, kubectl)
     }
@@ -53,27 +52,27 @@ impl Server {
         self.data_directory().join("kubeconfig")
     }
 
-    /// The address that nodes reach the API at, as the cluster tells them.
+    /// The URL of the API that the cluster tells its nodes.
     pub fn url(&self) -> Result<String> {
         let path = "jsonpath={.subsets[0].addresses[0].ip}:{.subsets[0].ports[0].port}";
         let place = self.kubectl(&["get", "endpoints", "kubernetes", "-o", path])?;
         Ok(format!("https://{}", place.trim()))
     }
 
-    /// A client with the administrator's certificate, for requests that kubectl is too slow for. It
-    /// speaks from inside the host's network only.
+    /// A client with the administrator's certificate, for requests that are too frequent for kubectl. It
+    /// connects from inside the host's network only.
     pub fn api(&self) -> Result<ApiClient> {
         ApiClient::from_kubeconfig(&fs::read_to_string(self.kubeconfig())?)
     }
 
-    /// Starts the process and returns when `/readyz` says so.
+    /// Starts the process and returns when `/readyz` succeeds.
     pub fn start(&mut self) -> Result<()> {
         self.launch()?;
         let ended = wait::until(wait::LONG, "the server is ready", || {
             if let Some(status) = self.daemon.exit_status()? {
                 return Ok(Some(status));
             }
-            // Not by kubectl: a tenth of a second of CPU for each question would slow down the answer.
+            // Not with kubectl: each call costs a tenth of a second of CPU and would slow down the server.
             let client = self.api().context("its kubeconfig")?;
             let answer = self.host.in_network(|| client.get("/readyz", wait::LONG))??;
             ensure!(answer.status == 200, "{}", answer.body);
@@ -85,7 +84,7 @@ impl Server {
         }
     }
 
-    /// Starts the process and returns at once. Its output is appended to one log over restarts.
+    /// Starts the process and returns at once. Its output is appended to one log across restarts.
     pub fn launch(&mut self) -> Result<()> {
         self.daemon.launch(&self.host)
     }
@@ -95,22 +94,22 @@ impl Server {
         self.daemon.process_id()
     }
 
-    /// Ends the process without warning.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         self.daemon.kill()
     }
 
-    /// Asks the process to end, as Ctrl-C does, and waits for it.
+    /// Sends SIGINT, as Ctrl-C does, and waits for the process to end.
     pub fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.daemon.stop(limit)
     }
 
-    /// Waits for a process that something else has ended.
+    /// Waits for a process that something else has stopped.
     pub fn reap(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.daemon.reap(limit)
     }
 
-    /// What the server said so far.
+    /// The server's log so far.
     pub fn log(&self) -> String {
         self.daemon.log()
     }
@@ -122,7 +121,7 @@ impl Server {
         finished(&self.host, &mut command, arguments)
     }
 
-    /// Runs kubectl and returns what it printed; its complaint is the error.
+    /// Runs kubectl and returns its output; the error contains its error output.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         finished(&self.host, &mut self.limited(arguments), arguments)
     }
@@ -132,12 +131,12 @@ impl Server {
         let mut command = self.limited(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.host.spawn(&mut command)?;
-        // What kubectl reads is small: it fits into the pipe, nobody waits for the other.
+        // The input is small: it fits into the pipe, so the write does not block.
         child.stdin.take().context("a pipe was asked for")?.write_all(input.as_bytes())?;
         judge(&child.wait_with_output()?, arguments)
     }
 
-    /// Runs kubectl in a terminal of its own, as `exec -it` wants.
+    /// Runs kubectl in its own terminal, which `exec -it` requires.
     pub fn kubectl_in_terminal(&self, arguments: &[&str]) -> Result<String> {
         let quoted: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
         let line = format!("'{}' {}", self.kubectl.display(), quoted.join(" "));
@@ -156,7 +155,7 @@ impl Server {
         Ok(Background { child: self.host.spawn(&mut command)?, path })
     }
 
-    /// kubectl that waits for what does not come would wait for ever.
+    /// With a limit: kubectl could wait without end for an object that never comes.
     fn limited(&self, arguments: &[&str]) -> Command {
         const SECONDS: &str = "300";
         let mut command = self.host.command("timeout");
@@ -178,11 +177,11 @@ impl Server {
         command.env_remove("POD_NAMESPACE").env("TERM", "dumb");
     }
 
-    /// What a person would look at first after a failure.
+    /// The first things to look at after a failure.
     pub fn report(&self) -> String {
         let mut text = String::new();
         if !self.kubeconfig().exists() {
-            text.push_str("--- no kubeconfig: kubectl has nobody to ask\n");
+            text.push_str("--- no kubeconfig: kubectl cannot connect\n");
         } else {
             text.push_str(&self.report_objects());
         }
@@ -211,14 +210,14 @@ impl Server {
     }
 }
 
-/// A kubectl that runs until dropped.
+/// A kubectl that runs until it is dropped.
 pub struct Background {
     child: Child,
     path: PathBuf,
 }
 
 impl Background {
-    /// What it has printed so far.
+    /// Its output so far.
     pub fn output(&self) -> Result<String> {
         Ok(fs::read_to_string(&self.path)?)
     }

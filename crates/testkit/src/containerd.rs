@@ -1,7 +1,7 @@
 //! A real containerd on a host: Debian's packages, unpacked, not installed.
 //!
-//! In: a host. Out: a CRI socket at the usual place (a host's `/run` is its own), behind which runc runs
-//! containers and the reference CNI plugins connect them, in the range that the node is given.
+//! In: a host. Out: a CRI socket at the usual path (each host has its own `/run`). runc runs its
+//! containers, and the reference CNI plugins connect them, in the node's pod CIDR.
 //!
 //! ```text
 //! <host>/containerd/  config.toml  root/  cni/template  cni/conf  cni/data
@@ -20,7 +20,7 @@ use crate::{images, places, wait};
 pub const ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 const SOCKET: &str = "/run/containerd/containerd.sock";
 const PACKAGES: &[&str] = &["containerd", "runc", "containernetworking-plugins"];
-/// Goes up when other packages are wanted.
+/// Increase it when the list of packages changes.
 const VERSION: u32 = 1;
 
 pub struct Containerd {
@@ -29,7 +29,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it and waits until it answers. Drop it before its host.
+    /// Starts containerd and waits until it answers. Drop it before its host.
     pub fn start(host: &Host) -> Result<Self> {
         let programs = programs()?;
         // Its pods are on a bridge.
@@ -65,7 +65,7 @@ impl Containerd {
         answers.with_context(|| self.log())
     }
 
-    /// Ends it without warning. Containers stay.
+    /// Kills containerd with SIGKILL. Containers keep running.
     pub fn kill(&mut self) -> Result<()> {
         self.daemon.kill()
     }
@@ -74,7 +74,7 @@ impl Containerd {
         self.daemon.log()
     }
 
-    /// Its own command line, in the namespace that Kubernetes' images are in.
+    /// containerd's own command line, in the namespace of Kubernetes' images.
     pub fn ctr(&self, host: &Host) -> Command {
         let mut command = host.command(self.programs.join("bin/ctr"));
         command.args(["--address", SOCKET, "--namespace", "k8s.io"]);
@@ -107,7 +107,7 @@ fn settings(home: &Path, programs: &Path) -> String {
     let plugins = programs.join("cni");
     let plugins = plugins.display();
     let pause = images::PAUSE;
-    // A test machine may lack a capability (OOM scores), huge pages and AppArmor.
+    // A test machine may lack a capability (for OOM scores), huge pages and AppArmor.
     format!(
         r#"version = 2
 root = "{home}/root"
@@ -134,7 +134,7 @@ state = "/run/containerd"
     )
 }
 
-/// containerd fills in the range that the node gives it. Masquerading is kube-proxy's.
+/// containerd inserts the node's pod CIDR. kube-proxy masquerades, not the plugin.
 fn network(home: &Path) -> String {
     let data = home.join("cni/data");
     let data = data.display();
@@ -160,7 +160,7 @@ fn network(home: &Path) -> String {
     )
 }
 
-/// `bin/` and `cni/`, fetched once.
+/// `bin/` and `cni/`, downloaded once.
 fn programs() -> Result<PathBuf> {
     let home = places::cache()?.join(format!("containerd-{VERSION}"));
     if home.is_dir() {
@@ -172,7 +172,7 @@ fn programs() -> Result<PathBuf> {
     for (directory, name) in [("bin", "bin"), ("sbin", "bin"), ("lib/cni", "cni")] {
         copy(&from.join(directory), &partial.join(name))?;
     }
-    // Two runs at once both make it; the second finds the place taken, with the same content.
+    // If two runs do this at once, the second finds the directory with the same content.
     if fs::rename(&partial, &home).is_err() {
         fs::remove_dir_all(&partial)?;
     }
@@ -183,7 +183,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).into_iter().flatten() {
         let entry = entry?;
-        // The links that the packages have beside their programs lead to them.
+        // The packages also contain links to these programs; they are skipped.
         if entry.file_type()?.is_file() {
             fs::copy(entry.path(), to.join(entry.file_name()))?;
         }

@@ -1,7 +1,7 @@
-//! A control plane alone: `decapod server --disable-agent` in a directory of its own, on this machine.
+//! A control plane without a node: `decapod server --disable-agent` in its own directory on this machine.
 //!
-//! In: the binary. Out: a process that is ready, its client, its log, what it has cost so far. It takes no
-//! namespaces, for nothing of it touches the machine but a port of 127.0.0.1; it ends with its owner.
+//! In: the binary. Out: a ready process, its client, its log, its cost so far. It takes no namespaces:
+//! it uses only a port of 127.0.0.1 of the machine. It ends when it is dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::http::ApiClient;
 use crate::wait;
 
-/// Of the kernel's clock in `/proc/PID/stat`, which programs always see as 100 a second.
+/// Ticks a second in `/proc/PID/stat`; the kernel always reports 100.
 const TICKS: f64 = 100.0;
 
 pub struct ControlPlane {
@@ -26,7 +26,7 @@ impl ControlPlane {
         Self::start_with(binary, &[])
     }
 
-    /// With more arguments of `decapod server`.
+    /// With additional arguments of `decapod server`.
     pub fn start_with(binary: &Path, arguments: &[&str]) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("decapod-alone-").tempdir()?;
         let log = directory.path().join("server.log");
@@ -51,7 +51,7 @@ impl ControlPlane {
         }
     }
 
-    /// With the administrator's certificate.
+    /// A client with the administrator's certificate.
     pub fn client(&self) -> Result<ApiClient> {
         ApiClient::from_kubeconfig(&fs::read_to_string(self.kubeconfig())?)
     }
@@ -79,7 +79,7 @@ impl ControlPlane {
         cpu_of(self.process.id())
     }
 
-    /// Bytes of memory that are its own: not of files.
+    /// Bytes of anonymous memory, without file mappings.
     pub fn memory(&self) -> Result<u64> {
         memory_of(self.process.id(), "RssAnon:")
     }

@@ -1,7 +1,7 @@
-//! A long-running command of the binary on a host: `server`, `agent`, a component alone.
+//! A long-running command of the binary on a host: `server`, `agent`, or one component.
 //!
-//! In: a host, the command line. Out: a process that is started, asked to end, or killed; its output
-//! is appended to one log over restarts.
+//! In: a host, the command line. Out: a process that can be started, stopped or killed; its output is
+//! appended to one log across restarts.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Prepares one; `name` is for messages and the log's file name.
+    /// Prepares a command; `name` is for messages and the log's file name.
     pub fn new(host: &Host, name: &str, binary: &Path, arguments: Vec<String>) -> Self {
         let log = host.directory().join(format!("{name}.log"));
         Self { name: name.to_owned(), binary: binary.to_owned(), arguments, log, process: None }
@@ -38,7 +38,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What it said so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_else(|error| error.to_string())
     }
@@ -53,7 +53,7 @@ impl Daemon {
         Ok(self.running()?.try_wait()?)
     }
 
-    /// Ends the process without warning.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         if let Some(mut process) = self.process.take() {
             process.kill()?;
@@ -62,14 +62,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks the process to end, as Ctrl-C does, and waits for it.
+    /// Sends SIGINT, as Ctrl-C does, and waits for the process to end.
     pub fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         let id = nix::unistd::Pid::from_raw(self.running()?.id().cast_signed());
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT)?;
         self.reap(limit)
     }
 
-    /// Waits for a process that ends by itself, or that something else has ended.
+    /// Waits for a process that ends by itself, or that something else has stopped.
     pub fn reap(&mut self, limit: Duration) -> Result<ExitStatus> {
         let what = format!("the {} has ended", self.name);
         let process = self.running()?;
@@ -83,7 +83,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The host's end waits for every process inside that someone else must reap: this one.
+        // The host waits for every process inside that it does not reap itself: this one.
         let _ = self.kill();
     }
 }

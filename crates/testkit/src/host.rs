@@ -1,8 +1,8 @@
-//! A host of one's own on this machine: namespaces for network, mounts, processes, names, cgroups.
+//! A test host on this machine: namespaces for network, mounts, processes, host name and cgroups.
 //!
-//! In: a name. Out: a place to run commands in. The file system is the real one, with a fresh
-//! `/run` and `/var/log`, mount events shared inside and private towards the real host, and an empty
-//! cgroup tree. Sysfs is not mounted anew: that would hide the cgroups below it.
+//! In: a name. Out: a place to run commands in. The file system is the real one, with a new `/run` and
+//! `/var/log`, mount events shared inside and private towards the real host, and an empty cgroup tree.
+//! Sysfs is not mounted again: that would hide the cgroups below it.
 //!
 //! ```text
 //! test process ──fork──► A (waits) ──fork──► B, process 1 of the host
@@ -29,25 +29,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::cgroups::Cgroups;
 
-/// Counts the hosts of this process: a part of their names.
+/// The number of hosts of this process, a part of their names.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 pub struct Host {
     name: String,
     waiter: libc::pid_t,
     init: libc::pid_t,
-    /// Held for its end only: process 1 leaves when this closes.
+    /// Only held open: process 1 ends when this closes.
     alive: Option<OwnedFd>,
     entrance: Arc<Entrance>,
     cgroups: Cgroups,
     directory: Option<tempfile::TempDir>,
 }
 
-/// What a child needs to become part of the host.
+/// The files that a child needs to enter the host.
 struct Entrance {
     process_files: Vec<CString>,
     processes: File,
-    /// In the order of entering; mounts last but one, as the files above lie outside.
+    /// In the order of entering; mounts last but one, because the files above are outside.
     namespaces: Vec<File>,
     network: File,
 }
@@ -59,7 +59,7 @@ impl Host {
         let plan = Plan::new(name, &cgroups)?;
         let (alive_read, alive_write) = pipe()?;
         let (report_read, report_write) = pipe()?;
-        // SAFETY: the child calls nothing but async-signal-safe functions on memory made before.
+        // SAFETY: the child calls only async-signal-safe functions on memory made before.
         let waiter = match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()).context("fork"),
             // SAFETY: as above; it never returns.
@@ -84,8 +84,8 @@ impl Host {
         Ok(host)
     }
 
-    /// Whether what a bridge switches passes netfilter, where this kernel can do that. A stock machine
-    /// has no `br_netfilter`: off, as it is on a new host, nothing of ours may need it.
+    /// Sets whether bridged packets pass netfilter, if the kernel supports it. It is off on a new host, as on
+    /// a machine without `br_netfilter`: Decapod must not depend on it.
     pub fn filter_bridges(&self, on: bool) -> Result<()> {
         let script = format!(
             "for file in /proc/sys/net/bridge/bridge-nf-call-ip*tables; do \
@@ -104,7 +104,7 @@ impl Host {
         self.directory.as_ref().expect("taken by drop only").path()
     }
 
-    /// Its cgroups, as they are called outside.
+    /// Its cgroups, as paths outside.
     pub fn cgroups(&self) -> Vec<PathBuf> {
         self.cgroups.directories()
     }
@@ -125,7 +125,7 @@ impl Host {
 
     /// Starts a command of this host. The child's process id is the real host's.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
-        // The process namespace of future children belongs to a thread: one that ends at once.
+        // The PID namespace of future children belongs to the thread: use a thread that ends at once.
         let work = || {
             set_namespace(self.entrance.processes.as_raw_fd(), libc::CLONE_NEWPID)?;
             command.spawn()
@@ -138,7 +138,7 @@ impl Host {
         self.spawn(command)?.wait_with_output()
     }
 
-    /// Runs a program to its good end and returns what it printed.
+    /// Runs a program that must succeed, and returns its output.
     pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let output = self
             .output(self.command(program).args(arguments))
@@ -150,7 +150,7 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs `work` on a thread inside the host's network: sockets made there are the host's.
+    /// Runs `work` on a thread inside the host's network: its sockets are the host's.
     pub fn in_network<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let work = || {
             set_namespace(self.entrance.network.as_raw_fd(), libc::CLONE_NEWNET)?;
@@ -173,7 +173,7 @@ pub fn enter_network(network: &File) -> io::Result<()> {
 impl Drop for Host {
     fn drop(&mut self) {
         drop(self.alive.take());
-        // A waits for B, and B's end waits for everything inside.
+        // A waits for B, and B's end waits for all processes inside.
         let mut status = 0;
         // SAFETY: `waiter` is our child, waited for only here.
         unsafe { libc::waitpid(self.waiter, &mut status, 0) };
@@ -216,7 +216,7 @@ impl Entrance {
     }
 }
 
-/// Everything that the children need, made before the fork: they may not allocate.
+/// Everything that the children need. It is made before the fork, because they may not allocate.
 struct Plan {
     name: CString,
     process_files: Vec<CString>,
@@ -245,7 +245,7 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWCGROUP;
 
-/// Process A: makes the namespaces, starts process 1, reports its id, waits for it.
+/// Process A: creates the namespaces, starts process 1, reports its id, waits for it.
 unsafe fn outer(plan: &Plan, alive: RawFd, report: RawFd) -> ! {
     // SAFETY (whole function): system calls only, on memory that the plan owns.
     unsafe {
@@ -273,18 +273,18 @@ unsafe fn outer(plan: &Plan, alive: RawFd, report: RawFd) -> ! {
     }
 }
 
-/// Process B: arranges the host, says so, and stays until the test process is gone.
+/// Process B: sets up the host, reports that, and runs until the test process has ended.
 unsafe fn inner(plan: &Plan) -> ! {
     // SAFETY (whole function): as above.
     unsafe {
         libc::setsid();
-        // The kernel reaps for a parent that ignores its children's end.
+        // The kernel reaps the children of a parent that ignores SIGCHLD.
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
         libc::signal(libc::SIGINT, libc::SIG_IGN);
         mount(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, 4);
         mount(None, c"/", None, libc::MS_REC | libc::MS_SHARED, 5);
         for [to, kind, options] in &plan.cgroups {
-            // The old mount must go: programs that read the list of mounts would find it first.
+            // The old mount must be removed: programs that read the list of mounts would find it first.
             libc::umount2(to.as_ptr(), libc::MNT_DETACH);
             let data = options.as_ptr().cast();
             if libc::mount(kind.as_ptr(), to.as_ptr(), kind.as_ptr(), 0, data) != 0 {
@@ -305,15 +305,15 @@ unsafe fn inner(plan: &Plan) -> ! {
     }
 }
 
-/// Where the two pipes lie in the children.
+/// File descriptors of the two pipes in the children.
 const ALIVE: RawFd = 3;
 const REPORT: RawFd = 4;
 
-/// Drops every file but the two pipes: an inherited pipe of another host would keep it alive.
+/// Closes every file but the two pipes: an inherited pipe of another host would keep that host alive.
 unsafe fn only_keep(alive: RawFd, report: RawFd) {
     // SAFETY: system calls on numbers.
     unsafe {
-        // First out of the way of the numbers that they shall have.
+        // First move them away from their target numbers.
         let alive = libc::fcntl(alive, libc::F_DUPFD, 10);
         let report = libc::fcntl(report, libc::F_DUPFD, 10);
         libc::dup2(alive, ALIVE);
@@ -357,7 +357,7 @@ unsafe fn join_cgroup(file: &CString) -> io::Result<()> {
     }
 }
 
-/// Tells the parent one number: an id, 0 for ready, or a failed step as a negative pair.
+/// Sends the parent one number: an id, 0 for ready, or a failed step as a negative pair.
 unsafe fn send(value: i32) {
     let bytes = value.to_ne_bytes();
     // SAFETY: the buffer is on the stack.
@@ -385,7 +385,7 @@ fn read_report(pipe: OwnedFd) -> Result<libc::pid_t> {
                 bail!("making a host: step {}: {error}", -value / 1000);
             }
             (0, Some(id)) => return Ok(id),
-            (0, None) => bail!("the new host's first process is ready, but who is it?"),
+            (0, None) => bail!("the new host's first process is ready, but did not report its id"),
             (id, _) => init = Some(id),
         }
     }
@@ -419,7 +419,7 @@ fn paths(list: &[PathBuf]) -> Result<Vec<CString>> {
     list.iter().map(|item| path(item)).collect()
 }
 
-/// What a file of the host says, `/proc` and `/run` included.
+/// The content of a file of the host, `/proc` and `/run` included.
 pub fn read(host: &Host, file: &str) -> Result<String> {
     if !file.starts_with("/proc/") && !file.starts_with("/run/") {
         return Ok(fs::read_to_string(file)?);

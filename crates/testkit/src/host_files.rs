@@ -1,16 +1,16 @@
-//! The machine's own files, which no cluster, container or image may touch.
+//! Compares the machine's own files, which no cluster, container or image may change.
 //!
-//! In: nothing. Out: what is in the machine's configuration and among its programs, and what became
-//! other between two looks. The file systems of test hosts are the real machine's, so that a way out
-//! of a container leads to these files.
-//! Invariant: a look changes nothing, and follows no link.
+//! In: nothing. Out: the state of the machine's configuration and programs, and the changes between two
+//! snapshots. Test hosts use the real machine's file system, so a container that escapes reaches these
+//! files.
+//! Invariant: a snapshot changes nothing, and follows no link.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// With all that is below.
+/// Directories that are compared with everything below them.
 const TREES: [&str; 9] = [
     "/bin",
     "/boot",
@@ -23,10 +23,10 @@ const TREES: [&str; 9] = [
     "/usr/sbin",
 ];
 
-/// What lies in them directly: people and their tools work below.
+/// Directories of which only direct entries are compared: people and their tools work below.
 const DIRECTORIES: [&str; 4] = ["/", "/home", "/root", "/usr"];
 
-/// Written by tools that tests and people use.
+/// Written by tools of tests and users.
 const OF_TOOLS: [&str; 6] = [
     "/root/.bash_history",
     "/root/.lesshst",
@@ -39,7 +39,7 @@ const OF_TOOLS: [&str; 6] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFiles(BTreeMap<PathBuf, File>);
 
-/// A directory has no size or time here: what is in it counts.
+/// A directory has no size or time here: only its entries count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct File {
     inode: u64,
@@ -67,7 +67,7 @@ impl HostFiles {
                     self.add(&entry.path(), true);
                     File { size: 0, modified: (0, 0), ..File::of(&about) }
                 }
-                // What is directly in a directory that people work in.
+                // Direct entries of a directory in which users work.
                 true => continue,
                 false => File::of(&about),
             };
@@ -75,7 +75,7 @@ impl HostFiles {
         }
     }
 
-    /// A line for each file that is not as it was.
+    /// A line for each file that changed.
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let mut lines = vec![];
         for (path, before) in &self.0 {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_finds_what_every_machine_has() {
+    fn a_snapshot_finds_files_of_every_machine() {
         let found = HostFiles::look();
         assert!(found.0.contains_key(Path::new("/etc/passwd")));
         assert!(!found.0.contains_key(Path::new("/root/.bash_history")));

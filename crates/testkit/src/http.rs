@@ -1,8 +1,7 @@
 //! Small blocking HTTP/1.1 requests, plain or over TLS.
 //!
-//! In: an address and a path. Out: status and body, or the lines of a stream as they come. A real
-//! client would do more than a test wants to depend on: here every failure is visible, nothing is
-//! retried, and no connection is kept.
+//! In: an address and a path. Out: status and body, or the lines of a stream as they arrive. Unlike a
+//! real client it shows every failure, retries nothing and keeps no connection.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -22,11 +21,11 @@ use crate::host::enter_network;
 pub struct Response {
     pub status: u16,
     pub body: String,
-    /// Where the server says to go on.
+    /// The `Location` header.
     pub location: Option<String>,
 }
 
-/// One plain GET on a connection of its own, from inside a network.
+/// One plain GET on a new connection, from inside a network.
 pub fn get_from(network: &File, address: &str, path: &str, limit: Duration) -> Result<Response> {
     let work = || {
         enter_network(network)?;
@@ -93,7 +92,7 @@ struct Head {
     status: u16,
     length: Option<usize>,
     chunked: bool,
-    /// The server says that the connection ends after this answer.
+    /// The server closes the connection after this answer.
     closes: bool,
     location: Option<String>,
 }
@@ -170,7 +169,7 @@ fn builder(roots: &Arc<RootCertStore>) -> Result<Builder> {
     Ok(builder.with_root_certificates(Arc::clone(roots)))
 }
 
-/// Talks to an API server with the identity of a kubeconfig.
+/// Calls an API server with the identity of a kubeconfig.
 #[derive(Clone)]
 pub struct ApiClient {
     address: String,
@@ -215,13 +214,13 @@ impl ApiClient {
         Ok(Self { address: address.to_owned(), roots, config: Arc::new(config) })
     }
 
-    /// The same server, seen by a stranger.
+    /// The same server, without credentials.
     pub fn without_identity(&self) -> Result<Self> {
         let config = builder(&self.roots)?.with_no_client_auth();
         Ok(Self { config: Arc::new(config), ..self.clone() })
     }
 
-    /// Where the server is, and how a client of another sort speaks with it.
+    /// The server's address and TLS configuration, for another kind of client.
     pub fn tls(&self) -> (&str, ClientConfig) {
         (&self.address, ClientConfig::clone(&self.config))
     }
@@ -238,7 +237,7 @@ impl ApiClient {
         response(&mut self.send("DELETE", path, "", limit)?)
     }
 
-    /// Calls `each` with every line of a streamed answer, until it says to stop.
+    /// Calls `each` with every line of a streamed answer, until it returns that it wants no more.
     pub fn stream(
         &self,
         path: &str,
@@ -279,7 +278,7 @@ impl ApiClient {
 
 type TlsReader = BufReader<StreamOwned<ClientConnection, TcpStream>>;
 
-/// A connection that is kept for many requests, of whatever headers and bytes.
+/// A connection that is kept for many requests, with any headers and bytes.
 pub struct Connection {
     client: ApiClient,
     limit: Duration,
@@ -300,7 +299,7 @@ impl Connection {
     ) -> Result<Response> {
         let is_old = self.stream.is_some();
         match self.try_send(verb, path, headers, body) {
-            // The server may have closed a connection that waited.
+            // The server may have closed an idle connection.
             Err(error) if is_old && error.to_string().contains("ended early") => {
                 self.try_send(verb, path, headers, body)
             }
@@ -326,7 +325,7 @@ impl Connection {
         text.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
         let mut bytes = text.into_bytes();
         bytes.extend_from_slice(body);
-        // Who refuses a body need not read it: the answer counts, not the write.
+        // A server that refuses a body need not read it: the answer counts, not the write.
         let stream = reader.get_mut();
         if stream.write_all(&bytes).and_then(|()| stream.flush()).is_err() {
             return response(&mut arrived(stream).as_slice());
@@ -340,11 +339,11 @@ impl Connection {
     }
 }
 
-/// What a peer has sent that takes nothing any more; a stream that is read writes first what is left.
+/// Bytes that arrived from a peer that no longer reads. (Reading the stream would first write the rest.)
 fn arrived(stream: &mut StreamOwned<ClientConnection, TcpStream>) -> Vec<u8> {
     let (connection, socket) = (&mut stream.conn, &mut stream.sock);
     let mut plain = Vec::new();
-    // Its end, and that more would have to be waited for, are errors; so much was there.
+    // The end of the stream and `WouldBlock` are errors; the bytes before them count.
     while connection.reader().read_to_end(&mut plain).is_err()
         && connection.read_tls(socket).is_ok_and(|count| count > 0)
         && connection.process_new_packets().is_ok()

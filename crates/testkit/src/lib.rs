@@ -1,9 +1,9 @@
-//! What tests of whole nodes and clusters share.
+//! Shared code of tests of whole nodes and clusters.
 //!
-//! In: the built binary and a root shell. Out: hosts of their own ([`host`]: namespaces on this
-//! machine), joined by a [`switch`], with a running [`cluster`] on them, [`images`] made on the spot,
-//! and the real kubectl to talk with. Invariant: a test touches nothing of the real host's network,
-//! mounts or cgroups, and when its process ends, however it ends, its hosts end with it.
+//! In: the built binary and a root shell. Out: separate hosts ([`host`]: namespaces on this machine),
+//! joined by a [`switch`], with a running [`cluster`] on them, test [`images`], and the real kubectl.
+//! Invariant: a test changes nothing in the real host's network, mounts or cgroups. When its process
+//! ends, for whatever reason, its hosts end with it.
 
 pub mod cgroups;
 pub mod clients;

@@ -1,7 +1,7 @@
 //! Load in the background: requests, look-ups and writes while a test does something else.
 //!
-//! In: a network and what to ask. Out, at [`Hammer::stop`]: how many, and every failure with its
-//! time. Each worker is one thread, paced by waiting for the word to stop.
+//! In: a network and a request. Out, at [`Hammer::stop`]: the number of requests, and every failure with
+//! its time. Each worker is one thread; between requests it waits for the stop signal.
 
 use std::fs::File;
 use std::net::UdpSocket;
@@ -17,14 +17,14 @@ use crate::host::enter_network;
 use crate::http::{self, ApiClient};
 use crate::wait;
 
-/// Between two requests of one worker.
+/// Pause between two requests of one worker.
 const PACE: Duration = Duration::from_millis(10);
-/// A write that takes longer is none that was acknowledged: the server may be dead.
+/// A write that takes longer counts as not acknowledged: the server may be dead.
 const WRITE: Duration = Duration::from_secs(2);
 /// Failures beyond this are counted, not kept.
 const KEPT: usize = 5;
 
-/// One question, asked again and again.
+/// One request, repeated.
 pub struct Hammer {
     worker: Worker<Report>,
     failed: Arc<AtomicUsize>,
@@ -33,7 +33,7 @@ pub struct Hammer {
 #[derive(Debug, Default)]
 pub struct Report {
     pub count: usize,
-    /// The first few, each with the time since the start.
+    /// The first failures, each with the time since the start.
     pub failures: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ impl Hammer {
         Self { worker, failed }
     }
 
-    /// How many failed until now.
+    /// Number of failures so far.
     pub fn failed(&self) -> usize {
         self.failed.load(Ordering::Relaxed)
     }
@@ -113,7 +113,7 @@ fn write_until(worker: usize, client: &ApiClient, pause: &dyn Fn() -> bool) -> V
         let body = format!(
             r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}","labels":{{"load":"yes"}}}}}}"#
         );
-        // A server that is down acknowledges nothing: that is what the test is about.
+        // A server that is down acknowledges nothing; the test expects that.
         let answer = client.post("/api/v1/namespaces/default/configmaps", &body, WRITE);
         if answer.is_ok_and(|response| response.status == 201) {
             acknowledged.push(name);
@@ -122,14 +122,14 @@ fn write_until(worker: usize, client: &ApiClient, pause: &dyn Fn() -> bool) -> V
     acknowledged
 }
 
-/// A thread inside a network that works until told to stop.
+/// A thread inside a network that works until it is stopped.
 struct Worker<T> {
     stop: SyncSender<()>,
     thread: JoinHandle<T>,
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// `work` gets a question that waits a little and says whether to go on.
+    /// `work` gets a function that waits a little and returns whether to continue.
     fn start(network: File, work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static) -> Self {
         let (stop, stopped) = sync_channel(0);
         let thread = std::thread::spawn(move || {

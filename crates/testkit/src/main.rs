@@ -1,13 +1,13 @@
-//! The test kit's own program: test images, a host to play on, the figures.
+//! The test kit's own program: test images, test hosts, clusters, performance figures.
 //!
-//! In: `images`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names on standard
-//! input, makes them, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]` (runs
-//! a program on a host of its own, with an address on a switch, until it ends), `cluster BINARY PROGRAM
-//! [ARGS…]` (runs one on the first node of a cluster of two, KUBECONFIG set), `fuzz BINARY SECONDS [SEED]`
-//! (sends a control plane whatever its schemas allow, and what they do not), `throughput BINARY [--small]
-//! [PART…]` (loads one and prints figures), `fleet BINARY [--no-churn] [NODES…]` (the same with simulated
-//! nodes), or `measure BINARY [RUNS]
-//! [--starts-only]`. Out: paths of archives, the program's output, findings, or markdown.
+//! In: `images`, `suite PROGRAMS MODULE NODES BINARY PROGRAM [ARGS…]` (reads image names from standard
+//! input, makes the images, runs a program beside a cluster that can pull them), `host PROGRAM [ARGS…]`
+//! (runs a program on a new host with an address on a switch), `cluster BINARY PROGRAM [ARGS…]` (runs a
+//! program on the first node of a cluster of two, with KUBECONFIG), `fuzz BINARY SECONDS [SEED]` (sends a
+//! control plane valid and invalid requests), `throughput BINARY [--small] [PART…]` (loads a control plane
+//! and prints figures), `fleet BINARY [--no-churn] [NODES…]` (the same with simulated nodes), or
+//! `measure BINARY [RUNS] [--starts-only]`. Out: paths of archives, the program's output, findings, or
+//! markdown.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! The figures of docs/performance.md.
 //!
-//! In: a release binary. Out: markdown. Every run has a host and a data directory of its own; times
-//! are seen from outside, by a TLS client that asks and watches, never told by the server itself.
+//! In: a release binary. Out: markdown. Every run has its own host and data directory. Times are measured
+//! from outside, by a TLS client that polls and watches; the server itself reports none.
 //!
 //! ```text
 //! exec ──► /readyz says ok ──► node Ready ──► first pod Running ──► 60 s ──► memory ──► 60 s ──► CPU
@@ -22,7 +22,7 @@ use crate::switch::Switch;
 use crate::{images, wait};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long an idle cluster settles, and then is watched.
+/// How long an idle cluster settles, and how long its CPU is measured after that.
 const SETTLE: Duration = Duration::from_secs(60);
 const WATCH: Duration = Duration::from_secs(60);
 
@@ -126,7 +126,7 @@ fn times(server: &Server, started: Instant, run: &mut Run) -> Result<()> {
             Ok(client)
         })?;
         run.ready = elapsed();
-        // Asked for at once, so that the pod waits for nothing but the cluster.
+        // Created at once, so that the pod waits only for the cluster.
         wait::until_every(Duration::from_millis(1), LIMIT, "a pod is accepted", || {
             let answer = client.post("/api/v1/namespaces/default/pods", &pod(), LIMIT)?;
             ensure!(answer.status == 201, "{}", answer.body);
@@ -159,7 +159,7 @@ fn pod() -> String {
     .to_string()
 }
 
-/// Watches until an object is as wanted.
+/// Watches until an object satisfies a condition.
 fn until(client: &ApiClient, path: &str, wanted: impl Fn(&Value) -> bool) -> Result<()> {
     let mut seen = false;
     client.stream(path, LIMIT, |line| {
@@ -171,7 +171,7 @@ fn until(client: &ApiClient, path: &str, wanted: impl Fn(&Value) -> bool) -> Res
     Ok(())
 }
 
-/// Memory in MiB of every process of a host but the kit's own and the workload's.
+/// Memory in MiB of every process of a host, without the test kit and the workload.
 #[derive(Default)]
 pub struct Footprint {
     pub rss: f64,

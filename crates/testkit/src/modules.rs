@@ -1,7 +1,7 @@
-//! CustomResourceDefinitions that others publish, from the Go modules of their projects.
+//! CustomResourceDefinitions of other projects, from their Go modules.
 //!
-//! In: a Go toolchain and the module proxy. Out: a directory of YAML files per project, fetched once
-//! into the cache; none of them is ever part of this repository.
+//! In: a Go toolchain and the module proxy. Out: a directory of YAML files per project, downloaded once
+//! into the cache; none of them is part of this repository.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ const fn project(module: &'static str, version: &'static str, place: &'static st
     Project { module, version, place }
 }
 
-/// Well-known ones, of releases that Go 1.26 reads.
+/// Well-known projects, in releases that Go 1.26 reads.
 pub const PROJECTS: &[Project] = &[
     project("github.com/argoproj/argo-cd/v3", "v3.1.9", "manifests/crds"),
     project("github.com/argoproj/argo-rollouts", "v1.8.3", "manifests/crds"),
@@ -44,8 +44,8 @@ pub const PROJECTS: &[Project] = &[
 ];
 
 impl Project {
-    /// The texts of its definitions, in the order of their files. `None`, with a line, where they are
-    /// not in the cache and cannot be fetched.
+    /// The texts of its definitions, in the order of their files. `None`, with a printed line, if they are
+    /// not in the cache and cannot be downloaded.
     pub fn definitions(&self) -> Result<Option<Vec<String>>> {
         let name = format!("{}-{}", self.module.replace('/', "_"), self.version);
         let directory = places::cache()?.join("definitions").join(name);
@@ -70,7 +70,7 @@ impl Project {
         let wanted = format!("{}@{}", self.module, self.version);
         let mut command = Command::new(go);
         command.args(["mod", "download", "-json", &wanted]).env("GOFLAGS", "-mod=mod");
-        // Outside of any module.
+        // A directory outside any module.
         command.current_dir(std::env::temp_dir());
         let output = command.output().context("go")?;
         let told: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
@@ -86,7 +86,7 @@ impl Project {
             // A copy: files of Go's cache are read-only.
             std::fs::write(partial.join(name), std::fs::read(&file)?)?;
         }
-        // Of two runs at once the first one wins; they made the same.
+        // If two runs do this at once, the first one wins; their results are the same.
         if std::fs::rename(&partial, directory).is_err() {
             std::fs::remove_dir_all(&partial)?;
         }
@@ -105,7 +105,7 @@ fn yaml_files(place: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The definitions among the documents of a file; others, as of kustomize, are left out.
+/// The definitions among the documents of a file; others, such as kustomize's, are left out.
 fn documents(text: &str) -> Vec<String> {
     let marked = format!("\n{text}\n");
     let all = marked.split("\n---").map(str::to_owned);
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn definitions_are_told_from_other_documents() {
+    fn only_definitions_are_kept() {
         let one = "kind: CustomResourceDefinition\nmetadata: {}\n";
         for (text, count) in [
             (one.to_owned(), 1),

@@ -1,4 +1,4 @@
-//! More nodes: `decapod agent` on hosts of its own, and a whole cluster of two.
+//! More nodes: `decapod agent` on other hosts, and a cluster of two nodes.
 //!
 //! ```text
 //!  node1: decapod server ── switch 192.168.77.0/24 ── node2: decapod agent
@@ -18,7 +18,7 @@ use crate::{images, wait};
 
 /// `decapod agent` on a host.
 pub struct Agent {
-    // Before the host, which waits for it.
+    // Must be dropped before the host, which waits for its processes.
     daemon: Daemon,
     host: Host,
     binary: PathBuf,
@@ -27,7 +27,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Plugs a new host in and prepares an agent there, which joins with the server's own token.
+    /// Connects a new host to the switch and prepares an agent on it, which joins with the server's token.
     pub fn new(
         switch: &mut Switch,
         server: &Server,
@@ -39,7 +39,7 @@ impl Agent {
         let address = switch.connect(&host)?;
         let data = host.directory().join("data").display().to_string();
         let url = server.url()?;
-        // The server's files are there for all hosts; a real node is given a copy.
+        // All test hosts see the server's files; a real node gets a copy of the token.
         let token = server.data_directory().join("token").display().to_string();
         let own = ["agent", "--server", &url, "--token-file", &token, "--data-dir", &data];
         let names = ["--node-name", name, "--node-ip", &address];
@@ -101,7 +101,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until the API says that the node is Ready.
+    /// Waits until the node is Ready in the API.
     pub fn ready(&mut self, server: &Server) -> Result<()> {
         let name = format!("node/{}", self.name);
         let ended = wait::until(wait::LONG, &format!("{name} is Ready"), || {
@@ -118,9 +118,9 @@ impl Agent {
     }
 }
 
-/// A server that is a node too, and a second node, both Ready, on one switch.
+/// A server that is a node too, and a second node on the same switch, both Ready.
 pub struct TwoNodes {
-    // Before the hosts: their cables end here.
+    // Must be dropped before the hosts, which are connected to it.
     pub switch: Switch,
     pub agent: Agent,
     pub server: Server,
@@ -128,7 +128,7 @@ pub struct TwoNodes {
     pub address: String,
 }
 
-/// Starts a cluster of `node1` (with the server) and `node2`; `arguments` are more of the server's.
+/// Starts a cluster of `node1` (with the server) and `node2`; `arguments` are added to the server's.
 pub fn two_nodes(binary: &Path, arguments: &[&str]) -> Result<TwoNodes> {
     let mut switch = Switch::new()?;
     let host = Host::new("node1")?;

@@ -1,4 +1,4 @@
-//! Where things are: the cache, the foreign kubectl, addresses of one's own.
+//! Paths of the cache and of upstream's programs, and unique loopback addresses.
 
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 
-/// Where things that are dear to make survive between runs.
+/// The directory of expensive build results, which survives between runs.
 pub fn cache() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("DECAPOD_CACHE") {
         return Ok(path.into());
@@ -50,7 +50,7 @@ pub fn cbor_client() -> Option<PathBuf> {
     newest("cbor-client").ok().flatten()
 }
 
-/// The last, by the name of its directory, of the cached programs with this name.
+/// The newest, by the name of its directory, of the cached programs with this name.
 fn newest(name: &str) -> Result<Option<PathBuf>> {
     let cache = cache()?;
     let found = std::fs::read_dir(&cache)
@@ -60,20 +60,20 @@ fn newest(name: &str) -> Result<Option<PathBuf>> {
     Ok(found.max())
 }
 
-/// The program that a variable names, or the one of that place in the cache, as `etcd-3.6/etcd`.
+/// The program that a variable names, or the one at this path in the cache, for example `etcd-3.6/etcd`.
 pub fn cached(variable: &str, place: &str) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
     named.or_else(|| cache().ok().map(|cache| cache.join(place)).filter(|path| path.is_file()))
 }
 
-/// A loopback address that is given to nobody else while this process lives: programs that must be
-/// told their ports have all of them there. A port that was free a moment ago may be taken, also by
-/// the near end of somebody's connection, which is never at such an address.
+/// A loopback address that no other process gets while this one lives. Programs that need fixed ports
+/// have all ports of that address. On another address a free port may be taken a moment later, also as
+/// the local end of another connection; that never happens at these addresses.
 pub fn own_loopback() -> Ipv4Addr {
-    /// Guards the claims of this process, which last as long as it does.
+    /// The claimed addresses; they last as long as the process.
     static CLAIMS: Mutex<Vec<UnixListener>> = Mutex::new(vec![]);
     let mut claims = CLAIMS.lock().expect("no panic under the lock");
-    // Neighbours in the list of processes begin far from each other.
+    // Processes with neighbouring ids start far from each other.
     let begin = std::process::id().wrapping_mul(40_503);
     for step in 0..=LOOPBACKS {
         let address = Ipv4Addr::from(FIRST_LOOPBACK | (begin.wrapping_add(step) & LOOPBACKS));
@@ -89,24 +89,24 @@ pub fn own_loopback() -> Ipv4Addr {
     panic!("all loopback addresses are taken");
 }
 
-/// 127.64.0.0/10: where other programs of the machine hardly are.
+/// 127.64.0.0/10: other programs hardly use it.
 const FIRST_LOOPBACK: u32 = u32::from_be_bytes([127, 64, 0, 0]);
 const LOOPBACKS: u32 = (1 << 22) - 1;
 
-/// A name that one process has at a time, and that is free when it ends, however it ends. Names of
-/// this kind are of a network namespace, as loopback addresses are.
+/// Binds an abstract socket name, which one process at a time can have and which is free when the process
+/// ends. Such names belong to a network namespace, as loopback addresses do.
 fn claim(address: Ipv4Addr) -> std::io::Result<UnixListener> {
     let name = format!("decapod-own-loopback-{address}");
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// A program on the search path.
+/// The path of a program in `PATH`.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
 }
 
-/// Whether this process may make namespaces and containers; says so when not.
+/// Whether this process may create namespaces and containers; prints a line if not.
 pub fn is_root_or_says_skipped() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -123,24 +123,24 @@ mod tests {
     use crate::wait;
 
     #[test]
-    fn an_address_is_given_once() {
-        // More than fit into a byte.
+    fn an_address_is_claimed_once() {
+        // More addresses than fit into a byte.
         let given: BTreeSet<Ipv4Addr> = (0..300).map(|_| own_loopback()).collect();
         assert_eq!(given.len(), 300);
         assert!(given.iter().all(|address| address.is_loopback() && address.octets()[1] >= 64));
-        // As another process finds them.
+        // The view of another process.
         let kinds = given.iter().map(|address| claim(*address).map_err(|error| error.kind()).err());
         assert!(kinds.into_iter().all(|kind| kind == Some(ErrorKind::AddrInUse)));
     }
 
     #[test]
     fn a_claim_ends_with_its_holder() {
-        // No other process has this number, and `own_loopback` gives other addresses.
+        // No other process has this number, and `own_loopback` never gives this address.
         let address = Ipv4Addr::from(u32::from_be_bytes([127, 0, 0, 0]) | std::process::id());
         let held = claim(address).expect("nobody has it");
         claim(address).expect_err("it is taken");
         drop(held);
-        // A child that is being started has a copy until it is another program.
+        // A child that is just starting holds a copy of the socket until it executes another program.
         wait::until(wait::LONG, "it is free again", || Ok(claim(address)?)).expect("in time");
     }
 }

@@ -26,7 +26,7 @@ impl Registry {
         Self::start_at(host, &host.directory().join("registry/data"))
     }
 
-    /// The same with a data directory that may hold images already.
+    /// The same with a data directory that may contain images.
     pub fn start_at(host: &Host, data: &Path) -> Result<Self> {
         let directory = host.directory().join("registry");
         fs::create_dir_all(&directory)?;
@@ -47,7 +47,7 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Pushes what an OCI archive holds, under a repository and a tag.
+    /// Pushes the content of an OCI archive, under a repository and a tag.
     pub fn push(&self, host: &Host, archive: &Path, repository: &str, tag: &str) -> Result<()> {
         let files = read_archive(archive)?;
         let index: Value = serde_json::from_slice(file(&files, "index.json")?)?;
@@ -72,7 +72,7 @@ struct Push<'a> {
 }
 
 impl Push<'_> {
-    /// A registry takes a manifest only after everything that it names.
+    /// A registry accepts a manifest only after everything that it references.
     fn manifest(&self, descriptor: &Value, reference: &str) -> Result<()> {
         let bytes = self.blob(descriptor)?;
         let manifest: Value = serde_json::from_slice(bytes)?;
@@ -130,7 +130,7 @@ fn read_archive(path: &Path) -> Result<Files> {
     Ok(files)
 }
 
-/// The registry's program, fetched once.
+/// The registry's program, downloaded once.
 fn program() -> Result<PathBuf> {
     let directory = places::cache()?;
     fs::create_dir_all(&directory)?;

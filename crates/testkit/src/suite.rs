@@ -1,8 +1,9 @@
-//! A cluster for a foreign test suite, and the suite beside it.
+//! A cluster for upstream's end-to-end suite, and a program that runs beside it.
 //!
-//! In: the built binary, a registry's data directory, a program. Out: how the program ended. Every
-//! node has a registry on its loopback that serves the same directory, and `registries.yaml` says so;
-//! the program runs on the first node's host with `KUBECONFIG` set, so that it reaches nodes and pods.
+//! In: the built binary, a registry's data directory, a program. Out: how the program ended. Every node
+//! has a registry on its loopback address that serves the same directory, and a `registries.yaml` that
+//! names it. The program runs on the first node's host with `KUBECONFIG` set, so that it reaches nodes
+//! and pods.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::nodes::Agent;
 use crate::registry::{self, Registry};
 use crate::switch::Switch;
 
-/// Where the suite's images come from.
+/// The registry in the names of the suite's images.
 const MIRRORED: &str = "registry.k8s.io";
 
 pub fn run(
@@ -39,7 +40,7 @@ pub fn run(
         let registry = provide(agent.host(), &agent.data_directory(), images)?;
         agent.launch()?;
         agent.ready(&server)?;
-        // In this order: a registry's process ends before its host.
+        // This order: a registry's process must end before its host.
         agents.push((registry, agent));
     }
     server
@@ -52,7 +53,7 @@ pub fn run(
     Ok(())
 }
 
-/// A registry on a host's loopback, and a node that pulls the suite's images from there.
+/// A registry on a host's loopback address, and a node that pulls the suite's images from it.
 fn provide(host: &Host, data_directory: &Path, images: &Path) -> Result<Registry> {
     fs::create_dir_all(data_directory)?;
     let text =

@@ -1,7 +1,7 @@
-//! The wire between hosts: a bridge in a network of its own.
+//! The network between hosts: a bridge in its own network namespace.
 //!
-//! In: hosts. Out: each has `eth0` with an address of 192.168.77.0/24 and a default route to the
-//! switch, which answers and leads nowhere: a node finds its address, and no packet leaves.
+//! In: hosts. Out: each gets `eth0` with an address of 192.168.77.0/24 and a default route to the switch.
+//! The route lets a node find its address; the switch forwards no packets to other networks.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -18,7 +18,7 @@ pub struct Switch {
 
 impl Switch {
     pub fn new() -> Result<Self> {
-        // A network lives as long as a file that names it; the thread that made it need not stay.
+        // A file that refers to the namespace keeps it alive; the thread that created it may end.
         let make = || -> Result<File> {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
             Ok(File::open("/proc/thread-self/ns/net")?)
@@ -32,7 +32,7 @@ impl Switch {
         Ok(switch)
     }
 
-    /// Plugs a host in and returns its address.
+    /// Connects a host and returns its address.
     pub fn connect(&mut self, host: &Host) -> Result<String> {
         self.ports += 1;
         let port = format!("port{}", self.ports);
@@ -46,13 +46,13 @@ impl Switch {
         Ok(address)
     }
 
-    /// Pulls a host's cable, or puts it back.
+    /// Disconnects a host, or connects it again.
     pub fn set_connected(&self, address: &str, connected: bool) -> Result<()> {
         let number = address.rsplit('.').next().unwrap_or_default();
         self.ip(&["link", "set", &format!("port{number}"), if connected { "up" } else { "down" }])
     }
 
-    /// The network itself, for a client that is none of the hosts.
+    /// The network itself, for a client that is not on a host.
     pub fn network(&self) -> Result<File> {
         Ok(self.network.try_clone()?)
     }

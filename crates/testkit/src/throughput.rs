@@ -1,11 +1,11 @@
-//! The figures of a control plane under load: writes, reads, lists, watches, memory an object.
+//! The figures of a control plane under load: writes, reads, lists, watches, memory per object.
 //!
-//! In: a release binary, and how much of everything. Out: markdown. A client of its own speaks HTTP/2 over
-//! TLS, as other clients do, many requests side by side on a few connections; it shares the machine with the
-//! server, so that the server's CPU per operation is the figure that repeats best.
+//! In: a release binary, and the amount of load. Out: markdown. The client speaks HTTP/2 over TLS, like
+//! other clients, with many concurrent requests on a few connections. It shares the machine with the
+//! server, so the server's CPU per operation is the figure that repeats best.
 //!
-//! Each part has a server of its own with an empty data directory, as a part before it would leave memory
-//! behind that the next one counts.
+//! Each part has its own server with an empty data directory: the memory of an earlier part would
+//! falsify the next one's.
 
 mod fleet;
 pub mod hollow;
@@ -24,28 +24,28 @@ use crate::control_plane::ControlPlane;
 use crate::wait;
 use fleet::{Fleet, Question};
 
-/// Makes the object of a number.
+/// Makes the object with a number.
 type Make = fn(usize) -> Value;
 
-/// Side by side, as in upstream's figures.
+/// Concurrent requests, as in upstream's figures.
 const WORKERS: usize = 64;
 const CRDS: usize = 100;
-/// Until the server has given back what it needed for requests only.
+/// Time for the server to free the memory that only requests needed.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How much of everything.
+/// The amount of load.
 #[derive(Clone, Copy)]
 pub struct Scale {
     requests: usize,
     objects: usize,
     watchers: usize,
     writes: usize,
-    /// Of clusters that are measured one after the other.
+    /// Sizes of clusters that are measured one after the other.
     nodes: &'static [usize],
 }
 
 impl Scale {
-    /// What docs/performance.md tells.
+    /// The load behind docs/performance.md.
     pub const FULL: Self = Self {
         requests: 20_000,
         objects: 10_000,
@@ -53,7 +53,7 @@ impl Scale {
         writes: 200,
         nodes: &[100, 1000],
     };
-    /// Whether it runs at all.
+    /// A short load that only tests the measurement.
     pub const SMALL: Self =
         Self { requests: 500, objects: 300, watchers: 50, writes: 20, nodes: &[20] };
 }
@@ -66,12 +66,12 @@ impl Table {
     }
 }
 
-/// What is measured, in this order.
+/// The measured parts, in this order.
 const PARTS: [&str; 5] = ["requests", "lists", "watches", "memory", "nodes"];
 /// Pods for each node of the part `nodes`.
 const PODS: usize = 5;
 
-/// `parts`: some of them, by name; all if it names none.
+/// `parts` selects some of them by name; empty means all.
 pub fn report(binary: &Path, scale: Scale, parts: &[&str]) -> Result<String> {
     if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(part)) {
         bail!("no part {unknown:?}; there are {}", PARTS.join(", "));
@@ -174,7 +174,7 @@ fn percentiles(mut times: Vec<Duration>) -> String {
     format!("p50 {:.2}, p99 {:.2} ms", millis(at(50)), millis(at(99)))
 }
 
-/// Fills a list and reads it whole.
+/// Creates objects and lists all of them.
 async fn lists(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
     let server = ControlPlane::start(binary)?;
     let fleet = Fleet::connect(&server.client()?, 4).await?;
@@ -212,11 +212,11 @@ async fn fill(
     Ok(())
 }
 
-/// Ten writes a second that many watchers see: how long after the write's own answer.
+/// Ten writes a second that many watchers see: measures the delay after the write's own answer.
 async fn watches(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
     let server = ControlPlane::start(binary)?;
     let client = server.client()?;
-    // A connection carries some hundred streams.
+    // A connection carries a few hundred streams.
     let fleet = Fleet::connect(&client, scale.watchers.div_ceil(50)).await?;
     let writer = Fleet::connect(&client, 1).await?;
     let maps = "/api/v1/namespaces/kube-public/configmaps";
@@ -257,7 +257,7 @@ async fn watches(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// When each write was answered.
+/// The times at which each write was answered.
 async fn write_slowly(writer: &Fleet, path: &str, count: usize) -> Result<Vec<Instant>> {
     let mut times = Vec::with_capacity(count);
     let mut pace = tokio::time::interval(Duration::from_millis(100));
@@ -271,7 +271,7 @@ async fn write_slowly(writer: &Fleet, path: &str, count: usize) -> Result<Vec<In
     Ok(times)
 }
 
-/// What objects and definitions add to the server's memory.
+/// The server's memory for objects and definitions.
 async fn memory(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
     let things = "/apis/load.decapod.test/v1/namespaces/default/things0";
     let pods = "/api/v1/namespaces/default/pods";
@@ -289,7 +289,7 @@ async fn memory(binary: &Path, scale: Scale, table: &mut Table) -> Result<()> {
     table.row(&what, &format!("{} KiB", each >> 10), "100 KiB");
     let kinds = [("Pod", pods, pod as Make), ("custom object", things, thing)];
     for (name, path, make) in kinds {
-        // What the first writes and a list need besides is there before anything is counted.
+        // The first writes and one list allocate other memory; they come before the measurement.
         let first = count / 4;
         fill(&fleet, 0..first, |index| Question::post(path, &make(index))).await?;
         let (_, body) = fleet.ask(0, Question::get(path)).await?;
@@ -329,7 +329,7 @@ fn config_map(index: usize) -> Value {
     })
 }
 
-/// Nobody schedules it.
+/// A pod that the scheduler ignores.
 fn pod(index: usize) -> Value {
     let variables: Vec<Value> = (0..20)
         .map(|n| json!({"name": format!("VARIABLE_{n}"), "value": "y".repeat(40)}))

@@ -1,29 +1,29 @@
 //! Waiting for a condition, with a deadline.
 //!
-//! In: a question about the outside world. Out: its answer, or the last "no" with its reason. The
-//! question is asked again and again, because processes, sockets and files of other programs send
-//! no event; within our own programs an event serves.
+//! In: a check of the outside world. Out: its result, or the last failure with its reason. The check is
+//! repeated, because processes, sockets and files of other programs send no events; within our own
+//! programs use an event.
 //!
-//! Limits here say when something hangs, never how fast it ought to be: a machine that does much else
-//! takes its time. Each condition has the whole limit, however long others before it took.
+//! Limits here only detect a hang: a machine under load takes its time. Each condition has the whole
+//! limit, however long earlier ones took.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// What is not there by then hangs. It costs nothing where tests pass.
+/// A condition that takes longer counts as a hang. Passing tests do not wait this long.
 pub const LONG: Duration = Duration::from_secs(90);
 
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What comes of work that must not hang. `what` names it in the panic.
+/// The result of work that must not hang. `what` names it in the panic.
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     let outcome = tokio::time::timeout(LONG, work).await;
     outcome.unwrap_or_else(|_| panic!("{what}: not within {LONG:?}"))
 }
 
-/// Asks until something is there, as `until` does, within an executor.
+/// Repeats a check until it returns a value, as `until` does, within an executor.
 pub async fn found<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     soon(what, async {
         loop {
@@ -36,12 +36,12 @@ pub async fn found<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T 
     .await
 }
 
-/// Asks until the answer is `Ok`, at most `limit`. `what` names the condition in the error.
+/// Repeats a check until it returns `Ok`, at most for `limit`. `what` names the condition in the error.
 pub fn until<T>(limit: Duration, what: &str, ask: impl FnMut() -> Result<T>) -> Result<T> {
     until_every(PAUSE, limit, what, ask)
 }
 
-/// The same, with a shorter or longer pause between two questions.
+/// The same, with a given pause between two checks.
 pub fn until_every<T>(
     pause_span: Duration,
     limit: Duration,

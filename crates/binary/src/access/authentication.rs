@@ -23,17 +23,17 @@ use pki::{Component, Pki};
 use super::Credentials;
 use super::{Access, read};
 
-/// All that the server needs to know who asks.
+/// All parts of authentication that the server needs.
 pub struct Authentication {
     pub authenticators: Authenticators,
-    /// TokenReview asks them too.
+    /// Also used by TokenReview.
     pub bearer: Arc<BearerTokens>,
     pub anonymous: bool,
-    /// Only there, if there are any.
+    /// If not empty, anonymous requests are allowed to these paths only.
     pub anonymous_paths: Vec<String>,
-    /// Who signs front proxies, PEM.
+    /// Authorities of front proxies, PEM.
     pub front_proxy_ca_pem: String,
-    /// Who comes with certificates of an authority that has been replaced.
+    /// Clients with certificates of a replaced authority.
     pub sightings: Sightings,
 }
 
@@ -86,7 +86,7 @@ impl Authentication {
     }
 }
 
-/// What the file says, and the file; what the flags mean, without one.
+/// The configuration and its file; without a file, the configuration of the flags.
 fn configuration(
     access: &Access,
 ) -> anyhow::Result<(AuthenticationConfiguration, Option<Followed>)> {
@@ -169,7 +169,7 @@ fn issuers(
     tasks: &Tasks,
 ) -> anyhow::Result<Arc<Issuers>> {
     let algorithms = match (&access.authentication_config, &access.oidc_signing_algs[..]) {
-        // Any, as long as it fits the key.
+        // Any algorithm that fits the key.
         (Some(_), _) => oidc::keys::algorithms(),
         (None, []) => vec!["RS256".to_owned()],
         (None, named) => named.to_vec(),

@@ -49,7 +49,7 @@ impl Access {
         if has("Webhook") && self.authorization_webhook_config_file.is_none() {
             bail!("authorization-mode Webhook's authorization config file not passed");
         }
-        // A configuration may have it as well.
+        // The configuration file may also define these modes.
         let may_have = |mode: &str| has(mode) || self.authorization_config.is_some();
         if self.authorization_policy_file.is_some() && !may_have("ABAC") {
             bail!("cannot specify --authorization-policy-file without mode ABAC");
@@ -85,7 +85,7 @@ impl Access {
         let file = file.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.into()));
         let text = |flag: &Option<String>| flag.clone().unwrap_or_default();
         let version = text(&self.authorization_webhook_version);
-        // As a flag, no time means no memory.
+        // In a flag, a TTL of zero disables the cache.
         let is_kept = |lasts: &str| base::duration::nanos(lasts) != Ok(0);
         let authorized_ttl = text(&self.authorization_webhook_cache_authorized_ttl);
         let unauthorized_ttl = text(&self.authorization_webhook_cache_unauthorized_ttl);
@@ -110,7 +110,7 @@ impl Access {
     }
 }
 
-/// The chain, and RBAC, which admission asks too.
+/// The chain of authorizers, and RBAC, which admission uses too.
 pub async fn authorizers(
     access: &Access,
     registry: &apiserver::Registry,
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_that_do_not_fit_are_refused() {
+    fn conflicting_flags_are_refused() {
         let check = |modes: &[&str], change: &dyn Fn(&mut Access), expected: &str| {
             let authorization_mode = modes.iter().map(|mode| (*mode).to_owned()).collect();
             let mut access = Access { authorization_mode, ..Access::default() };

@@ -1,4 +1,4 @@
-//! What an API server believes and shows: authorities, certificates, keys.
+//! The API server's authorities, certificates and keys.
 
 use std::path::PathBuf;
 
@@ -6,28 +6,28 @@ use anyhow::Context;
 use auth::service_account::TokenKeys;
 use pki::{Component, Issued, Pki};
 
-/// What tokens of service accounts say they are from, and for.
+/// The issuer and the audience of service account tokens.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
 
-/// Who the API server believes, and what it shows others: from the data directory, or brought along.
+/// Authorities that the API server trusts, and its own certificates: from the data directory or from flags.
 pub struct Credentials {
-    /// Whose signatures make clients known, PEM.
+    /// Authorities of clients, PEM.
     pub client_ca_pem: String,
-    /// Of the listener, and its files; without it one is made of the cluster's authority.
+    /// The listener's certificate and its files; `None`: the cluster's authority issues one.
     pub serving: Option<Brought>,
-    /// Whether `client_ca_pem` is the cluster's own authority, which was not brought along.
+    /// Whether `client_ca_pem` is the cluster's own authority, not one from a flag.
     pub is_of_cluster: bool,
-    /// As whom kubelets are called.
+    /// The client certificate for kubelets.
     pub kubelet_client: Issued,
-    /// Where that was brought from, unless it is our own.
+    /// The files of that certificate, if flags name them.
     pub kubelet_client_files: Option<(PathBuf, PathBuf)>,
-    /// Who signs kubelets' serving certificates, PEM. `None`: they are not verified, as upstream does
-    /// without `--kubelet-certificate-authority`.
+    /// Authorities of kubelets' serving certificates, PEM. `None`: they are not verified, as upstream without
+    /// `--kubelet-certificate-authority`.
     pub kubelet_ca_pem: Option<String>,
     pub keys: TokenKeys,
 }
 
-/// A certificate with the files that it came from, which are followed.
+/// A certificate and its files, which are watched.
 pub struct Brought {
     pub issued: Issued,
     pub cert: PathBuf,

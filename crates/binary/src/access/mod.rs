@@ -1,8 +1,7 @@
-//! Who may come in, and what may they: flags by upstream's names, for `decapod server` and
-//! `decapod kube-apiserver` alike, and what they mean.
+//! Authentication and authorization: upstream's flags for `decapod server` and `decapod kube-apiserver`.
 //!
-//! In: flags, the files they name. Out: authenticators and authorizers, in their order, which go on
-//! following their files.
+//! In: flags and the files that they name. Out: authenticators and authorizers in order, which continue
+//! to watch their files.
 
 mod authentication;
 mod authorization;
@@ -18,55 +17,55 @@ pub use credentials::{Brought, Credentials, ISSUER};
 
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Access {
-    /// Requests without credentials count for system:anonymous [default: true]
+    /// Treat requests without credentials as system:anonymous [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: Option<bool>,
-    /// AuthenticationConfiguration; followed while the server runs
+    /// File with an AuthenticationConfiguration; watched while the server runs
     #[arg(long, value_name = "FILE")]
     pub authentication_config: Option<PathBuf>,
-    /// Who issues OpenID tokens, https only
+    /// Issuer of OpenID tokens, https only
     #[arg(long, value_name = "URL")]
     pub oidc_issuer_url: Option<String>,
-    /// Whom OpenID tokens must be for
+    /// Required audience of OpenID tokens
     #[arg(long, value_name = "ID")]
     pub oidc_client_id: Option<String>,
-    /// PEM; who signs the issuer's certificate [default: the machine's authorities]
+    /// Authorities of the issuer's certificate, PEM [default: the machine's authorities]
     #[arg(long, value_name = "FILE")]
     pub oidc_ca_file: Option<PathBuf>,
     /// The claim that names the user [default: sub]
     #[arg(long, value_name = "CLAIM")]
     pub oidc_username_claim: Option<String>,
-    /// In front of names; - for nothing [default: the issuer and #, but nothing for emails]
+    /// Prefix of user names; - for none [default: the issuer and #, but none for emails]
     #[arg(long, value_name = "PREFIX")]
     pub oidc_username_prefix: Option<String>,
     /// The claim that names groups
     #[arg(long, value_name = "CLAIM")]
     pub oidc_groups_claim: Option<String>,
-    /// In front of groups
+    /// Prefix of groups
     #[arg(long, value_name = "PREFIX")]
     pub oidc_groups_prefix: Option<String>,
-    /// A claim that must be there, with its value
+    /// A claim that tokens must have, with its value
     #[arg(long, value_name = "KEY=VALUE")]
     pub oidc_required_claim: Vec<String>,
-    /// Of RS256, RS384, RS512, ES256, ES384, ES512, PS256, PS384, PS512 [default: RS256]
+    /// Accepted: RS256, RS384, RS512, ES256, ES384, ES512, PS256, PS384, PS512 [default: RS256]
     #[arg(long, value_delimiter = ',', value_name = "ALGORITHM")]
     pub oidc_signing_algs: Vec<String>,
-    /// CSV of token, user, uid and groups
+    /// CSV file of token, user, uid and groups
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
-    /// Kubeconfig of a server that knows tokens
+    /// Kubeconfig of a webhook that checks tokens
     #[arg(long, value_name = "FILE")]
     pub authentication_token_webhook_config_file: Option<PathBuf>,
-    /// Of the TokenReviews it is sent: v1 or v1beta1 [default: v1beta1]
+    /// Version of the TokenReviews that it gets: v1 or v1beta1 [default: v1beta1]
     #[arg(long, value_name = "VERSION")]
     pub authentication_token_webhook_version: Option<String>,
-    /// How long its answers count [default: 2m0s]
+    /// How long its answers are cached [default: 2m0s]
     #[arg(long, value_name = "DURATION", value_parser = base::duration::parse)]
     pub authentication_token_webhook_cache_ttl: Option<Duration>,
-    /// PEM; who signs front proxies [default: the cluster's own authority]
+    /// Authorities of front proxies, PEM [default: the cluster's own authority]
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<PathBuf>,
-    /// Front proxies by common name [default: any of --requestheader-client-ca-file]
+    /// Common names of front proxies [default: any of --requestheader-client-ca-file]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub requestheader_allowed_names: Vec<String>,
     /// Headers that name the user [default: X-Remote-User]
@@ -78,31 +77,31 @@ pub struct Access {
     pub requestheader_group_headers: Vec<String>,
     #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     pub requestheader_extra_headers_prefix: Vec<String>,
-    /// Of AlwaysAllow, AlwaysDeny, ABAC, Webhook, RBAC, Node, in this order [default: Node,RBAC]
+    /// Modes in order: AlwaysAllow, AlwaysDeny, ABAC, Webhook, RBAC, Node [default: Node,RBAC]
     #[arg(long, value_delimiter = ',', value_name = "MODE")]
     pub authorization_mode: Vec<String>,
-    /// AuthorizationConfiguration; followed while the server runs
+    /// File with an AuthorizationConfiguration; watched while the server runs
     #[arg(long, value_name = "FILE")]
     pub authorization_config: Option<PathBuf>,
-    /// Policies of the mode ABAC, one JSON object a line
+    /// Policies of the mode ABAC, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub authorization_policy_file: Option<PathBuf>,
-    /// Kubeconfig of the server of the mode Webhook
+    /// Kubeconfig of the webhook of the mode Webhook
     #[arg(long, value_name = "FILE")]
     pub authorization_webhook_config_file: Option<PathBuf>,
-    /// Of the SubjectAccessReviews it is sent: v1 or v1beta1 [default: v1beta1]
+    /// Version of the SubjectAccessReviews that it gets: v1 or v1beta1 [default: v1beta1]
     #[arg(long, value_name = "VERSION")]
     pub authorization_webhook_version: Option<String>,
-    /// How long a yes counts [default: 5m0s]
+    /// How long an allowed answer is cached [default: 5m0s]
     #[arg(long, value_name = "DURATION")]
     pub authorization_webhook_cache_authorized_ttl: Option<String>,
-    /// How long a no counts [default: 30s]
+    /// How long a denied answer is cached [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub authorization_webhook_cache_unauthorized_ttl: Option<String>,
 }
 
 impl Access {
-    /// What can be said of the flags alone.
+    /// Checks that need only the flags.
     pub fn check(&self) -> anyhow::Result<()> {
         self.check_authorization()?;
         let has_oidc = self.oidc_issuer_url.is_some()

@@ -1,8 +1,8 @@
-//! Certificates that the cluster signs for this node: asked for by CertificateSigningRequest, kept
-//! in files, renewed in time.
+//! Certificates that the cluster signs for this node: requested with a CertificateSigningRequest, kept in
+//! files, renewed in time.
 //!
 //! ```text
-//!  <data-dir>/agent/NAME.pem: certificate, then its key, in one file, so that they always fit
+//!  <data-dir>/agent/NAME.pem: certificate and key in one file, so that they always match
 //! ```
 //!
 //! Upstream: `client-go/util/certificate`, the kubelet's `certificate/bootstrap`.
@@ -25,14 +25,14 @@ use tokio::sync::Notify;
 
 use super::join::Trouble;
 
-/// After this long without an answer a person may have to approve: they are told.
+/// After this time without an answer the log says that a person may have to approve the request.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Clocks jump and machines sleep: a waiting renewal looks at the time this often.
+/// Clocks jump and machines sleep: a waiting renewal checks the time this often.
 const LOOK: Duration = Duration::from_secs(1800);
-/// An earlier version wrote the first.
+/// An earlier version wrote the first form.
 const KEY_BEGINS: [&str; 2] = ["-----BEGIN PRIVATE KEY-----", "-----BEGIN EC PRIVATE KEY-----"];
 
-/// A certificate to ask for.
+/// A certificate to request.
 pub struct Order {
     file: &'static str,
     signer: &'static str,
@@ -60,7 +60,7 @@ impl Order {
         }
     }
 
-    /// Nothing for a component that nodes do not have.
+    /// `None` for a component that nodes do not run.
     pub fn component(component: Component, node: &str) -> Option<Self> {
         Some(Self {
             file: component.file_name(),
@@ -70,14 +70,14 @@ impl Order {
         })
     }
 
-    /// The user that the certificate stands for.
+    /// The user name in the certificate.
     pub fn user(&self) -> &str {
         &self.profile.common_name
     }
 }
 
-/// Does a client's certificate carry the UID of its Node? Without it it is for joining: it is short, and
-/// it ends when another machine registers the Node.
+/// Whether a client certificate contains the UID of its Node. One without it is for joining: it lives an
+/// hour, and ends when another machine registers the Node.
 pub fn is_bound(issued: &Issued) -> bool {
     let chain = pki::certificates(issued.cert_pem.as_bytes()).unwrap_or_default();
     chain.first().is_some_and(|cert| cert.uid.is_some())
@@ -101,7 +101,7 @@ impl Home {
         &self.0
     }
 
-    /// The text of a file; `None` if there is none.
+    /// The text of a file; `None` if it does not exist.
     pub fn read(&self, name: &str) -> Option<String> {
         std::fs::read_to_string(self.0.join(name)).ok()
     }
@@ -110,7 +110,7 @@ impl Home {
         Ok(pki::write_private(&self.0.join(name), text.as_bytes(), 0o600)?)
     }
 
-    /// Removes the components' certificates: they are of an earlier Node.
+    /// Removes the components' certificates: they belong to an earlier Node.
     pub fn forget_components(&self) -> anyhow::Result<()> {
         for component in [Component::Proxy, Component::Dns] {
             let path = self.0.join(format!("{}.pem", component.file_name()));
@@ -124,8 +124,7 @@ impl Home {
         Ok(())
     }
 
-    /// The certificate of an earlier start, while it is one: of this order, this authority, and not
-    /// over.
+    /// The certificate of an earlier start, if it is for this order and authority and still valid.
     pub fn stored(&self, order: &Order, ca_pem: &str) -> Option<Issued> {
         let text = self.read(&format!("{}.pem", order.file))?;
         let begin = KEY_BEGINS.iter().find_map(|begin| text.find(begin))?;
@@ -150,7 +149,7 @@ impl Home {
     }
 }
 
-/// Asks the cluster for a certificate and waits until it is signed.
+/// Requests a certificate and waits until it is signed.
 pub async fn obtain(client: &Client, order: &Order) -> Result<Issued, Trouble> {
     let (request, key_pem) = pki::new_request(&order.profile).map_err(anyhow::Error::from)?;
     let mut csr = CertificateSigningRequest {
@@ -174,7 +173,7 @@ pub async fn obtain(client: &Client, order: &Order) -> Result<Issued, Trouble> {
         Err(_) => {
             tracing::warn!(
                 request = name,
-                "waiting for a certificate request to be approved and signed; see kubectl get csr"
+                "waiting until the certificate request is approved and signed; see kubectl get csr"
             );
             signed.await
         }
@@ -196,7 +195,7 @@ async fn wait_for(client: &Client, name: &str, tasks: &Tasks) -> Result<String, 
         let Some(status) = &csr.status else { continue };
         if let Some(ByteString(pem)) = &status.certificate {
             let pem = String::from_utf8(pem.clone());
-            return Ok(pem.context("the signed certificate is no text")?);
+            return Ok(pem.context("the signed certificate is not valid UTF-8")?);
         }
         let refusal = status.conditions.iter().flatten().find(|c| c.type_ != "Approved");
         if let Some(refusal) = refusal {
@@ -210,8 +209,8 @@ async fn wait_for(client: &Client, name: &str, tasks: &Tasks) -> Result<String, 
     }
 }
 
-/// Replaces a certificate when four fifths of its life are over, for ever; `first` is the one in
-/// use, none if there is none yet.
+/// Replaces a certificate after four fifths of its life, repeatedly; `first` is the certificate in use, if
+/// any.
 pub async fn keep(
     home: &Home,
     client: &Client,
@@ -233,7 +232,7 @@ pub async fn keep(
         };
         match replaced.await {
             Ok(issued) => {
-                tracing::info!(certificate = order.file, "a new certificate is in use");
+                tracing::info!(certificate = order.file, "replaced the certificate");
                 known = Some(issued);
                 backoff.reset();
             }
@@ -241,7 +240,7 @@ pub async fn keep(
                 tracing::warn!(
                     certificate = order.file,
                     error = format!("{error:#}"),
-                    "no new certificate, will try again"
+                    "failed to renew the certificate, will retry"
                 );
                 tokio::time::sleep(backoff.step()).await;
             }
@@ -249,7 +248,7 @@ pub async fn keep(
     }
 }
 
-/// Until the renewal is due; none when it is.
+/// Time until the renewal is due; `None` if it is due.
 fn time_left(issued: &Issued) -> Option<Duration> {
     let cert = pki::certificates(issued.cert_pem.as_bytes()).ok()?.into_iter().next()?;
     let left = cert.renew_at().as_second() - base::clock::now().as_second();
@@ -260,7 +259,7 @@ fn time_left(issued: &Issued) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    /// An agent of before, whose proxy had the same name on all nodes, asks for its own.
+    /// An agent of an earlier version, whose proxy had the same name on all nodes, requests its own.
     #[test]
     fn a_certificate_of_another_name_is_not_used() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,6 @@
-//! The first contact: from a URL and a token to identities and the cluster's settings.
+//! Joins a cluster: from a URL and a token to identities and the cluster's settings.
 //!
-//! Every step is tried until the server answers; an answer that time cannot change ends the program
+//! Every step is retried until the server answers. An answer that a retry cannot change ends the program
 //! with one line.
 
 use std::collections::BTreeMap;
@@ -24,12 +24,12 @@ use crate::process::say;
 
 const CA: &str = "ca.crt";
 const SETTINGS: &str = "cluster.json";
-/// Anybody may read it: the cluster's authority.
+/// The cluster's authority; readable without authentication.
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
-/// A joined node does not wait longer for news of the settings at its start.
+/// Longest time that a joined node waits at its start for new settings.
 const NEWS: Duration = Duration::from_secs(5);
 
-/// What a joined node has.
+/// Everything that a joined node needs.
 pub struct Joined {
     pub ca_pem: String,
     pub settings: Settings,
@@ -45,10 +45,10 @@ pub struct Member {
     pub http: HttpClient,
 }
 
-/// Why a step did not succeed.
+/// Why a step failed.
 #[derive(Debug)]
 pub enum Trouble {
-    /// Time may heal it.
+    /// A retry may succeed.
     Later(String),
     /// The credentials are not accepted.
     Unauthorized,
@@ -74,7 +74,7 @@ impl From<Trouble> for anyhow::Error {
 impl From<client::Error> for Trouble {
     fn from(error: client::Error) -> Self {
         match refused_certificate(&error) {
-            // Clocks get set.
+            // The clock may be corrected later.
             Some(refusal) if is_of_time(&refusal) => return Self::Later(of_time(&refusal)),
             Some(_) => {
                 return Self::Final(anyhow::anyhow!(
@@ -85,7 +85,7 @@ impl From<client::Error> for Trouble {
         }
         match error.code() {
             401 => Self::Unauthorized,
-            // Also 403 and 404: a server that just started still writes its first objects.
+            // Also 403 and 404: a server that just started has not written its first objects yet.
             _ => Self::Later(reason(&error)),
         }
     }
@@ -103,11 +103,11 @@ fn reason(error: &client::Error) -> String {
     cause.to_string()
 }
 
-/// What was wrong with the server's certificate, if that is why the handshake failed.
+/// The error of the server's certificate, if the handshake failed because of it.
 fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<CertificateError> {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(current) = cause {
-        // An I/O error hides the error that it carries from `source`.
+        // An I/O error does not return its inner error from `source`.
         let carried = current.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
         let tls = carried.and_then(|inner| inner.downcast_ref::<rustls::Error>());
         if let Some(rustls::Error::InvalidCertificate(refusal)) = tls {
@@ -123,7 +123,7 @@ fn is_of_time(refusal: &CertificateError) -> bool {
     matches!(refusal, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
 }
 
-/// Most often it is not the certificate that is wrong.
+/// The message for an expired or not yet valid certificate: usually this machine's clock is wrong.
 fn of_time(refusal: &CertificateError) -> String {
     let is_early = matches!(
         refusal,
@@ -140,7 +140,7 @@ pub fn check_url(server: &str) -> anyhow::Result<()> {
     let uri: Option<http::Uri> = server.parse().ok();
     let is_fit = uri.is_some_and(|uri| uri.scheme_str() == Some("https") && uri.host().is_some());
     if !is_fit {
-        bail!("--server {server}: expected a URL, as https://192.168.0.1:6443");
+        bail!("--server {server}: expected a URL, for example https://192.168.0.1:6443");
     }
     Ok(())
 }
@@ -156,7 +156,7 @@ pub fn options(server: &str, ca_pem: &str, issued: &Issued) -> ClientOptions {
     }
 }
 
-/// Waits for the server as long as it takes; joins once.
+/// Waits for the server without limit; joins once.
 pub async fn join(flags: &flags::Agent, home: &Home, machine: &Machine) -> anyhow::Result<Joined> {
     let server = &flags.server;
     let token = flags.join_token()?;
@@ -172,7 +172,7 @@ pub async fn join(flags: &flags::Agent, home: &Home, machine: &Machine) -> anyho
         let client = Client::over(connect(server, &ca_pem, &issued)?, "decapod-agent");
         match settings(server, home, &client).await {
             Ok(settings) => break (issued, settings),
-            // The cluster no longer knows the certificate: join anew.
+            // The cluster no longer accepts the certificate: join again.
             Err(Trouble::Unauthorized) if is_stored && token.is_some() => {}
             Err(Trouble::Unauthorized) => bail!(
                 "the server {server} does not accept this node's certificate; join again with --token"
@@ -209,7 +209,7 @@ fn said_by(server: &str, error: anyhow::Error) -> anyhow::Error {
     error.context(format!("the server {server}"))
 }
 
-/// Tries until the server answers, and says what is waited for.
+/// Retries until the server answers, and prints why it waits.
 async fn patiently<T>(
     server: &str,
     mut attempt: impl AsyncFnMut() -> Result<T, Trouble>,
@@ -231,8 +231,8 @@ async fn patiently<T>(
     }
 }
 
-/// The cluster's authority, PEM: the one of an earlier start, or the one that the server shows,
-/// which must be the one that the token names.
+/// The cluster's authority, PEM: the one of an earlier start, or the one that the server shows, whose hash
+/// must match the token.
 async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyhow::Result<String> {
     let wanted = token.and_then(|token| token.ca_hash);
     if let Some(known) = home.read(CA) {
@@ -253,7 +253,7 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
     if token.is_none() {
         bail!("this node has not joined yet: it needs --token or --token-file");
     }
-    // Nothing is told to this client's server, and all it says is checked.
+    // This client sends no secret, and the hash of the authority that it reads is checked.
     let anyone =
         ClientOptions { server: server.into(), insecure: true, ..ClientOptions::default() };
     let client = Client::new(HttpClient::new(&anyone)?, "decapod-agent");
@@ -277,8 +277,8 @@ async fn authority(server: &str, home: &Home, token: Option<&JoinToken>) -> anyh
     Ok(pem)
 }
 
-/// The authority that the server shows today, which counts when the known one vouches for the server;
-/// nothing when the server does not answer.
+/// The authority that the server shows now, if the known authority authenticates the server; `None` if
+/// the server does not answer.
 async fn successor(server: &str, known: &str) -> Option<String> {
     let trusting = ClientOptions {
         server: server.into(),
@@ -304,10 +304,10 @@ fn shown_authority(info: &ConfigMap) -> Option<String> {
 
 fn first_certificate(pem: &str) -> anyhow::Result<Certificate> {
     let all = pki::certificates(pem.as_bytes())?;
-    all.into_iter().next().context("there is no certificate in the authority's text")
+    all.into_iter().next().context("the authority contains no certificate")
 }
 
-/// The kubelet's client certificate, for the token.
+/// Gets the kubelet's client certificate with the token.
 async fn bootstrap(
     server: &str,
     ca_pem: &str,
@@ -332,7 +332,7 @@ async fn bootstrap(
         other => other,
     };
     let issued = patiently(server, asked).await?;
-    // From here on the node is a member, of this cluster.
+    // From here on the node is a member of this cluster.
     home.write(CA, ca_pem)?;
     home.forget_components()?;
     home.store(order, &issued)?;
@@ -351,7 +351,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// As flags' values, under flags' names.
+    /// Names and values of flags.
     pub fn of_server(flags: &flags::Server) -> BTreeMap<String, String> {
         fn list<T: ToString>(all: &[T]) -> String {
             all.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
@@ -391,7 +391,7 @@ impl Settings {
     }
 }
 
-/// Whether the server knows the certificate as one of a Node that is gone.
+/// Whether the server says that the certificate belongs to a deleted Node.
 async fn is_retired(client: &Client) -> bool {
     let api: Api<SelfSubjectReview> = client.api(None);
     let answer = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;
@@ -399,7 +399,7 @@ async fn is_retired(client: &Client) -> bool {
     groups.is_some_and(|groups| groups.iter().any(|group| group == api::nodes::RETIRED_NODES))
 }
 
-/// The settings of today, or with a server that does not answer those of the last start.
+/// The current settings; if the server does not answer, those of the last start.
 async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings, Trouble> {
     let path = format!(
         "/api/v1/namespaces/kube-system/configmaps/{}",
@@ -408,7 +408,7 @@ async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings
     let ask = async || -> Result<BTreeMap<String, String>, Trouble> {
         match client.get::<ConfigMap>(&path).await {
             Ok(settings) => Ok(settings.data.unwrap_or_default()),
-            // The certificate is known, and of a Node that was deleted.
+            // The certificate is valid, but its Node was deleted.
             Err(error) if error.code() == 403 && is_retired(client).await => {
                 Err(Trouble::Unauthorized)
             }
@@ -424,7 +424,7 @@ async fn settings(server: &str, home: &Home, client: &Client) -> Result<Settings
             match answer.unwrap_or_else(|_| Err(Trouble::Later("no answer".into()))) {
                 Err(Trouble::Later(why)) => {
                     say(&format!(
-                        "the server {server} does not answer ({why}): going on with what this node knows"
+                        "the server {server} does not answer ({why}): using the settings of the last start"
                     ));
                     return Ok(parse(known)?);
                 }
@@ -444,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_clock_is_not_taken_for_a_wrong_authority() {
+    fn a_wrong_clock_is_not_reported_as_a_wrong_authority() {
         let check = |refusal: CertificateError, expected: Option<&str>| {
             let tls = rustls::Error::InvalidCertificate(refusal);
             let found = refused_certificate(&std::io::Error::other(tls)).expect("a certificate");

@@ -1,4 +1,4 @@
-//! `decapod agent`: the node's half of a cluster whose control plane is elsewhere.
+//! `decapod agent`: the node part of a cluster whose control plane runs elsewhere.
 //!
 //! In: the server's URL, a join token, a data directory. Out: a node.
 //!
@@ -8,9 +8,9 @@
 //!    └► kubelet, proxy, routes, DNS start ──► Node registered ──► kubelet's serving certificate
 //! ```
 //!
-//! Invariants: the token is shown to nobody whose authority does not fit its hash; what was learned
-//! is kept in `<data-dir>/agent`, so that a joined node starts with the server down and without the
-//! token; containers are never touched by a start or a stop.
+//! Invariants: the token is sent only to a server whose authority matches its hash. The results of joining
+//! are in `<data-dir>/agent`, so that a joined node starts without the server and without the token. A
+//! start or stop never affects containers.
 
 mod certificates;
 mod join;
@@ -39,7 +39,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
 
 pub use join::Settings;
 
-/// The machine, as the cluster is to see it.
+/// The machine's properties as the cluster sees them.
 struct Machine {
     name: String,
     addresses: Vec<IpAddr>,
@@ -57,8 +57,8 @@ pub async fn run(flags: flags::Agent, common: flags::Common) -> anyhow::Result<(
     let machine = Machine::of(&flags.node).await?;
     crate::preflight::check_machine(&flags.node).await?;
     let data_dir = prepare_data_dir(&common.data_dir)?;
-    // After the lock: its error names the process that has this directory.
-    // Whether kube-proxy runs here the cluster says.
+    // After the lock, whose error names the process that uses this directory.
+    // Only the cluster's settings say whether kube-proxy runs here.
     crate::preflight::check_ports(false)?;
     let home = Home::open(&data_dir.join("agent"))?;
     let joined = tokio::select! {
@@ -81,7 +81,9 @@ impl Machine {
             given => given.to_vec(),
         };
         if addresses.is_empty() {
-            bail!("this machine has no address that others could reach; give one with --node-ip");
+            bail!(
+                "this machine has no address that other machines can reach; set one with --node-ip"
+            );
         }
         Ok(Self { name: node::name(flags)?, addresses })
     }
@@ -143,7 +145,7 @@ async fn start(
     node::start(described, &flags.node, tasks).await
 }
 
-/// With the stored certificate, or until the cluster has signed one with one that nobody trusts.
+/// Uses the stored certificate. Without one it uses a temporary, untrusted one until the cluster signs.
 fn serving_tls(stored: Option<&Issued>, profile: &Profile) -> anyhow::Result<ServerTls> {
     let temporary = || Authority::generate("not yet signed")?.issue(profile);
     let issued = stored.cloned().map_or_else(temporary, Ok)?;
@@ -164,12 +166,12 @@ fn write_dns_kubeconfig(
     Ok(path)
 }
 
-/// Sees to it that no certificate of this node runs out.
+/// Renews all certificates of this node in time.
 struct Keeper {
     home: Arc<Home>,
-    /// The kubelet's: nodes ask for certificates, not their parts.
+    /// The kubelet's client: nodes request certificates, their components do not.
     client: Client,
-    /// The node's.
+    /// The node's name.
     name: String,
     ca_pem: String,
     tasks: Tasks,
@@ -184,7 +186,7 @@ impl Keeper {
     ) {
         let (home, client, name) = (self.home.clone(), self.client.clone(), self.name.clone());
         self.tasks.spawn("certificate", async move {
-            // One without the Node's UID, from the join or from an earlier version, is replaced at once.
+            // A certificate without the Node's UID (from joining or an earlier version) is replaced at once.
             let mut first = first;
             if first.as_ref().is_some_and(|issued| !certificates::is_bound(issued)) {
                 registered(&client, &name).await;
@@ -201,7 +203,7 @@ impl Keeper {
         });
     }
 
-    /// The DNS process reads its kubeconfig once: a new one means a new process.
+    /// The DNS process reads its kubeconfig only at its start: a new kubeconfig needs a new process.
     fn keep_dns(&self, server: &str, dns: Member, path: PathBuf, renewed: Arc<Notify>) {
         let (server, ca_pem) = (server.to_owned(), self.ca_pem.clone());
         let user = dns.order.user().to_owned();
@@ -213,7 +215,7 @@ impl Keeper {
         });
     }
 
-    /// The approver looks at the Node object, so the first request waits for it.
+    /// The approver reads the Node object, so the first request waits until it exists.
     fn keep_serving(&self, order: Order, first: Option<Issued>, tls: ServerTls) {
         let apply = move |issued: &Issued| -> anyhow::Result<()> {
             let identity = Identity::from_pem(&issued.cert_pem, &issued.key_pem)?;
@@ -231,7 +233,7 @@ impl Keeper {
     }
 }
 
-/// Resolves when the API knows the node.
+/// Waits until the Node exists in the API.
 async fn registered(client: &Client, name: &str) {
     let tasks = Tasks::new("registration");
     let informers = Informers::new(client.clone(), tasks.clone());
@@ -243,7 +245,7 @@ async fn registered(client: &Client, name: &str) {
     tasks.shutdown(Duration::from_secs(1)).await;
 }
 
-/// A client over TLS as somebody.
+/// A TLS client with this identity.
 fn connect(server: &str, ca_pem: &str, issued: &Issued) -> anyhow::Result<HttpClient> {
     Ok(HttpClient::new(&join::options(server, ca_pem, issued))?)
 }

@@ -1,10 +1,10 @@
-//! A fuzz of every endpoint that is driven by the server's own OpenAPI documents.
+//! A fuzz test of every endpoint, driven by the server's own OpenAPI documents.
 //!
-//! In: the binary, how long, a seed. Out: what a server must never do, whatever it is sent: an answer of
-//! 5xx, no answer, a panic in its log, an end. Findings of one sort are told once, with the whole request.
+//! In: the binary, a duration, a seed. Out: findings: a 5xx answer, no answer, a panic in the log, the end
+//! of the server. Each kind of finding is reported once, with the whole request.
 //!
-//! Each worker has a connection and a series of random numbers of its own. What the server takes becomes
-//! material for later requests, so that those get past the first look.
+//! Each worker has its own connection and series of random numbers. Later requests use objects that the
+//! server has accepted, so that they pass the first checks.
 
 mod requests;
 mod values;
@@ -25,9 +25,9 @@ use requests::{Operation, Pool, Request};
 use values::{Rng, Schemas};
 
 const WORKERS: u64 = 2;
-/// A request that takes longer hangs.
+/// A request that takes longer counts as hanging.
 const LIMIT: Duration = Duration::from_secs(20);
-/// What upstream answers with 5xx too, though the client is to blame: code and a part of the message.
+/// Invalid requests that upstream also answers with 5xx: code and a part of the message.
 const UPSTREAMS: &[(u16, &str)] = &[
     (500, "failed to create typed patch object"),
     (500, "resourceVersion: Invalid value"),
@@ -36,10 +36,10 @@ const UPSTREAMS: &[(u16, &str)] = &[
     (500, "unknown patch type: "),
     (504, "Too large resource version"),
 ];
-/// Of a request that is told.
+/// Bytes of a request that a finding shows.
 const SHOWN: usize = 2000;
 
-/// Runs a server of its own and fuzzes it. Says what it found; an error if there was anything.
+/// Starts a server, fuzzes it and prints the findings; an error if there were any.
 pub fn run(binary: &Path, seconds: u64, seed: u64) -> Result<()> {
     let mut server = ControlPlane::start(binary)?;
     let client = server.client()?;
@@ -68,7 +68,7 @@ struct Fuzz {
     operations: Vec<Operation>,
     schemas: Schemas,
     seconds: u64,
-    /// By sort: guards a few entries, taken when there is something to tell.
+    /// By kind of finding. Locked only to report one; holds a few entries.
     findings: Mutex<BTreeMap<String, String>>,
     statuses: Mutex<BTreeMap<u16, u64>>,
     sent: AtomicU64,
@@ -82,7 +82,7 @@ impl Fuzz {
         let mut statuses = BTreeMap::<u16, u64>::new();
         while started.elapsed().as_secs() < self.seconds {
             let operation = &self.operations[rng.below(self.operations.len())];
-            // Watches are waited for: a few of them will do.
+            // A watch keeps its worker waiting: only a few are sent.
             if operation.is_watch() && !rng.percent(2) {
                 continue;
             }
@@ -93,7 +93,7 @@ impl Fuzz {
             let mut answer =
                 connection.send(&request.method, &request.path, &headers, &request.body);
             if answer.is_err() {
-                // The server may end a connection after any answer. What it cannot answer fails again.
+                // The server may close a connection after any answer. A second failure is a finding.
                 connection = Connection::new(self.client.clone(), LIMIT);
                 answer = connection.send(&request.method, &request.path, &headers, &request.body);
             }
@@ -131,7 +131,7 @@ impl Fuzz {
             }
             Err(error) => format!("no answer: {error:#}"),
         };
-        // Names and numbers differ from one finding of a sort to the next.
+        // Findings of one kind differ in names and numbers.
         let sort: String = what.chars().filter(|char| !char.is_ascii_digit()).take(60).collect();
         let sort = format!("{} {sort}", request.method);
         let body = String::from_utf8_lossy(&request.body);
@@ -164,7 +164,7 @@ impl Fuzz {
     }
 }
 
-/// Objects that were created are material, as are the items of lists.
+/// Keeps created objects, and the items of lists, as material for later requests.
 fn keep(rng: &mut Rng, pool: &mut Pool, operation: &Operation, answer: &Response) {
     let is_list = operation.method == "GET" && !operation.path.contains("{name}");
     let is_write =
@@ -189,7 +189,7 @@ fn keep(rng: &mut Rng, pool: &mut Pool, operation: &Operation, answer: &Response
     }
 }
 
-/// Everything that the documents say.
+/// All OpenAPI documents.
 fn documents(client: &ApiClient) -> Result<(Vec<Operation>, Schemas)> {
     let get = |path: &str| -> Result<Value> {
         let answer = client.get(path, LIMIT)?;

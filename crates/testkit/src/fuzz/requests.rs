@@ -1,10 +1,10 @@
 //! Requests for the operations that an OpenAPI document lists.
 //!
-//! In: operations, schemas, objects that the server took earlier. Out: method, path, headers and bytes:
-//! mostly well-formed, some of them broken on purpose.
+//! In: operations, schemas, objects that the server accepted earlier. Out: method, path, headers and
+//! bytes: mostly well-formed, some broken on purpose.
 //!
-//! Requests that would make the server refuse everything from then on (webhooks nobody answers, policies,
-//! levels of priority, groups served by others) are dry runs always.
+//! Some requests would make the server refuse all later ones (unreachable webhooks, policies, priority
+//! levels, aggregated groups). These are always dry runs.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::values::{self, Rng, Schemas};
 
-/// They need a kubelet or another server behind them, and 5xx is what upstream says when there is none.
+/// Paths that need a kubelet or another server. Without one upstream answers 5xx, too.
 const NEED_OTHERS: &[&str] = &["/proxy", "/exec", "/attach", "/portforward", "/log"];
 
 const DRY_ONLY: &[&str] = &[
@@ -22,7 +22,7 @@ const DRY_ONLY: &[&str] = &[
     "/apis/flowcontrol.apiserver.k8s.io/",
 ];
 
-/// Accepted objects of one kind that are kept as material.
+/// How many accepted objects of one kind are kept as material.
 const KEPT: usize = 16;
 
 pub struct Operation {
@@ -31,7 +31,7 @@ pub struct Operation {
     query: Vec<(String, Value)>,
     body: Option<Value>,
     patches: Vec<String>,
-    /// `apiVersion` and `kind`, where the body is an object.
+    /// `apiVersion` and `kind`, if the body is an object.
     kind: Option<(String, String)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// Objects that the server took, by path of their list.
+/// Objects that the server accepted, by the path of their list.
 #[derive(Default)]
 pub struct Pool(BTreeMap<String, Vec<Value>>);
 
@@ -111,7 +111,7 @@ impl Operation {
         self.path.split_once("/{name}").map_or(&self.path, |(list, _)| list)
     }
 
-    /// One of the old paths that watch always.
+    /// One of the old paths that always watch.
     pub fn is_watch(&self) -> bool {
         self.path.contains("/watch/")
     }
@@ -152,7 +152,7 @@ impl Operation {
     fn query(&self, rng: &mut Rng) -> String {
         let mut words = Vec::new();
         for (name, schema) in &self.query {
-            // Watches are waited for: a few of them will do.
+            // A watch keeps its worker waiting: only a few are sent.
             let share = if name == "watch" { 2 } else { 8 };
             let is_timeout = name == "timeoutSeconds";
             if rng.percent(share) && !is_timeout {
@@ -201,11 +201,11 @@ impl Operation {
         (content_type(rng), bytes(rng, &object))
     }
 
-    /// Type and name as they should be, nearly always.
+    /// Nearly always sets the right type and name.
     fn name(&self, rng: &mut Rng, object: &mut Value) {
         let Some((api_version, kind)) = &self.kind else { return };
         let Some(map) = object.as_object_mut() else { return };
-        // Options of a deletion have a kind of their own, and need not say so.
+        // Delete options have their own kind, and may omit it.
         if self.method == "DELETE" {
             map.remove("apiVersion");
             map.remove("kind");
@@ -246,7 +246,7 @@ impl Operation {
         }
         values::mutate(rng, &mut target);
         let mut patch = if rng.percent(50) {
-            // A part of it only.
+            // Only a part of it.
             let Value::Object(mut map) = target else { return target };
             map.retain(|name, _| name != "metadata" && name != "status" && rng.percent(60));
             Value::Object(map)
@@ -283,7 +283,7 @@ fn json_patch(rng: &mut Rng, target: &Value) -> Value {
     patch
 }
 
-/// A directive of strategic merge somewhere.
+/// Inserts a directive of strategic merge somewhere.
 fn directive(rng: &mut Rng, patch: &mut Value) {
     let path = values::pointer(rng, patch);
     let Some(place) = patch.pointer_mut(&path) else { return };
@@ -370,7 +370,7 @@ fn content_type(rng: &mut Rng) -> String {
     if rng.percent(94) { "application/json".to_owned() } else { rng.pick(KINDS).to_owned() }
 }
 
-/// The encoded tree, broken now and then.
+/// The encoded tree, sometimes broken.
 fn bytes(rng: &mut Rng, value: &Value) -> Vec<u8> {
     let mut bytes = value.to_string().into_bytes();
     if !rng.percent(4) {
@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dangerous_writes_are_dry_and_nothing_needs_others() {
+    fn dangerous_writes_are_dry_runs_and_no_request_needs_another_server() {
         let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
         let body = json!({"content": {"*/*": {"schema": {"type": "object"}}}});
         let dry = json!([{"in": "query", "name": "dryRun", "schema": {"type": "string"}}]);

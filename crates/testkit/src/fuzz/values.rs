@@ -1,15 +1,15 @@
-//! Values made from a schema: mostly what it asks for, now and then what nobody should send.
+//! Values made from a schema: mostly valid, sometimes invalid.
 //!
 //! In: the schemas of an OpenAPI document, a seed. Out: JSON trees. The same seed gives the same trees.
-//! Strings come from what such fields usually hold (quantities, selectors, addresses, expressions), from
-//! the words that the field's own description quotes, and from a list of nasty ones.
+//! Strings come from typical values of such fields (quantities, selectors, addresses, expressions), from
+//! quoted words in the field's description, and from a list of malicious ones.
 
 use serde_json::{Map, Value, json};
 
-/// Deeper than any kind needs, and shallow enough to end for those that contain themselves.
+/// Deeper than any kind needs; also ends recursive schemas.
 const DEPTH: usize = 12;
 
-/// Randomness from a seed (SplitMix64): a finding can be made again.
+/// Random numbers from a seed (SplitMix64), so that a finding can be repeated.
 pub struct Rng(u64);
 
 impl Rng {
@@ -29,7 +29,7 @@ impl Rng {
         if limit == 0 { 0 } else { (self.next() % limit as u64) as usize }
     }
 
-    /// True so many times in a hundred.
+    /// True in this percentage of calls.
     pub fn percent(&mut self, share: u64) -> bool {
         self.next() % 100 < share
     }
@@ -203,7 +203,7 @@ pub fn number(rng: &mut Rng) -> Value {
     json!(NUMBERS[rng.below(likely)])
 }
 
-/// Whatever JSON can say.
+/// Any JSON value.
 pub fn anything(rng: &mut Rng, depth: usize) -> Value {
     match rng.below(if depth == 0 { 5 } else { 8 }) {
         0 => Value::Null,
@@ -228,7 +228,7 @@ fn nested(depth: usize) -> Value {
 pub struct Schemas(pub Map<String, Value>);
 
 impl Schemas {
-    /// What a reference points to; the schema itself otherwise.
+    /// The target of a reference; otherwise the schema itself.
     fn resolve<'a>(&'a self, mut schema: &'a Value) -> &'a Value {
         while let Some(next) =
             schema["$ref"].as_str().or_else(|| schema["allOf"][0]["$ref"].as_str())
@@ -278,7 +278,7 @@ impl Schemas {
         let required = schema["required"].as_array();
         let needs = |name: &str| required.is_some_and(|names| names.iter().any(|it| it == name));
         let properties = schema["properties"].as_object().into_iter().flatten();
-        // Small objects get further: each field is one more reason to refuse the whole.
+        // Small objects pass more checks: each field is one more possible error.
         let share = [5, 15, 40][rng.below(3)];
         let mut object = Map::new();
         for (name, property) in properties {
@@ -317,7 +317,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     odd.filter(|word| (1..40).contains(&word.len()) && !word.contains(' '))
 }
 
-/// Changes one place of a tree, or a few.
+/// Changes one or a few places of a tree.
 pub fn mutate(rng: &mut Rng, value: &mut Value) {
     for _ in 0..=rng.below(3) {
         mutate_once(rng, value);
@@ -357,7 +357,7 @@ fn mutate_once(rng: &mut Rng, value: &mut Value) {
     }
 }
 
-/// Paths of places in a tree, as JSON pointers, a random one.
+/// A random JSON pointer into a tree.
 pub fn pointer(rng: &mut Rng, value: &Value) -> String {
     let mut path = String::new();
     let mut here = value;
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_series_and_schemas_that_contain_themselves_end() {
+    fn a_seed_gives_one_series_and_recursive_schemas_end() {
         let (schemas, reference) = (schemas(), json!({"$ref": "#/components/schemas/Loop"}));
         let series = |seed| {
             let mut rng = Rng::new(seed);

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::Layer;
 
-/// What an image is made of.
+/// The parts of an image.
 pub struct Image {
     name: String,
     layers: Vec<Layer>,
@@ -60,7 +60,7 @@ impl Image {
         self
     }
 
-    /// Name or number, with a group after a colon if it has one.
+    /// Name or number, optionally with a group after a colon.
     pub fn user(mut self, user: &str) -> Self {
         self.user = user.to_owned();
         self
@@ -86,7 +86,7 @@ impl Image {
     }
 }
 
-/// Writes one archive with a manifest per platform, under an index when there are several.
+/// Writes one archive with a manifest per platform, under an index if there are several.
 pub fn write_oci_layout(path: &Path, images: &[(&str, &Image)], how: Compression) -> Result<()> {
     let mut archive = Archive::create(path)?;
     archive.add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
@@ -132,7 +132,7 @@ fn oci_manifest(
     archive.blob(kind, manifest.to_string().as_bytes())
 }
 
-/// Writes what `docker save` wrote for many years.
+/// Writes the format of older versions of `docker save`.
 pub fn write_docker_archive(path: &Path, image: &Image) -> Result<()> {
     let mut archive = Archive::create(path)?;
     let plain = image.plain_layers()?;
@@ -188,7 +188,7 @@ impl Archive {
         Ok(Self(tar::Builder::new(file), Default::default()))
     }
 
-    /// Adds a file; the same name twice is the same content (names are digests) and kept once.
+    /// Adds a file. A name that exists already has the same content (names are digests) and is skipped.
     fn add(&mut self, name: &str, content: &[u8]) -> Result<()> {
         if !self.1.insert(name.to_owned()) {
             return Ok(());

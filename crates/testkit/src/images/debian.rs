@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 pub fn unpack(packages: &[&str]) -> Result<tempfile::TempDir> {
     let directory = tempfile::tempdir()?;
     let mut fetch = Command::new("apt-get");
-    // apt would like to fetch as a user that cannot write here.
+    // By default apt downloads as a user that cannot write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
     run(fetch.current_dir(directory.path()))?;
     for entry in std::fs::read_dir(directory.path())? {
@@ -22,13 +22,13 @@ pub fn unpack(packages: &[&str]) -> Result<tempfile::TempDir> {
     Ok(directory)
 }
 
-/// Packages and all that they depend on, as far as the archive has them.
+/// Packages and all their dependencies that the archive has.
 pub fn with_dependencies(packages: &[&str]) -> Result<Vec<String>> {
     let mut closure = Command::new("apt-cache");
     closure.args(["depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts"]);
     closure.args(["--no-breaks", "--no-replaces", "--no-enhances"]).args(packages);
     let text = run(&mut closure)?;
-    // Indented lines are edges, those in brackets names that several packages provide.
+    // Indented lines are edges, names in brackets are provided by several packages.
     let named = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric()));
     let policy = run(Command::new("apt-cache").arg("policy").args(named))?;
     let mut found = Vec::new();
@@ -43,14 +43,14 @@ pub fn with_dependencies(packages: &[&str]) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// A library as the loader wants it, and where its bytes are.
+/// A library's name for the loader, and the path of its file.
 pub struct Library {
     /// Absolute inside the image, without the first slash.
     pub name: String,
     pub file: PathBuf,
 }
 
-/// What a program needs to run, found by its own loader in the unpacked tree, the loader included.
+/// The libraries that a program needs, found by its own loader in the unpacked tree, and the loader.
 pub fn libraries(root: &Path, program: &str) -> Result<Vec<Library>> {
     let triplet = "x86_64-linux-gnu";
     let folders = [root.join("lib").join(triplet), root.join("usr/lib").join(triplet)];

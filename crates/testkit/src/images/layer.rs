@@ -1,4 +1,4 @@
-//! One layer of an image: a tar archive made entry by entry, the same bytes every time.
+//! One layer of an image: a reproducible tar archive, made entry by entry.
 
 use anyhow::Result;
 use tar::{EntryType, Header};
@@ -35,7 +35,7 @@ impl Layer {
     /// The finished archive.
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = self.0.get_ref().clone();
-        // The end of an archive is two empty blocks.
+        // An archive ends with two empty blocks.
         bytes.resize(bytes.len() + 1024, 0);
         Ok(bytes)
     }

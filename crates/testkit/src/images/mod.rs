@@ -1,8 +1,8 @@
 //! Container images made on the spot, without a registry.
 //!
-//! In: a few Debian packages, fetched by apt. Out: image archives in the cache directory, in the
-//! shapes that users bring: OCI layouts and docker archives, plain, gzip and zstd layers, one
-//! platform or several, whiteouts. Made once; a new [`RECIPES`] version makes them anew.
+//! In: a few Debian packages, downloaded by apt. Out: image archives in the cache directory, in the
+//! formats that users have: OCI layouts and docker archives, plain, gzip and zstd layers, one platform
+//! or several, whiteouts. They are made once, and again when [`RECIPES`] increases.
 
 mod archive;
 mod debian;
@@ -18,18 +18,18 @@ pub use archive::{Compression, Image, write_docker_archive, write_oci_layout};
 pub use debian::unpack as unpack_packages;
 pub use layer::Layer;
 
-/// Goes up when a recipe changes, so that nobody runs with yesterday's archives.
+/// Increase it when a recipe changes, so that cached archives are made again.
 const RECIPES: u32 = 1;
 
-/// A static busybox, its applets linked, and a shell as the command. OCI layout, gzip.
+/// A static busybox with links for its applets, and a shell as the command. OCI layout, gzip.
 pub const BUSYBOX: &str = "docker.io/library/busybox:1.35";
-/// nginx that answers its host name and the word `one`. Docker archive, plain layers.
+/// nginx that answers with its host name and the word `one`. Docker archive, plain layers.
 pub const NGINX_ONE: &str = "docker.io/library/nginx:1.22";
-/// The same that answers `two`: a third layer with whiteouts. OCI layout with an index of two
-/// platforms, zstd.
+/// The same with the word `two`: a third layer with whiteouts. OCI layout with an index of two platforms,
+/// zstd.
 pub const NGINX_TWO: &str = "docker.io/library/nginx:1.23";
 
-/// One that does nothing, for runtimes that hold a pod's namespaces with a process. OCI layout, gzip.
+/// An image that does nothing, for runtimes that hold a pod's namespaces with a process. OCI layout, gzip.
 pub const PAUSE: &str = "decapod.test/pause:1";
 
 /// The archive of [`PAUSE`].
@@ -53,7 +53,7 @@ pub fn all() -> Result<Vec<PathBuf>> {
     ])
 }
 
-/// Makes a file unless it is there. Two runs at once both make it; the last rename wins.
+/// Makes a file if it is missing. If two runs make it at once, the last rename wins.
 fn cached(directory: &Path, name: &str, make: fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let path = directory.join(name);
     if path.is_file() {
@@ -82,7 +82,7 @@ fn busybox_layer() -> Result<Layer> {
     Ok(layer)
 }
 
-/// What every root file system has.
+/// The files of every root file system.
 fn base_layer() -> Result<Layer> {
     let mut layer = Layer::new();
     for directory in
@@ -122,7 +122,7 @@ fn nginx_two(path: &Path) -> Result<()> {
         .layer(nginx_layer("one")?)
         .layer(changes)
         .command(NGINX_COMMAND);
-    // The other platform's image must never be chosen: it has nothing to run.
+    // The other platform's image must never be chosen: it contains no program.
     let other = Image::new(NGINX_TWO).layer(base_layer()?).command(&["/none"]);
     write_oci_layout(path, &[("arm64", &other), ("amd64", &image)], Compression::Zstd)
 }
@@ -147,8 +147,8 @@ fn nginx_layer(version: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// `/` names pod and version; `/ready` follows a file, so that a test can turn it off; `/files/`
-/// shows what is mounted.
+/// `/` returns pod and version; `/ready` depends on a file, so that a test can turn it off; `/files/`
+/// returns mounted files.
 fn nginx_conf(version: &str) -> String {
     format!(
         "user root;\nworker_processes 1;\npid /tmp/nginx.pid;\nerror_log stderr notice;\n\

@@ -1,11 +1,11 @@
 //! The images of upstream's end-to-end suite, made here because there is no registry to pull them from.
 //!
 //! In: the names that `e2e.test --list-images` prints, the suite's Go programs, its module's source.
-//! Out: a registry's data directory that holds every image the conformance specs name, under exactly
-//! these names and tags. Made once; what a run finds there is not made again.
+//! Out: a registry's data directory with every image of the conformance specs, under exactly these names
+//! and tags. Images that exist already are not made again.
 //!
-//! Deviation: upstream's images stand on Alpine and Debian; these stand on a static busybox and
-//! Debian's programs, with the same files, users, entry points and commands that the specs rely on.
+//! Deviation: upstream's images are based on Alpine and Debian; these are based on a static busybox and
+//! Debian's programs, with the files, users, entry points and commands that the specs rely on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ use super::{Compression, Image, Layer, busybox_layer, debian, nginx_layer, write
 use crate::host::Host;
 use crate::registry::Registry;
 
-/// Goes up when a recipe changes.
+/// Increase it when a recipe changes.
 const RECIPES: u32 = 6;
 
-/// The registry that all of them name.
+/// The registry in all their names.
 const REGISTRY: &str = "registry.k8s.io/";
 
-/// What the recipes take from elsewhere.
+/// Inputs of the recipes.
 pub struct Sources {
-    /// Where the suite's programs lie: `agnhost`, `nnp`, `sample-apiserver`,
+    /// Directory of the suite's programs: `agnhost`, `nnp`, `sample-apiserver`,
     /// `regression-issue-74839`.
     pub programs: PathBuf,
     /// The source of the module `k8s.io/kubernetes`.
@@ -33,7 +33,7 @@ pub struct Sources {
 }
 
 struct Recipe {
-    /// Without registry and tag; every tag that the suite names is made.
+    /// Without registry and tag; every tag in the suite's list is made.
     repository: &'static str,
     make: fn(&Sources, &str) -> Result<Image>,
 }
@@ -54,7 +54,7 @@ const IMAGES: &[Recipe] = &[
     Recipe { repository: "build-image/distroless-iptables", make: connection_tools },
 ];
 
-/// The data directory of a registry with all images; makes what is missing.
+/// The data directory of a registry with all images; makes missing ones.
 pub fn registry(sources: &Sources, names: &[String]) -> Result<PathBuf> {
     let directory = crate::places::cache()?.join(format!("suite-images-{RECIPES}"));
     fs::create_dir_all(&directory).with_context(|| format!("{}", directory.display()))?;
@@ -83,7 +83,7 @@ pub fn registry(sources: &Sources, names: &[String]) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Recipe, repository and tag of each image; an error names repositories that the suite does not know.
+/// Recipe, repository and tag of each image; an error names repositories that the suite does not list.
 fn wanted(names: &[String]) -> Result<Vec<(&'static Recipe, &'static str, &str)>> {
     let mut wanted = Vec::new();
     let mut unknown = Vec::new();
@@ -135,14 +135,14 @@ fn agnhost(sources: &Sources, name: &str) -> Result<Image> {
         b"root:x:0:\nnogroup:x:65534:\nuser-defined-in-image:x:1000:\n\
           group-defined-in-image:x:50000:user-defined-in-image\n",
     )?;
-    // As the image's base says of itself; the suite reads it.
+    // Same as in the base of upstream's image; the suite reads it.
     own.file("etc/os-release", 0o644, b"NAME=\"Alpine Linux\"\nID=alpine\n")?;
     Ok(network_tools(name)?.layer(own).entrypoint(&["/agnhost"]).command(&["pause"]))
 }
 
-/// A busybox with bash beside it, under the name that `place` gives. Upstream's newer busybox hands on
-/// variables that are no identifiers, Debian's drops them; and Debian's takes its own `nc` whatever the
-/// path says.
+/// A busybox and bash, which is called `place`. Upstream's newer busybox passes on environment variables
+/// that are not identifiers, Debian's drops them. Debian's always uses its own `nc`, whatever `PATH`
+/// contains.
 fn shell(name: &str, place: &str) -> Result<Image> {
     let packages = debian::unpack(&["bash-static"])?;
     let mut layer = Layer::new();
@@ -151,8 +151,8 @@ fn shell(name: &str, place: &str) -> Result<Image> {
     Ok(Image::new(name).layer(busybox_layer()?).layer(layer))
 }
 
-/// A shell, and the programs that specs call in it: curl, dig, nc, getent, printenv, wget. The wget of Debian's
-/// static busybox crashes when it is told a time limit; the other one tries twenty times, unless told not to.
+/// A shell, and the programs that specs call in it: curl, dig, nc, getent, printenv, wget. The wget of
+/// Debian's static busybox crashes with a time limit. The other wget tries twenty times by default.
 fn network_tools(name: &str) -> Result<Image> {
     let tools = [
         ("usr/bin/curl", "usr/bin/curl"),
@@ -168,7 +168,7 @@ fn network_tools(name: &str) -> Result<Image> {
     Ok(shell(name, "bin/sh")?.layer(layer))
 }
 
-/// Programs of packages and every library that one of them needs.
+/// Programs of packages, and the libraries that they need.
 fn programs_layer(packages: &[&str], programs: &[(&str, &str)]) -> Result<Layer> {
     let names = debian::with_dependencies(packages)?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -187,7 +187,7 @@ fn programs_layer(packages: &[&str], programs: &[(&str, &str)]) -> Result<Layer>
 }
 
 fn busybox(_: &Sources, name: &str) -> Result<Image> {
-    // `sh` is found here first; specs that say `/bin/sh` compare busybox's own complaints.
+    // `sh` is found here first. Specs that call `/bin/sh` compare busybox's own error messages.
     Ok(shell(name, "usr/bin/sh")?.command(&["sh"]))
 }
 
@@ -196,7 +196,7 @@ fn nginx(_: &Sources, name: &str) -> Result<Image> {
     Ok(image.command(super::NGINX_COMMAND))
 }
 
-/// The one program that upstream writes in C: compiled here, without a C library to load.
+/// The only program that upstream writes in C, linked statically.
 fn pause(sources: &Sources, name: &str) -> Result<Image> {
     let directory = tempfile::tempdir()?;
     let program = directory.path().join("pause");
@@ -229,7 +229,7 @@ fn kitten(sources: &Sources, name: &str) -> Result<Image> {
     pet(sources, name, "kitten")
 }
 
-/// A web server with a picture and a file that says which.
+/// A web server with a picture and a file that names it.
 fn pet(sources: &Sources, name: &str, kind: &str) -> Result<Image> {
     let mut layer = Layer::new();
     for file in [format!("{kind}.jpg"), "data.json".to_owned()] {
@@ -255,7 +255,7 @@ fn etcd(_: &Sources, name: &str) -> Result<Image> {
     Ok(Image::new(name).layer(busybox_layer()?).layer(layer))
 }
 
-/// A server that sends packets which belong to no connection.
+/// A server that sends packets that belong to no connection.
 fn stray_packets(sources: &Sources, name: &str) -> Result<Image> {
     let mut layer = Layer::new();
     layer.file("regression-issue-74839", 0o755, &program(sources, "regression-issue-74839")?)?;
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tag_is_made_and_a_changed_list_is_noticed() {
+    fn every_tag_is_made_and_a_changed_list_is_an_error() {
         let mut names: Vec<String> =
             IMAGES.iter().map(|recipe| format!("{REGISTRY}{}:1", recipe.repository)).collect();
         names.push(format!("{REGISTRY}e2e-test-images/agnhost:2"));

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use crate::http::ApiClient;
 use crate::wait;
 
-/// Large enough that a list is not stopped by flow control.
+/// Large enough that flow control does not stop a list.
 const WINDOW: u32 = 16 << 20;
 
 pub struct Fleet {
@@ -73,7 +73,7 @@ impl Fleet {
                 .initial_connection_window_size(WINDOW)
                 .handshake(stream)
                 .await?;
-            // Its end shows in the requests on it.
+            // The requests on it notice its end.
             tasks.spawn("connection", async { drop(connection.await) });
             connections.push(sender);
         }
@@ -114,7 +114,7 @@ impl Fleet {
     }
 }
 
-/// When each of the next lines came.
+/// The arrival times of the next lines.
 pub async fn arrivals(mut body: Incoming, count: usize) -> Result<Vec<Instant>> {
     let mut times = Vec::with_capacity(count);
     while times.len() < count {

@@ -1,9 +1,11 @@
-//! Many nodes without a kubelet: what a Node and a pod on it cost the control plane.
+//! Many nodes without a kubelet: the cost of a Node and of a pod on it for the control plane.
 //!
-//! In: a binary, a number of nodes, pods for each. Out: [`Figures`]. Nodes register Ready and say nothing
-//! more, as long as the part takes less than the grace period that a silent node has.
+//! In: a binary, a number of nodes, pods for each. Out: [`Figures`]. Nodes register as Ready and send no
+//! heartbeats, so the run must be shorter than the grace period of silent nodes.
 //!
-//! With kubelets that renew and run pods: [`super::hollow`].
+//! The cost of a node must not depend on the number of nodes: `crates/binary/tests/it/scale.rs` compares
+//! two sizes by CPU, which repeats on a busy machine; seconds do not. [`super::hollow`] has kubelets that
+//! renew Leases and run pods.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,37 +18,37 @@ use super::fleet::{Fleet, Question};
 use crate::control_plane::ControlPlane;
 use crate::wait;
 
-/// Clients that write side by side.
+/// Clients that write concurrently.
 const WRITERS: usize = 32;
-/// Between two looks at how far the server is.
+/// Interval between two checks of the server's progress.
 const LOOK: Duration = Duration::from_millis(100);
-/// A server at rest uses less of a core than this in [`REST`].
+/// A server is at rest if it uses less of a core than this in [`REST`].
 const AT_REST: f64 = 0.05;
 const REST: Duration = Duration::from_secs(2);
-/// Longer than any size takes that is measured.
+/// Longer than any measured size takes.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What a run cost.
+/// The cost of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     pub nodes: usize,
     pub pods: usize,
-    /// Until every node had its pod addresses.
+    /// Time until every node had its pod addresses.
     pub registered: Duration,
-    /// Seconds of CPU of the server, until it was at rest.
+    /// Seconds of the server's CPU, until it was at rest.
     pub node_cpu: f64,
-    /// Until every pod had a node.
+    /// Time until every pod had a node.
     pub bound: Duration,
     pub pod_cpu: f64,
     /// The share of a core that the server uses at rest.
     pub idle: f64,
-    /// Until the server ended after SIGTERM.
+    /// Time from SIGTERM to the end of the server.
     pub stopped: Duration,
 }
 
-/// Registers nodes, has pods scheduled onto them, stops the server.
+/// Registers nodes, lets the server schedule pods onto them, stops the server.
 pub(super) async fn measure(binary: &Path, nodes: usize, pods: usize) -> Result<Figures> {
-    // The default range has room for 256 nodes.
+    // The default cluster CIDR has room for 256 nodes.
     let mut server = ControlPlane::start_with(binary, &["--cluster-cidr", "10.128.0.0/9"])?;
     let fleet = Fleet::connect(&server.client()?, 4).await?;
     let (started, cpu) = (wait::now(), server.cpu()?);
@@ -79,7 +81,7 @@ async fn create(fleet: &Fleet, count: usize, path: &str, make: fn(usize) -> Valu
     Ok(())
 }
 
-/// Waits until a list has `count` objects of which all are `done`.
+/// Waits until a list has `count` objects that are all `done`.
 async fn until(fleet: &Fleet, path: &str, count: usize, done: fn(&Value) -> bool) -> Result<()> {
     let mut pace = tokio::time::interval(LOOK);
     let started = wait::now();
@@ -113,7 +115,7 @@ async fn none_left(fleet: &Fleet, path: &str) -> Result<()> {
     }
 }
 
-/// Waits until the server does nothing. The share of a core that it uses then.
+/// Waits until the server is at rest. Returns the share of a core that it uses then.
 async fn rest(server: &ControlPlane) -> Result<f64> {
     let started = wait::now();
     loop {
@@ -127,7 +129,7 @@ async fn rest(server: &ControlPlane) -> Result<f64> {
     }
 }
 
-/// As a kubelet registers it, without a kubelet behind it.
+/// A Node as a kubelet registers it.
 fn node(index: usize) -> Value {
     let now = base::clock::now_seconds().to_string();
     let name = format!("node-{index:05}");

@@ -1,4 +1,4 @@
-//! Hosts of one's own, from outside: what is inside, what is not, and that nothing is left.
+//! Test hosts, seen from outside: what they contain, what they hide, and that nothing is left.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use decapod_testkit::wait::LONG;
 use decapod_testkit::{http, images, places, wait};
 
 #[test]
-fn a_host_has_its_own_everything() {
+fn a_host_has_its_own_namespaces_and_files() {
     if !places::is_root_or_says_skipped() {
         return;
     }
@@ -25,7 +25,7 @@ fn a_host_has_its_own_everything() {
         "0\n"
     );
     assert_eq!(run("cat /proc/1/comm | wc -l"), "1\n");
-    // A grandchild that nobody waits for is the host's: it ends with it.
+    // Process 1 of the host reaps a grandchild without a parent; it ends with the host.
     run("sleep 4711 >/dev/null 2>&1 & mkdir /sys/fs/cgroup/*/made; mkdir -p /run/netns");
     let directory = host.directory().to_owned();
     let cgroups = host.cgroups();
@@ -101,7 +101,7 @@ fn a_hammer_counts_and_keeps_failures() {
     drop(listener);
     let refused = http::get_from(&network(), "127.0.0.1:80", "/", LONG);
     assert!(refused.is_err(), "the listener is gone: {refused:?}");
-    // The second of these was asked for when nobody listened any more.
+    // The second request was sent when no listener existed any more.
     let enough = || {
         let failed = hammer.failed();
         anyhow::ensure!(failed > 2, "{failed} failed");

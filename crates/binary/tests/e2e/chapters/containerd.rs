@@ -80,7 +80,7 @@ fn tell(story: &mut Story, containerd: &mut Containerd) -> Result<()> {
     story.server.start()?;
     wait::until(LONG, "the node waits for its runtime", || {
         let log = story.server.log();
-        ensure!(log.contains("waits for its container runtime"), "{log}");
+        ensure!(log.contains("the container runtime does not answer, waiting"), "{log}");
         Ok(())
     })?;
     containerd.launch(story.server.host())?;

@@ -36,7 +36,11 @@ pub fn wrong_tokens(story: &mut Story) -> Result<()> {
             "is not of the cluster that the token is for",
         ),
         ("K10nonsense::wrong".into(), url, "the hash must be 64 hex digits"),
-        (token.trim().to_owned(), "192.168.77.1:6443".into(), "expected a URL, as https://"),
+        (
+            token.trim().to_owned(),
+            "192.168.77.1:6443".into(),
+            "expected a URL, for example https://",
+        ),
     ];
     for (token, url, wanted) in cases {
         let mut command = agent.host().command(&story.binary);
@@ -219,7 +223,7 @@ pub fn without_a_server(story: &mut Story) -> Result<()> {
     second.launch()?;
     wait::until(LONG, "the node starts with what it knows", || {
         let log = second.log();
-        ensure!(log.contains("going on with what this node knows"), "{log}");
+        ensure!(log.contains("using the settings of the last start"), "{log}");
         Ok(())
     })?;
     ensure!(processes::named(&uid, "nginx")? == new, "the restart of the agent touched a pod");

@@ -55,7 +55,7 @@ pub fn second_node(story: &mut Story) -> Result<()> {
     refused(&["server", "--https-listen-port", "7443"], taken)?;
     refused(&["agent", "--server", "https://127.0.0.1:6443", "--token", "x"], taken)?;
     refused(&["server", "--node-name", "Foo_Bar"], "choose another with --node-name")?;
-    refused(&["server", "--node-ip", "192.0.2.77"], "is no address of this machine")?;
+    refused(&["server", "--node-ip", "192.0.2.77"], "is not an address of this machine")?;
     std::fs::remove_dir_all(other)?;
     Ok(())
 }
