@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use base::task::Tasks;
-use client::{Client, EventRecorder, EventType, Informer};
+use client::{Client, EventRecorder, EventType, Informer, View, Whole};
 use cri::Runtime;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
 use tokio::sync::watch;
@@ -43,6 +43,8 @@ pub struct Context {
     pub resolver: Resolver,
     pub machine: Machine,
     pub services: Informer<Service>,
+    /// For the environment of containers, which has all Services of their namespace.
+    pub known_services: View<Whole<Service>>,
     pub pods: Informer<Pod>,
     /// The node as last read from the API, or as it would be registered. Guards a pointer swap.
     pub node: Mutex<Arc<Node>>,

@@ -177,6 +177,7 @@ async fn start(
         figures,
         pod_resources: Default::default(),
         is_shutting_down: watch::channel(false).0,
+        known_services: services.view(),
         services,
         pods,
         network,

@@ -12,7 +12,6 @@ use client::{ErrorExt, EventType};
 use cri::{PodSandboxConfig, UserNamespace};
 use futures::future::{join, join_all};
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, PodSpec, Secret, Volume};
-use machinery::selector::Selector;
 
 use crate::claims::{Claimed, not_set_up};
 use crate::container::{Prepared, container_config};
@@ -740,10 +739,9 @@ impl Worker {
         }
         let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let home = names::namespace(pod);
-        let lister = self.context.services.lister();
-        let mut services =
-            if links { lister.list(Some(home), &Selector::default()) } else { vec![] };
-        services.extend(lister.get("default", "kubernetes"));
+        let known = &self.context.known_services;
+        let mut services = if links { known.objects(Some(home)) } else { vec![] };
+        services.extend(self.context.services.lister().get("default", "kubernetes"));
         let variables = env::service_variables(services.iter().map(AsRef::as_ref), home, links);
         let allocatable = self.context.allocatable();
         let around = Surroundings {

@@ -4,6 +4,9 @@
 //! pure function ([`model::ruleset`]) computes it, and one transaction applies the difference to
 //! the last applied one. This crate knows only the API and the kernel.
 //!
+//! Cost: a change decodes one object. A round reads all Services and slices, which are kept decoded, and
+//! changes the elements of the kernel's rules that differ. Changes that arrive together share a round.
+//!
 //! Invariants: nothing is removed at exit, so traffic continues while the process is down. The first
 //! transaction of a process replaces all existing rules atomically; so does the first one after another
 //! program changed the tables. Rules are changed only after all three informers have synced.
@@ -25,11 +28,10 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::{Stop, Tasks};
-use client::{Client, Informer, Informers};
+use client::{Client, Informer, Informers, View, Whole};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use machinery::selector::Selector;
 use net::Links;
 use tokio::sync::Notify;
 
@@ -128,12 +130,7 @@ async fn run_with(client: Client, config: Config, tasks: &Tasks, stop: &Stop) ->
         None => Links::open()?,
     };
     let informers = Informers::new(client, tasks.clone());
-    let own = format!("metadata.name={}", config.node_name);
-    let sources = Sources {
-        services: informers.scoped(None, "", SELECTOR),
-        slices: informers.scoped(None, "", SELECTOR),
-        nodes: informers.scoped(None, &own, ""),
-    };
+    let sources = Sources::new(&informers, &config.node_name);
     let changed = Arc::new(Notify::new());
     sources.subscribe(&changed, &status);
     let waiting = async {
@@ -165,9 +162,25 @@ struct Sources {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     nodes: Informer<Node>,
+    /// Each round goes through all of both: they are decoded once for each change.
+    all_services: View<Whole<Service>>,
+    all_slices: View<Whole<EndpointSlice>>,
 }
 
 impl Sources {
+    fn new(informers: &Informers, node: &str) -> Self {
+        let services: Informer<Service> = informers.scoped(None, "", SELECTOR);
+        let slices: Informer<EndpointSlice> = informers.scoped(None, "", SELECTOR);
+        let own = format!("metadata.name={node}");
+        Self {
+            all_services: services.view(),
+            all_slices: slices.view(),
+            services,
+            slices,
+            nodes: informers.scoped(None, &own, ""),
+        }
+    }
+
     /// Events only wake the engine, which reads the caches.
     fn subscribe(&self, changed: &Arc<Notify>, status: &Arc<Status>) {
         let wake = || {
@@ -247,8 +260,8 @@ impl Engine {
     }
 
     async fn look(&self) -> Result<Seen, Error> {
-        let services = self.sources.services.lister().list(None, &Selector::everything());
-        let slices = self.sources.slices.lister().list(None, &Selector::everything());
+        let services = self.sources.all_services.objects(None);
+        let slices = self.sources.all_slices.objects(None);
         Ok(Seen { services, slices, facts: self.facts().await? })
     }
 

@@ -25,10 +25,10 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::task::{Stop, Tasks};
-use client::{Client, Informers};
+use client::{Client, Informers, Projection, View};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Node;
-use machinery::selector::Selector;
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
+use machinery::ObjectMeta;
 use net::Links;
 use net::monitor::{Change, Monitor};
 use net::vxlan::{DEVICE, Peer, Vxlan};
@@ -58,6 +58,7 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     };
     let mut watch = Watch::new(Monitor::of_links(config.netns.as_deref())?);
     let nodes = Informers::new(client, tasks.clone()).of::<Node>();
+    let places: View<Place> = nodes.view();
     let changed = Arc::new(Notify::new());
     let tell = changed.clone();
     nodes.subscribe(move |event| {
@@ -72,7 +73,8 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
         let mut roads = Roads::new(links);
         let mut retry = Backoff::new(RETRY, RETRY_CEILING);
         loop {
-            let all = nodes.lister().list(None, &Selector::everything());
+            let all =
+                places.all().into_iter().map(|(_, place)| place.0.clone()).collect::<Vec<_>>();
             match roads.build(plan(&config, &all)).await {
                 Ok(all_done) => {
                     let rest = async {
@@ -104,6 +106,31 @@ pub async fn follow_nodes(client: Client, config: RoutesConfig, stop: Stop) -> R
     let outcome = stop.or(work).await.unwrap_or(Ok(()));
     tasks.shutdown(Duration::from_secs(3)).await;
     outcome
+}
+
+/// The fields of a Node that the routes depend on.
+struct Place(Arc<Node>);
+
+impl Projection<Node> for Place {
+    fn of(node: &Node) -> Self {
+        let metadata = ObjectMeta {
+            name: node.metadata.name.clone(),
+            labels: node.metadata.labels.clone(),
+            creation_timestamp: node.metadata.creation_timestamp.clone(),
+            deletion_timestamp: node.metadata.deletion_timestamp.clone(),
+            ..ObjectMeta::default()
+        };
+        let spec = node.spec.as_ref().map(|spec| NodeSpec {
+            pod_cidr: spec.pod_cidr.clone(),
+            pod_cidrs: spec.pod_cidrs.clone(),
+            ..NodeSpec::default()
+        });
+        let status = node.status.as_ref().map(|status| NodeStatus {
+            addresses: status.addresses.clone(),
+            ..NodeStatus::default()
+        });
+        Self(Arc::new(Node { metadata, spec, status }))
+    }
 }
 
 /// The settings of this node's end of the overlay, and its peers.

@@ -14,6 +14,7 @@ pub mod channels;
 mod client;
 mod gather;
 mod host_port;
+pub mod local;
 pub mod remote;
 mod serve;
 pub mod spdy;

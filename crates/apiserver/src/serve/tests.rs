@@ -18,6 +18,7 @@ use crate::admission::Chain;
 use crate::testing;
 
 mod cbor;
+mod local;
 mod websocket;
 
 /// Everybody is who the `User` header says; without one, nobody.
