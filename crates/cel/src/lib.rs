@@ -33,8 +33,8 @@ pub use value::{Host, Value};
 
 /// The maximum length of an expression, in bytes.
 const LONGEST: usize = 64 << 10;
-/// The parser calls itself for each bracket, and takes up to 160 KB of stack for it in a debug build:
-/// more would end the process. Upstream: 250, on stacks that grow.
+/// The parser recurses for each bracket, and takes up to 160 KB of stack for it in a debug build: more
+/// would crash the process. Upstream: 250, with stacks that grow.
 const DEEPEST: usize = 64;
 /// The parser's stack in bytes; only touched pages use memory.
 const PARSER_STACK: usize = 16 << 20;

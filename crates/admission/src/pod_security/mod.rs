@@ -286,7 +286,7 @@ fn template_of(object: &dyn Object) -> Option<&PodTemplateSpec> {
     object.downcast::<PodTemplate>()?.template.as_ref()
 }
 
-/// Only changes of images and of the containers' number matter.
+/// Only changed images and added containers matter.
 fn is_significant(pod: &Pod, old: &Pod) -> bool {
     let (Some(new), Some(old)) = (&pod.spec, &old.spec) else { return true };
     let images = |all: &[Container]| all.iter().map(|one| one.image.clone()).collect::<Vec<_>>();
