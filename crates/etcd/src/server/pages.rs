@@ -1,4 +1,4 @@
-//! What etcd says over plain HTTP: health, version, metrics.
+//! etcd's HTTP pages: health, version, metrics.
 
 use std::fmt::Write;
 
@@ -49,7 +49,7 @@ fn page(code: StatusCode, kind: &'static str, text: String) -> Response<Body> {
     response
 }
 
-/// Upstream: an alarm is no health either.
+/// Upstream: with an alarm, the member is not healthy.
 async fn check(shared: &Shared) -> Result<(), String> {
     if shared.no_space.load(std::sync::atomic::Ordering::Relaxed) {
         return Err("ALARM NOSPACE".into());

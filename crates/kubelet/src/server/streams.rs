@@ -245,13 +245,13 @@ mod tests {
         let ((), read, joined) = tokio::join!(talk, client.read_to_string(&mut heard), joined);
         read.expect("reads");
         assert_eq!(heard, "that is all");
-        joined.expect("it ends by itself").expect("it ends well");
+        joined.expect("the connection ends by itself").expect("no error");
         // A disconnected client is not waited for, either.
         let (near, client) = tokio::io::duplex(4);
         let (far, _pod) = tokio::io::duplex(4);
         drop(client);
         let joined = tokio::time::timeout(LINGER * 10, join(near, far, std::future::ready(())));
-        joined.await.expect("it ends by itself").expect("it ends well");
+        joined.await.expect("the connection ends by itself").expect("no error");
     }
 
     /// Whether an attach ends with the client's input; its container only reads.
