@@ -352,6 +352,7 @@ fn selectors_are_absent_empty_or_wrong() {
     let absent = json!({});
     let empty = json!({"matchLabels": {}});
     let broken = json!({"matchExpressions": [{"key": "a", "operator": "X"}]});
+    let bad_label = json!({"matchLabels": {"app": "a a"}, "matchExpressions": []});
     for (kind, name, detail) in [
         ("Deployment", "deployment", Some("invalid label selector")),
         ("ReplicaSet", "deployment", Some("invalid label selector")),
@@ -372,6 +373,10 @@ fn selectors_are_absent_empty_or_wrong() {
         assert_eq!(all.len(), 1 + usize::from(detail.is_some()), "{kind}: {all:?}");
         let last = all.last().map(String::as_str).unwrap_or_default();
         assert!(detail.is_none_or(|detail| last.ends_with(detail)), "{kind}: {last}");
+        let all = said(kind, &workload(kind, bad_label.clone()));
+        assert_eq!(all.len(), 1 + usize::from(detail.is_some()), "{kind}: {all:?}");
+        let shown = "spec.selector: Invalid value: {\"matchLabels\":{\"app\":\"a a\"},\"matchExpressions\":[]}";
+        assert!(detail.is_none_or(|_| all[1].starts_with(shown)), "{kind}: {all:?}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use machinery::names;
 use serde_json::Value;
 
-use super::at::At;
+use super::at::{At, judge};
 use super::{internal, pod, storage};
 
 /// A whole number, or a percentage.
@@ -59,7 +59,11 @@ fn not_empty(at: &At<'_>, kind: &str) {
     }
 }
 
+/// `None`: there is something wrong with it.
 pub(super) fn parsed(at: &At<'_>) -> Option<machinery::selector::Selector> {
+    if !judge(at.value, |at| at.selector()).is_empty() {
+        return None;
+    }
     let selector: machinery::LabelSelector = serde_json::from_value(at.value.clone()).ok()?;
     machinery::selector::Selector::from_api(Some(&selector)).ok()
 }
