@@ -1,7 +1,7 @@
-//! A snapshot, ours or a real etcd's, back into keys and leases.
+//! Reads a snapshot, ours or a real etcd's, into keys and leases.
 //!
-//! Nothing in the file is believed: every offset is checked, and no page is read twice, so that a
-//! damaged file ends in an error.
+//! The file is not trusted: every offset is checked, and no page is read twice, so that a damaged file
+//! gives an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,22 +18,22 @@ use super::bolt::{
 use super::{CHECKSUM, damaged, wire};
 use crate::{Error, KeyValue, LeaseId, Result, Revision};
 
-/// What a snapshot holds.
+/// The content of a snapshot.
 #[derive(Debug)]
 pub struct Content {
-    /// That of the store when it was taken.
+    /// The store's revision when the snapshot was taken.
     pub revision: Revision,
-    /// What lived, in key order.
+    /// The live keys, in order.
     pub kvs: Vec<KeyValue>,
-    /// Ids and seconds to live, in the order of ids.
+    /// Ids and times to live in seconds, in the order of ids.
     pub leases: Vec<(LeaseId, i64)>,
-    /// CRC-32C over all tables, as `etcdutl snapshot status` tells it.
+    /// CRC-32C over all tables, as in `etcdutl snapshot status`.
     pub hash: u32,
-    /// Of the database, without the checksum.
+    /// The size of the database, without the checksum.
     pub size: u64,
 }
 
-/// Reads all of it. `checked`: only if it ends with its checksum (the file inside of an etcd's data
+/// Reads the whole file. `checked`: requires its checksum at the end (the file inside of an etcd's data
 /// directory has none).
 pub fn read(path: &Path, checked: bool) -> Result<Content> {
     let cannot =
@@ -76,14 +76,14 @@ struct Database {
     seen: BTreeSet<u64>,
 }
 
-/// A row of a table: its flags, key and value.
+/// Called with a row of a table: its flags, key and value.
 type Each<'a> = &'a mut dyn FnMut(u32, &[u8], &[u8]) -> Result<()>;
 /// The same without the page's flags.
 type EachRow<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 
 impl Database {
     fn open(file: File, size: u64) -> Result<Self> {
-        // The second one lies behind the first, which may be damaged, on pages of this size.
+        // The second meta page follows the first, which may be damaged, on pages of this size.
         let metas = [0, PAGE as u64].into_iter().filter_map(|at| {
             let mut page = [0; HEADER + META_SIZE];
             file.read_exact_at(&mut page, at).ok()?;
@@ -112,7 +112,7 @@ impl Database {
         Ok(reading.finish(self.size))
     }
 
-    /// The rows of a table, whose place is a page or the value itself.
+    /// The rows of a table, which is stored in a page or inside the value itself.
     fn table(&mut self, place: &[u8], each: &mut EachRow<'_>) -> Result<()> {
         let root = u64_at(place, 0)?;
         let page = match root {
@@ -147,7 +147,7 @@ impl Database {
     }
 
     fn walk(&mut self, page: Vec<u8>, depth: usize, each: Each<'_>) -> Result<()> {
-        /// No tree is that high: each level multiplies by two at least.
+        /// No valid tree is this deep: each level at least doubles the size.
         const DEEPEST: usize = 64;
         let flags = u16_at(&page, 8)?;
         let count = usize::from(u16_at(&page, 10)?);
@@ -208,7 +208,7 @@ impl Reading {
                 let kv = wire::parse_key_value(value).ok_or_else(|| {
                     damaged(format!("the value written at revision {revision} is none"))
                 })?;
-                // What `etcdutl snapshot restore --bump-revision` adds has no key.
+                // `etcdutl snapshot restore --bump-revision` adds records without a key.
                 if is_delete {
                     self.live.remove(&kv.key);
                 } else if !kv.key.is_empty() {
@@ -241,7 +241,7 @@ impl Reading {
     }
 }
 
-/// CRC-32C, a bit at a time by table.
+/// CRC-32C by a table of bytes.
 struct Crc32c {
     table: [u32; 256],
     state: u32,
