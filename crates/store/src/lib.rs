@@ -217,7 +217,7 @@ pub struct Lease {
 /// The store's status, for users and monitoring.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// What keeps the state, as `embedded` or `etcd 3.6.5`.
+    /// The backend, e.g. `embedded` or `etcd 3.6.5`.
     pub backend: String,
     pub revision: Revision,
     /// The oldest readable revision, if the backend reports it.

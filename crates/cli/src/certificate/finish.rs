@@ -1,16 +1,16 @@
-//! `decapod certificate rotate-ca --finish`: the replaced authority leaves the bundle.
+//! `decapod certificate rotate-ca --finish`: removes the replaced CA from the bundle.
 //!
 //! ```text
-//!  rotate-ca            ca.crt: new, new as the old one signs it, old
-//!  restarts, rotations  everybody gets certificates of the new one, and learns to believe it
+//!  rotate-ca            ca.crt: new, new cross-signed by the old one, old
+//!  restarts, rotations  all clients get certificates of the new one, and trust it
 //!  rotate-ca --finish   ca.crt: new
 //! ```
 //!
-//! In: the files of this machine, and what the running server knows: who came with a certificate of
-//! the old authority, which nodes it has heard of, what pods are given to believe. Out: the bundle
-//! without the old authority, or a list of those who would be lost.
-//! Invariant: nothing is changed while anything on that list is left, unless by force; nothing is
-//! deleted, what goes lies in `pki/old-TIME`.
+//! In: the files of this machine, and the running server's data: users with certificates of the old CA,
+//! nodes' heartbeats, the CA bundles of pods. Out: the bundle without the old CA, or a list of clients
+//! that would lose access.
+//! Invariant: nothing is changed while that list is not empty, unless with --force; nothing is
+//! deleted, replaced files are kept in `pki/old-TIME`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,22 +29,22 @@ use crate::cluster::{Cluster, Connection, with_query};
 use crate::duration;
 
 const END: &str = "-----END CERTIFICATE-----";
-/// Users by when they last came with a certificate of a replaced authority (`auth::sightings`).
+/// Metric: when each user last used a certificate of a replaced CA (`auth::sightings`).
 const SEEN: &str = "decapod_old_authority_last_seen_timestamp_seconds";
 const STARTED: &str = "process_start_time_seconds";
-/// Of a list that is shown to a person.
+/// The maximum length of the printed list.
 const SHOWN: usize = 20;
 
-/// How `--finish` was asked for.
+/// The options of `--finish`.
 pub struct Finish<'a> {
     pub data_dir: &'a Path,
     pub kubeconfig: Option<&'a Path>,
-    /// Who was last seen longer ago does not count.
+    /// Users that were last seen longer ago are ignored.
     pub unused_for: Duration,
     pub force: bool,
 }
 
-/// An authority's file: what stays, and which of it goes.
+/// A CA's file: its text, the present CA, and the older ones.
 struct Bundle {
     name: &'static str,
     text: String,
@@ -70,7 +70,7 @@ impl Bundle {
         Ok(Self { name, text, present, goes })
     }
 
-    /// The first certificate alone.
+    /// Only the first certificate.
     fn rest(&self) -> &str {
         let end = self.text.find(END).map_or(self.text.len(), |at| at + END.len());
         &self.text[..end]
@@ -115,7 +115,7 @@ impl Finish<'_> {
         ))
     }
 
-    /// What the server knows; that it cannot be asked is a reason, too.
+    /// Reasons from the server's data; a failed request is a reason, too.
     async fn in_the_cluster(&self, present: &Certificate) -> Vec<String> {
         let kubeconfig = self.kubeconfig.map(Path::to_owned);
         let kubeconfig = kubeconfig.unwrap_or_else(|| self.data_dir.join("kubeconfig"));
@@ -146,14 +146,14 @@ fn refusal(lost: &[String]) -> String {
     )
 }
 
-/// Everything but authorities.
+/// All certificates except CAs.
 fn leaves(data_dir: &Path) -> Result<Vec<Found>> {
     let mut found = find(data_dir)?;
     found.retain(|one| !ROOTS.contains(&one.name.as_str()) && !one.certificate.is_authority);
     Ok(found)
 }
 
-/// Certificates of an older authority in the data directory.
+/// Certificates of an older CA in the data directory.
 fn on_this_machine(data_dir: &Path, bundles: &[Bundle]) -> Result<Vec<String>> {
     let mut lost = vec![];
     for one in leaves(data_dir)? {
@@ -177,13 +177,13 @@ fn on_this_machine(data_dir: &Path, bundles: &[Bundle]) -> Result<Vec<String>> {
     Ok(lost)
 }
 
-/// Whether a PEM text has this very certificate.
+/// Whether a PEM text contains exactly this certificate.
 fn names(pem: &[u8], authority: &Certificate) -> bool {
     let all = pki::certificates(pem).unwrap_or_default();
     all.iter().any(|one| one.der() == authority.der())
 }
 
-/// What the server said.
+/// The server's answers.
 struct Known {
     metrics: String,
     nodes: Value,
@@ -208,7 +208,7 @@ impl Known {
         })
     }
 
-    /// Who would be lost, in words.
+    /// The clients that would lose access, as text.
     fn lost(&self, present: &Certificate, now: Timestamp, unused_for: Duration) -> Vec<String> {
         let mut lost = self.still_shown(now, unused_for);
         lost.extend(self.silent_nodes());
@@ -230,7 +230,7 @@ impl Known {
         lost
     }
 
-    /// Users who came with a certificate of an older authority.
+    /// Users with a certificate of an older CA.
     fn still_shown(&self, now: Timestamp, unused_for: Duration) -> Vec<String> {
         if !self.metrics.contains(SEEN) {
             return vec![
@@ -252,7 +252,7 @@ impl Known {
         users.collect()
     }
 
-    /// Nodes that have not spoken to this server in its life: nobody knows what they would show.
+    /// Nodes without a heartbeat since the server's start: their certificates are unknown.
     fn silent_nodes(&self) -> Vec<String> {
         let started = self.metrics.lines().find_map(|line| {
             let value = line.strip_prefix(STARTED)?.trim().parse::<f64>().ok()?;
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_would_be_lost_is_told() {
+    fn clients_that_would_lose_access_are_listed() {
         let new = pki::Authority::generate("new").expect("an authority");
         let old = pki::Authority::generate("old").expect("an authority");
         let check = |known: &Known, expected: &str| {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_old_authority_leaves_when_nobody_needs_it() {
+    async fn an_unused_old_authority_is_removed() {
         let root = tempfile::tempdir().expect("a directory");
         let directory = root.path().join(PKI);
         let old = Pki::open_or_create(&directory).expect("made");
@@ -390,7 +390,7 @@ mod tests {
         RotateCa::default().replace(root.path()).expect("rotated");
         let new = Pki::open_or_create(&directory).expect("loads");
         new.component(Component::Admin).expect("issued");
-        // An agent's certificate of before, on the same machine.
+        // An old certificate of an agent on the same machine.
         let node = old.issue(&pki::Identity::node("n1").profile()).expect("issued");
         let agent = root.path().join(AGENT);
         fs::create_dir(&agent).expect("made");
@@ -417,7 +417,7 @@ mod tests {
         }
         let leaf = after.component(Component::Admin).expect("issued").cert_pem;
         let chain = pki::certificates(leaf.as_bytes()).expect("PEM");
-        assert_eq!(chain.len(), 1, "the old authority's word no longer goes along");
+        assert_eq!(chain.len(), 1, "the cross-signed certificate is removed");
         let again = finish(false).run().await.expect("nothing to do");
         assert_eq!(again, "there is no older authority to take out\n");
     }
