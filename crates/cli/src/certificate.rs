@@ -201,8 +201,8 @@ impl Rotate {
                 aside.display()
             ));
             out.push_str(&match pending.as_slice() {
-                [] => "the running server has made new ones and uses them\n".to_owned(),
-                some => format!("made when next needed: {}\n", some.join(", ")),
+                [] => "the running server has renewed them\n".to_owned(),
+                some => format!("to be renewed when next needed: {}\n", some.join(", ")),
             });
         }
         if !of_agent.is_empty() {
@@ -348,7 +348,7 @@ impl RotateCa {
         });
         if !is_trusted && !self.force {
             bail!(
-                "{}: neither signed by the present authority nor followed by it in the file; clients that trust the present one would be lost. --force does it all the same",
+                "{}: neither signed by the present authority nor followed by it in the file; clients that trust only the present one would lose access. --force replaces it anyway",
                 cert_path.display()
             );
         }

@@ -275,7 +275,7 @@ async fn collect(body: transport::Body) -> Result<Bytes> {
 }
 
 pub fn decode(bytes: &[u8]) -> Result<Value> {
-    serde_json::from_slice(bytes).map_err(|error| own(format!("the answer is no JSON: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| own(format!("the answer is not JSON: {error}")))
 }
 
 /// Parses `299 - "text"`, quoted as in HTTP.

@@ -129,7 +129,7 @@ impl Own {
         match tokio::time::timeout(PATIENCE, wait).await {
             Ok(outcome) => outcome,
             Err(_) => bail!(
-                "the server has not taken {} into use: is it another machine's, or run with --encryption-provider-config?",
+                "the server has not loaded {}: does it run on another machine, or with --encryption-provider-config?",
                 self.path.display()
             ),
         }

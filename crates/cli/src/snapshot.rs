@@ -289,7 +289,7 @@ impl Restore {
         make_private(data_dir).with_context(|| format!("cannot make {}", data_dir.display()))?;
         store::backend::embedded::restore(&directory, &content, revision, &self.mark(&content))?;
         println!(
-            "{}: {}; it goes on at revision {revision}",
+            "{}: {}; it continues at revision {revision}",
             directory.display(),
             summary(&content)
         );

@@ -78,7 +78,9 @@ impl Command {
                 println!("history begins at revision {revision} now");
             }
             Self::Get(get) => return get.run(&*store, plain).await,
-            Self::Verify => bail!("only the files of a store that nobody has open are verified"),
+            Self::Verify => {
+                bail!("verify reads only the files of a store that no process has open")
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -153,7 +155,7 @@ impl Get {
         }
         let Some(kv) = kvs.into_iter().next() else {
             let when = self.revision.map_or(String::new(), |at| format!(" at revision {at}"));
-            bail!("there is nothing under {}{when}", self.key);
+            bail!("there is no key {}{when}", self.key);
         };
         // To standard error, so that the value can be piped.
         eprintln!(
@@ -173,7 +175,7 @@ pub fn past(text: &str) -> std::result::Result<Timestamp, String> {
     }
     let ago = crate::duration::parse(text).map_err(|_| {
         format!(
-            "{text:?} is no time; expected one as 2026-01-31T12:00:00Z, or how long ago, as 10m"
+            "{text:?} is not a time; expected e.g. 2026-01-31T12:00:00Z, or how long ago, e.g. 10m"
         )
     })?;
     base::clock::now().checked_sub(ago).map_err(|error| error.to_string())

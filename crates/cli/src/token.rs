@@ -97,9 +97,11 @@ impl Create {
 /// With the hash of the CA, so that a node can verify the cluster.
 fn join_token(token: &BootstrapToken, ca_pem: Option<&str>) -> Result<JoinToken> {
     let pem =
-        ca_pem.context("the kubeconfig names no authority, which a join token vouches for")?;
+        ca_pem.context("the kubeconfig has no certificate authority, which a join token needs")?;
     let certificates = pki::certificates(pem.as_bytes())?;
-    let ca = certificates.first().context("the kubeconfig's authority is no certificate")?;
+    let ca = certificates
+        .first()
+        .context("the kubeconfig's certificate authority is not a certificate")?;
     Ok(JoinToken { ca_hash: Some(ca.fingerprint()), secret: token.to_string() })
 }
 

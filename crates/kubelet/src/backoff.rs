@@ -100,7 +100,11 @@ mod tests {
             delays.step("k", at(12), at(12));
         }
         assert_eq!(delays.delay("k"), CEILING);
-        assert_eq!(delays.remaining("k", at(700), at(700)), None, "ten minutes without a failure reset it");
+        assert_eq!(
+            delays.remaining("k", at(700), at(700)),
+            None,
+            "ten minutes without a failure reset it"
+        );
         delays.step("k", at(700), at(700));
         assert_eq!(delays.delay("k"), FIRST);
     }

@@ -244,7 +244,11 @@ impl Worker {
                 let reason = "FileSystemResizeSuccessful";
                 self.context.tell(order.pod, EventType::Normal, reason, text);
                 if let Err(error) = self.tell_size(&bound.claim, &size).await {
-                    tracing::warn!(volume = name, error = error.text(), "failed to update the claim's capacity");
+                    tracing::warn!(
+                        volume = name,
+                        error = error.text(),
+                        "failed to update the claim's capacity"
+                    );
                 }
             }
             Err(why) => {

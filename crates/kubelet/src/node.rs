@@ -433,7 +433,9 @@ pub async fn keep_status(context: Arc<Context>, hurry: Arc<Notify>, first: Healt
         match report(&context, &health, due).await {
             Ok(true) => reported = Instant::now(),
             Ok(false) => {}
-            Err(error) => tracing::warn!(error = error.text(), "failed to update the node's status"),
+            Err(error) => {
+                tracing::warn!(error = error.text(), "failed to update the node's status")
+            }
         }
         let node = context.node();
         let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());

@@ -424,11 +424,7 @@ impl PodSet {
             }
         }
         for (uid, (namespace, name)) in unknown {
-            tracing::info!(
-                pod = format!("{namespace}/{name}"),
-                uid,
-                "stopping an orphaned pod"
-            );
+            tracing::info!(pod = format!("{namespace}/{name}"), uid, "stopping an orphaned pod");
             let metadata = ObjectMeta {
                 uid: Some(uid),
                 name: Some(name),

@@ -221,7 +221,11 @@ impl Worker {
         let sandbox = observed.ready_sandbox().ok_or(())?;
         let addresses = self.addresses(observed);
         let users = self.users().await.map_err(|error| {
-            tracing::warn!(pod = names::full(&self.pod), error, "failed to get the pod's user namespace");
+            tracing::warn!(
+                pod = names::full(&self.pod),
+                error,
+                "failed to get the pod's user namespace"
+            );
         })?;
         let config = self.sandbox_config(sandbox.attempt, &users);
         Ok(Place { id: sandbox.id.clone(), config, addresses, volumes, users })

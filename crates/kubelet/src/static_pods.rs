@@ -45,7 +45,9 @@ pub fn read_all(path: &Path, node_name: &str) -> BTreeMap<String, Pod> {
             Ok(pod) => {
                 out.insert(names::uid(&pod).to_string(), pod);
             }
-            Err(error) => tracing::warn!(file = %file.display(), error, "failed to parse the manifest as a pod"),
+            Err(error) => {
+                tracing::warn!(file = %file.display(), error, "failed to parse the manifest as a pod")
+            }
         }
     }
     out

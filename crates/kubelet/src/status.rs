@@ -829,7 +829,11 @@ pub(crate) mod tests {
         let names = lists.map(|list| {
             list.into_iter().flatten().map(|one| one.name).collect::<Vec<_>>().join(" ")
         });
-        assert_eq!(names, ["z y", "a b c", "e f"], "init containers in start order, others by name");
+        assert_eq!(
+            names,
+            ["z y", "a b c", "e f"],
+            "init containers in start order, others by name"
+        );
     }
 
     #[test]

@@ -125,7 +125,11 @@ async fn write(
         && error.is_invalid()
     {
         let error = error.text();
-        tracing::warn!(pod = names::full(pod), error, "the API server rejected the containers' statuses");
+        tracing::warn!(
+            pod = names::full(pod),
+            error,
+            "the API server rejected the containers' statuses"
+        );
         // Phase, conditions and addresses are written without them.
         let Some(rest) = without_containers(fields) else { return Ok(()) };
         sent = send(context, &base, &rest).await;
@@ -138,7 +142,11 @@ async fn write(
         Err(error) if error.is_not_found() => Ok(()),
         // A retry would fail again, and the deletion of the pod must not wait for it.
         Err(error) if error.is_invalid() => {
-            tracing::warn!(pod = names::full(pod), error = error.text(), "the API server rejected the pod's status");
+            tracing::warn!(
+                pod = names::full(pod),
+                error = error.text(),
+                "the API server rejected the pod's status"
+            );
             Ok(())
         }
         // Another pod of that name, a patch that lost a race, or a webhook's decision.

@@ -190,7 +190,9 @@ impl Store for Transformed {
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let by_value = |c: &Compare| matches!(c, Compare::Every { field: Field::Value(_), .. });
         if txn.compare.iter().any(by_value) {
-            return Err(Error::Unsupported("values look different at rest: they are not compared"));
+            return Err(Error::Unsupported(
+                "values are transformed at rest: they cannot be compared",
+            ));
         }
         let success = self.seal_all(txn.success)?;
         let failure = self.seal_all(txn.failure)?;

@@ -63,7 +63,7 @@ impl Bundle {
         let goes: Vec<Certificate> = all.collect();
         if !goes.is_empty() && !present.is_issued_by(&present) {
             bail!(
-                "{}: the first certificate is signed by somebody else; which of the others belong to it only you can tell, so take the old authority out by hand",
+                "{}: the first certificate is not self-signed, so it is unknown which others belong to it; remove the old authority from the file by hand",
                 path.display()
             );
         }
@@ -85,7 +85,7 @@ impl Finish<'_> {
         let cluster_ca = bundles[0].present.clone();
         bundles.retain(|bundle| !bundle.goes.is_empty());
         if bundles.is_empty() {
-            return Ok("there is no older authority to take out\n".into());
+            return Ok("there is no older authority to remove\n".into());
         }
         let mut lost = on_this_machine(self.data_dir, &bundles)?;
         if bundles.iter().any(|bundle| bundle.name == ROOTS[0]) {
@@ -108,8 +108,8 @@ impl Finish<'_> {
         }
         let names: Vec<&str> = bundles.iter().map(|bundle| bundle.name).collect();
         Ok(format!(
-            "taken out of {}: the older authorities; what was is in {}\n\
-             restart the server, then the agents; whoever comes with a certificate of an older authority is refused from then on\n",
+            "removed the older authorities from {}; the replaced files are in {}\n\
+             restart the server, then the agents; from then on, certificates of an older authority are refused\n",
             names.join(", "),
             aside.display()
         ))
@@ -127,7 +127,7 @@ impl Finish<'_> {
         match asked.await {
             Ok(known) => known.lost(present, base::clock::now(), self.unused_for),
             Err(failure) => vec![format!(
-                "the server cannot be asked who uses it: {}",
+                "failed to ask the server for its clients: {}",
                 failure.to_string().trim_start_matches("error: ")
             )],
         }
@@ -222,7 +222,7 @@ impl Known {
                 if !names(&pem, present) {
                     let (namespace, name) = (meta(object, "namespace"), meta(object, "name"));
                     lost.push(format!(
-                        "{key} {namespace}/{name}, by which service accounts know the server, lacks the new authority"
+                        "{key} {namespace}/{name}, with which service accounts verify the server, lacks the new authority"
                     ));
                 }
             }
@@ -246,7 +246,7 @@ impl Known {
             let (user, authority) = (label(labels, "user")?, label(labels, "authority")?);
             is_used.then(|| {
                 let ago = duration::short(ago.max(0));
-                format!("{user} came with a certificate of CN={authority} {ago} ago")
+                format!("{user} used a certificate of CN={authority} {ago} ago")
             })
         });
         users.collect()
@@ -270,7 +270,7 @@ impl Known {
             items(&self.nodes).iter().map(|node| meta(node, "name")).collect();
         let silent = nodes.iter().filter(|node| heard.get(*node).is_none_or(|at| *at < started));
         silent
-            .map(|node| format!("node {node} has not been heard of since the server started"))
+            .map(|node| format!("node {node} has sent no heartbeat since the server started"))
             .collect()
     }
 }
@@ -344,7 +344,7 @@ mod tests {
         check(&known(&seen("a", 60)), "");
         check(
             &known(&[seen("a", 61), seen("b\\\"c", 9)].concat()),
-            "b\"c came with a certificate of CN=old 9s ago",
+            "b\"c used a certificate of CN=old 9s ago",
         );
         let node = |name: &str| json!({"metadata": {"name": name}});
         let lease = |name: &str, ago: i64| {
@@ -355,20 +355,20 @@ mod tests {
         let leases = json!({"items": [lease("a", 10), lease("b", 200), lease("gone", 300)]});
         check(
             &Known { nodes, leases, ..known("") },
-            "node b has not been heard of since the server started; node c has not been heard of since the server started",
+            "node b has sent no heartbeat since the server started; node c has sent no heartbeat since the server started",
         );
         let root = |pem: &str| json!({"metadata": {"namespace": "web", "name": "kube-root-ca.crt"}, "data": {"ca.crt": pem}});
         let both = [old.cert_pem(), new.cert_pem()].concat();
         check(&Known { roots: json!({"items": [root(&both)]}), ..known("") }, "");
         check(
             &Known { roots: json!({"items": [root(old.cert_pem())]}), ..known("") },
-            "configmap web/kube-root-ca.crt, by which service accounts know the server, lacks the new authority",
+            "configmap web/kube-root-ca.crt, with which service accounts verify the server, lacks the new authority",
         );
         let secret = json!({"items": [{"metadata": {"namespace": "web", "name": "t"},
             "data": {"ca.crt": STANDARD.encode(old.cert_pem())}}]});
         check(
             &Known { tokens: secret, ..known("") },
-            "secret web/t, by which service accounts know the server, lacks the new authority",
+            "secret web/t, with which service accounts verify the server, lacks the new authority",
         );
     }
 
@@ -385,7 +385,7 @@ mod tests {
         };
         old.component(Component::Admin).expect("issued");
         let nothing = finish(false).run().await.expect("nothing to do");
-        assert_eq!(nothing, "there is no older authority to take out\n");
+        assert_eq!(nothing, "there is no older authority to remove\n");
 
         RotateCa::default().replace(root.path()).expect("rotated");
         let new = Pki::open_or_create(&directory).expect("loads");
@@ -400,7 +400,7 @@ mod tests {
         for part in [
             "agent/kubelet-client.pem on this machine is signed by CN=kubernetes\n",
             "the agent on this machine does not know the new authority yet\n",
-            "the server cannot be asked who uses it: no cluster found",
+            "failed to ask the server for its clients: no cluster found",
         ] {
             assert!(told.contains(part), "{told}");
         }
@@ -419,6 +419,6 @@ mod tests {
         let chain = pki::certificates(leaf.as_bytes()).expect("PEM");
         assert_eq!(chain.len(), 1, "the cross-signed certificate is removed");
         let again = finish(false).run().await.expect("nothing to do");
-        assert_eq!(again, "there is no older authority to take out\n");
+        assert_eq!(again, "there is no older authority to remove\n");
     }
 }

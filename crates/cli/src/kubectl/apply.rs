@@ -161,10 +161,7 @@ impl Applier<'_> {
                 done => return done,
             }
         }
-        Err(own(format!(
-            "{}: it is changed all the time, the patch does not get through",
-            one.name
-        )))
+        Err(own(format!("{}: the patch failed, because the object keeps changing", one.name)))
     }
 
     async fn by_server(&self, one: &Manifest) -> Result<Value> {

@@ -208,7 +208,7 @@ struct RawTerminal(Termios);
 
 impl RawTerminal {
     fn enter() -> Result<Self> {
-        let failed = |errno: nix::Error| own(format!("cannot set up the terminal: {errno}"));
+        let failed = |errno: nix::Error| own(format!("failed to set up the terminal: {errno}"));
         let stdin = std::io::stdin();
         let before = termios::tcgetattr(&stdin).map_err(failed)?;
         let mut raw = before.clone();

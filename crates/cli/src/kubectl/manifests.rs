@@ -132,7 +132,7 @@ pub fn documents(text: &str) -> std::result::Result<Vec<Value>, String> {
         match yaml(&part)? {
             Value::Null => {}
             object @ Value::Object(_) => out.push(object),
-            _ => return Err("error converting YAML to JSON: it is no map".into()),
+            _ => return Err("error converting YAML to JSON: the document is not a map".into()),
         }
     }
     Ok(out)

@@ -24,9 +24,7 @@ impl Past {
         let Some(at) = self.at_time else { return Ok(self.at_revision) };
         let path = with_query("/decapod/revision", &[("time", &at.to_string())]);
         let answer = cluster.get(&path).await.map_err(|failure| match failure.is_not_found() {
-            true => {
-                own("this server does not know when its revisions came to be; use --at-revision")
-            }
+            true => own("this server cannot convert a time to a revision; use --at-revision"),
             false => failure,
         })?;
         let revision = answer["revision"].as_str().and_then(|text| text.parse().ok());

@@ -17,7 +17,7 @@ pub async fn remove_pods(data_dir: &Path) -> Result<Option<String>> {
     let remote = match Remote::open(&endpoints, Tasks::new("uninstall")).await {
         Ok(remote) => remote,
         // The runtime may have been removed before.
-        Err(error) => return Ok(Some(format!("pods in {at} were not looked for: {error}"))),
+        Err(error) => return Ok(Some(format!("pods in {at} were not removed: {error}"))),
     };
     let pods = data_dir.join("kubelet/pods");
     let all = remote.list_pod_sandbox(None).await?;

@@ -45,7 +45,7 @@ impl Uninstall {
         }
         let said = place.clean().await?;
         if said == 0 {
-            println!("nothing of a cluster at {} was left", place.data_dir.display());
+            println!("no part of a cluster at {} was left", place.data_dir.display());
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -181,7 +181,7 @@ impl Process {
                 return Ok(());
             }
         }
-        bail!("{} (pid {}) does not end", self.name(), self.pid)
+        bail!("{} (pid {}) did not stop", self.name(), self.pid)
     }
 }
 

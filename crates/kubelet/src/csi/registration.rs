@@ -273,7 +273,9 @@ impl Csi {
         self.drivers().remove(name);
         match self.uninstall(name).await {
             Ok(()) => tracing::info!(driver = name, "unregistered the CSI driver"),
-            Err(error) => tracing::warn!(driver = name, error, "failed to unregister the CSI driver"),
+            Err(error) => {
+                tracing::warn!(driver = name, error, "failed to unregister the CSI driver")
+            }
         }
     }
 }

@@ -81,7 +81,11 @@ pub fn read(dir: &Path, now: Instant) -> Table {
     for entry in data.pod_device_entries.into_iter().flatten() {
         let bytes = STANDARD.decode(entry.answer.unwrap_or_default()).unwrap_or_default();
         let Ok(answer) = Allocated::decode(bytes.as_slice()) else {
-            tracing::error!(pod = entry.pod, resource = entry.resource_name, "failed to decode the recorded answer of the device plugin");
+            tracing::error!(
+                pod = entry.pod,
+                resource = entry.resource_name,
+                "failed to decode the recorded answer of the device plugin"
+            );
             continue;
         };
         let devices = entry.devices.into_iter().flatten();

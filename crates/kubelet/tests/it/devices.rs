@@ -71,7 +71,10 @@ async fn containers_get_the_devices_of_their_requests() {
     assert_eq!(devices(&bench, "a"), ["example.com/gpu=d2"]);
     assert_eq!(devices(&bench, "b"), ["example.com/gpu=d1", "example.com/gpu=d2"]);
     let status = &bench.api.pod("a")["status"]["extendedResourceClaimStatus"];
-    assert_eq!(status["resourceClaimName"], "a-extended", "the kubelet keeps other writers' fields");
+    assert_eq!(
+        status["resourceClaimName"], "a-extended",
+        "the kubelet keeps other writers' fields"
+    );
 
     // A restarted kubelet knows which claims it must unprepare, and by which driver.
     bench.stop().await;

@@ -43,10 +43,10 @@ pub fn read(path: &Path, checked: bool) -> Result<Content> {
     let has_checksum = length % 512 == CHECKSUM as u64;
     if checked {
         if !has_checksum {
-            return Err(damaged("it has no checksum at its end"));
+            return Err(damaged("the file has no checksum at its end"));
         }
         check_sum(&mut file, length).map_err(cannot)?.then_some(()).ok_or_else(|| {
-            damaged("its checksum does not fit; it was cut or changed after it was written")
+            damaged("its checksum does not match; the file was truncated or changed after it was written")
         })?;
     }
     let size = if has_checksum { length - CHECKSUM as u64 } else { length };
@@ -91,7 +91,7 @@ impl Database {
         });
         let newest = metas.max_by_key(|(transaction, ..)| *transaction);
         let (_, page_size, root) =
-            newest.ok_or_else(|| damaged("it is no database that etcd would know"))?;
+            newest.ok_or_else(|| damaged("the file is not an etcd database"))?;
         Ok(Self { file, size, page_size, root, seen: BTreeSet::new() })
     }
 
@@ -116,7 +116,7 @@ impl Database {
     fn table(&mut self, place: &[u8], each: &mut EachRow<'_>) -> Result<()> {
         let root = u64_at(place, 0)?;
         let page = match root {
-            0 => place.get(HEADER..).ok_or_else(|| damaged("a table is cut"))?.to_vec(),
+            0 => place.get(HEADER..).ok_or_else(|| damaged("a table is truncated"))?.to_vec(),
             page => self.page(page)?,
         };
         self.walk(page, 0, &mut |_, key, value| each(key, value))
@@ -157,7 +157,7 @@ impl Database {
                 let start = at.checked_add(offset)?;
                 page.get(start..start.checked_add(size)?)
             };
-            let cut = || damaged("a row is cut");
+            let cut = || damaged("a row is truncated");
             if flags & LEAF != 0 {
                 let number = |k: usize| u32_at(&page, at + 4 * k);
                 let (offset, key, value) =
@@ -169,7 +169,7 @@ impl Database {
                 let child = self.page(u64_at(&page, at + 8)?)?;
                 self.walk(child, depth + 1, each)?;
             } else {
-                return Err(damaged("a page is of no known kind"));
+                return Err(damaged("a page has an unknown type"));
             }
         }
         Ok(())
@@ -203,10 +203,10 @@ impl Reading {
         match table {
             b"key" => {
                 let (revision, is_delete) = wire::parse_revision_key(key)
-                    .ok_or_else(|| damaged("a key of the table of revisions is none"))?;
+                    .ok_or_else(|| damaged("a key of the table of revisions is invalid"))?;
                 self.revision = self.revision.max(revision);
                 let kv = wire::parse_key_value(value).ok_or_else(|| {
-                    damaged(format!("the value written at revision {revision} is none"))
+                    damaged(format!("the value at revision {revision} is invalid"))
                 })?;
                 // `etcdutl snapshot restore --bump-revision` adds records without a key.
                 if is_delete {
@@ -217,12 +217,12 @@ impl Reading {
             }
             b"lease" => {
                 let (id, ttl) =
-                    wire::parse_lease(value).ok_or_else(|| damaged("a lease is none"))?;
+                    wire::parse_lease(value).ok_or_else(|| damaged("a lease is invalid"))?;
                 self.leases.insert(id, ttl);
             }
             b"meta" if key == b"scheduledCompactRev" || key == b"finishedCompactRev" => {
                 let (revision, _) = wire::parse_revision_key(value)
-                    .ok_or_else(|| damaged("the compacted revision is none"))?;
+                    .ok_or_else(|| damaged("the compacted revision is invalid"))?;
                 self.revision = self.revision.max(revision);
             }
             _ => {}
@@ -271,7 +271,7 @@ impl Crc32c {
 
 fn at<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N]> {
     let part = bytes.get(at..).and_then(|rest| rest.first_chunk::<N>());
-    part.copied().ok_or_else(|| damaged("a page is cut"))
+    part.copied().ok_or_else(|| damaged("a page is truncated"))
 }
 
 fn u16_at(bytes: &[u8], offset: usize) -> Result<u16> {

@@ -402,7 +402,7 @@ impl Opened {
         let is_known = self.sums.as_ref().is_some_and(|sums| sums.found_damage());
         match error {
             redb::Error::PreviousIo if is_known => {
-                unusable(path, redb::Error::Corrupted("a page was not as it was written".into()))
+                unusable(path, redb::Error::Corrupted("a page does not match its checksum".into()))
             }
             error if is_damage(&error) => unusable(path, error),
             error => Error::unavailable(error),
@@ -497,7 +497,7 @@ fn guarded<T>(
 
 fn inconsistent(at: u64, previous: u64) -> Error {
     Error::unusable(format!(
-        "the change at revision {at} follows one at revision {previous} that is not there; {RESTORE}"
+        "the change at revision {at} follows one at revision {previous}, which is missing; {RESTORE}"
     ))
 }
 
@@ -748,7 +748,7 @@ fn decoded(
 
 fn damaged(at: Address) -> redb::Error {
     redb::Error::Corrupted(format!(
-        "the record at revision {} does not have the checksum that it was written with",
+        "the record at revision {} does not match its checksum",
         at.revision
     ))
 }

@@ -112,7 +112,7 @@ impl Sums {
                     self.damaged.store(true, Ordering::Relaxed);
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        format!("page {page} does not have the checksum that it was written with"),
+                        format!("page {page} does not match its checksum"),
                     ));
                 }
             }

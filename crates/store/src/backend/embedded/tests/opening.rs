@@ -87,7 +87,7 @@ async fn a_missing_record_is_an_error() {
     let (_, half) = fill(dir.path()).await;
     damage(&dir.path().join("store.redb"), half);
     let why = refusal(Embedded::open(dir.path(), options()));
-    assert!(why.contains("that is not there; restore a snapshot"), "{why}");
+    assert!(why.contains("which is missing; restore a snapshot"), "{why}");
     assert_eq!(why, refusal(verify(dir.path())), "verifying says the same");
 }
 
