@@ -525,7 +525,7 @@ async fn a_slow_watcher_misses_nothing_and_delays_nobody(lab: Lab) {
     let mut slow = s.watch("", None).await;
     let mut quick = s.watch("", None).await;
     const WRITES: u64 = 3000;
-    // A server gives each of them a few seconds, and a busy machine cannot do all of them at once.
+    // A server gives each of them a limited time, and a busy machine cannot do all of them at once.
     const AT_ONCE: u64 = 100;
     let write = |i: u64| {
         let store = store.clone();
