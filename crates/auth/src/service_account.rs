@@ -150,7 +150,11 @@ impl ServiceAccounts {
     /// Checks that all objects that the token names exist.
     async fn check_objects(&self, private: &Private) -> Result<(), StatusError> {
         let refused = |why: &str| {
-            tracing::debug!(account = private.serviceaccount.name, why, "refused a service account token");
+            tracing::debug!(
+                account = private.serviceaccount.name,
+                why,
+                "refused a service account token"
+            );
             Err(StatusError::unauthorized())
         };
         let namespace = private.namespace.as_str();

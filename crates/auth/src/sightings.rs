@@ -19,7 +19,7 @@ use rustls_pki_types::CertificateDer;
 
 /// The metric's name: `decapod certificate rotate-ca --finish` reads it, too.
 pub const FIGURE: &str = "decapod_old_authority_last_seen_timestamp_seconds";
-const HELP: &str = "When a user last showed a certificate of an authority that has been replaced. Such users are lost when that authority leaves the bundle.";
+const HELP: &str = "When a user last authenticated with a certificate of a replaced authority. Such users lose access when that authority is removed from the bundle.";
 /// The maximum number of users in the table.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 

@@ -53,7 +53,7 @@ impl Webhook {
         });
         let http = http.map_err(|error| format!("{}: {error}", path.display()))?;
         if found.server.is_empty() {
-            return Err(format!("{}: no server is named", path.display()));
+            return Err(format!("{}: the kubeconfig names no server", path.display()));
         }
         Ok(Self { http, url: found.server })
     }

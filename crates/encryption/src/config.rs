@@ -119,7 +119,7 @@ impl Configuration {
         let config: Self = serde_saphyr::from_str(text).map_err(|error| {
             // The parser's message may quote a secret: the error has only the line.
             let place = error.location().map(|at| format!(" near line {}", at.line()));
-            Error::Config(format!("it is no {KIND}{}", place.unwrap_or_default()))
+            Error::Config(format!("the file is not a valid {KIND}{}", place.unwrap_or_default()))
         })?;
         if config.api_version != API_VERSION || config.kind != KIND {
             return Err(Error::Config(format!(

@@ -50,7 +50,7 @@ pub enum Error {
     Masked(String, String),
     #[error("a key of {0} bytes does not fit the cipher")]
     KeySize(usize),
-    #[error("no key is there to write with")]
+    #[error("there is no key for writing")]
     NoKeys,
     #[error("no matching key was found for the provided {0} transformer")]
     NoKeyFits(&'static str),

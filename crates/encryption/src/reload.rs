@@ -33,7 +33,9 @@ impl Encryption {
         let content = match std::fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && may_go => {
                 if !self.hash().is_empty() {
-                    tracing::info!("the encryption configuration was removed, nothing is encrypted any more");
+                    tracing::info!(
+                        "the encryption configuration was removed, nothing is encrypted any more"
+                    );
                     self.unload();
                 }
                 return;

@@ -4,6 +4,7 @@
 //! etcd ═ one stream ═► Hub ─┬─► feed of /registry/pods/    ─► Reader ─► its watch
 //!          requests         ├─► feed of /registry/secrets/ ─► Reader ─► its watch
 //!          progress         └─► ring: the last events, for readers that join or were too slow
+//! ```
 //!
 //! In: a range, and etcd. Out: feeds, each with the events of its own range. An API server has a
 //! watch per resource; one stream costs etcd one watcher and one comparison per change, and one answer
@@ -15,7 +16,6 @@
 //! reported that everything up to it was sent, and at least the revision known when it asked: a member
 //! that lags behind the leader answers too early. A quiet stream also requests progress periodically, so
 //! that compaction does not pass the revision where it would resume after a break.
-//! same, so that compaction does not pass by where it would go on after a break.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -356,7 +356,7 @@ impl Store for Etcd {
         match answer {
             Ok(answer) => Ok(convert::revision(answer.revision)),
             Err(status) if status.code() == Code::Unimplemented => {
-                Err(Error::Unsupported("etcd does not know when its revisions came to be"))
+                Err(Error::Unsupported("etcd cannot convert a time to a revision"))
             }
             Err(status) => Err(self.revision_error(status, Revision(0)).await),
         }

@@ -302,7 +302,11 @@ mod tests {
         let _waits = frozen.begin();
         tokio::time::advance(Duration::from_millis(999)).await;
         slow.begin().answered();
-        assert_eq!(members.choose(&[]).map(|member| member.at), Some(1), "it has fewer pending calls");
+        assert_eq!(
+            members.choose(&[]).map(|member| member.at),
+            Some(1),
+            "it has fewer pending calls"
+        );
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(frozen.is_silent(members.patience.silence));
         assert_eq!(members.choose(&[]).map(|member| member.at), Some(0));

@@ -112,7 +112,11 @@ impl Source {
 
     /// The stream should have sent something.
     pub fn fell_silent(&self) -> Status {
-        self.members.set_aside(&self.member, Standing::Silent, "a watch gets no events or progress");
+        self.members.set_aside(
+            &self.member,
+            Standing::Silent,
+            "a watch gets no events or progress",
+        );
         self.silence()
     }
 
@@ -245,7 +249,7 @@ impl Rpc {
     /// Sets members aside that did not answer while others did.
     fn leave_the_silent(&self, asked: &[Arc<Member>], silence: Duration) {
         for member in asked.iter().filter(|member| member.is_silent(silence)) {
-            self.members.set_aside(member, Standing::Silent, "others answer, it does not");
+            self.members.set_aside(member, Standing::Silent, "it did not answer, others did");
         }
     }
 
@@ -267,12 +271,13 @@ impl Rpc {
         let mut standing = Standing::Unwilling;
         let outcome = match tokio::time::timeout_at(connected, &mut asked).await {
             Ok(outcome) => outcome,
-            Err(_) if fate.give_up() => {
-                Err(Status::unavailable(format!("{} takes no connection in time", member.url)))
-            }
+            Err(_) if fate.give_up() => Err(Status::unavailable(format!(
+                "{} did not accept a connection in time",
+                member.url
+            ))),
             Err(_) => tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
                 standing = Standing::Silent;
-                Err(Status::deadline_exceeded(format!("{} gave no answer in time", member.url)))
+                Err(Status::deadline_exceeded(format!("{} did not answer in time", member.url)))
             }),
         };
         match outcome {

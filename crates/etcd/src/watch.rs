@@ -297,7 +297,7 @@ pub(crate) async fn floor(rpc: &Rpc) -> Result<Revision, Status> {
             }
         }
     };
-    tokio::time::timeout(rpc.patience().open(), told)
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("etcd does not tell its floor")))
+    tokio::time::timeout(rpc.patience().open(), told).await.unwrap_or_else(|_| {
+        Err(Status::deadline_exceeded("etcd did not report its oldest revision"))
+    })
 }

@@ -3,10 +3,10 @@
 //! ```text
 //! logind delays the shutdown ◄── lock ── WATCHING ── PrepareForShutdown(true) ──► ENDING
 //!                                           ▲                                       │
-//!                                           ▲                                       │
 //!                                           │                    node not ready, new pods rejected
 //!                                           │                    ordinary pods end, then critical ones
-//!                                           └─ (false): cancelled ◄── lock released ◄───────┘
+//!                                           └─── (false): cancelled ◄── lock released ◄─────┘
+//! ```
 //!
 //! In: the configured periods, logind's signals. Out: pods that fail with the shutdown's reason.
 //! Invariants: off unless a period is given; the lock is released even if pods do not end.

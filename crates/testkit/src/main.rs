@@ -69,7 +69,7 @@ fn main() -> Result<()> {
 /// The sizes that are named, or those of docs/performance.md.
 fn plans(words: &[&str]) -> Result<Vec<Plan>> {
     let mut words = words.iter();
-    let (mut sizes, mut depth, mut pods_per_node) = (Vec::new(), Depth::Churn, 5);
+    let (mut sizes, mut depth, mut pods_per_node) = (Vec::new(), Depth::Churn, 5_usize);
     while let Some(word) = words.next() {
         match *word {
             "--no-churn" => depth = Depth::Calm,
@@ -83,7 +83,7 @@ fn plans(words: &[&str]) -> Result<Vec<Plan>> {
         sizes = vec![100, 1000, 5000];
     }
     ensure!(!sizes.contains(&0) && pods_per_node > 0, "there must be nodes and pods");
-    Ok(sizes.into_iter().map(|nodes| Plan { nodes, pods_per_node, depth }).collect())
+    Ok(sizes.into_iter().map(|nodes| Plan { nodes, pods: nodes * pods_per_node, depth }).collect())
 }
 
 fn run_on_host(program: &str, arguments: &[&str]) -> Result<()> {

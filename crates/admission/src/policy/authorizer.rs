@@ -63,7 +63,7 @@ impl Question {
         let decision = self.authorizer.authorize(&question).now_or_never();
         Some(match decision {
             Some(decision) => Ok(Value::host(Answered(decision))),
-            None => Err("the authorizer does not answer at once".into()),
+            None => Err("the authorizer did not answer immediately".into()),
         })
     }
 }

@@ -167,7 +167,10 @@ async fn a_valid_new_configuration_replaces_the_old_one() {
     moved.jwt[0].issuer.discovery_url = format!("{}/elsewhere", world.issuer.url);
     issuers.replace(&moved).await.expect("is right");
     assert_eq!(name(&issuers, &token).await.as_deref(), Some("d:jane"));
-    issuers.replace(&AuthenticationConfiguration::default()).await.expect("no issuer is valid, too");
+    issuers
+        .replace(&AuthenticationConfiguration::default())
+        .await
+        .expect("no issuer is valid, too");
     assert_eq!(name(&issuers, &token).await, None);
     world.issuer.shutdown().await;
 }

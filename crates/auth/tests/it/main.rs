@@ -193,7 +193,7 @@ async fn the_bootstrap_policy_lets_components_work() {
     check(&scheduler, "list", "secrets", false).await;
     check(&dns, "watch", "discovery.k8s.io:endpointslices", true).await;
     check(&dns, "delete", "services", false).await;
-    // The other components on a node have rights by group, and may not list pods, whose specs show everything.
+    // The other components on a node have rights by group, and may not list pods: specs show everything.
     let on_node = |component: pki::Component| {
         let identity = component.on_node("n1").expect("nodes have it");
         let groups: Vec<&str> = identity.groups.iter().map(String::as_str).collect();

@@ -3,12 +3,12 @@
 //! ```text
 //! {"Data": {"PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName",
 //!                                 "DeviceIDs": {"<NUMA node>": [<id>]}, "AllocResp": <base64>}],
+//!           "RegisteredDevices": {"<resource>": [<id>]}},
 //!  "Checksum": <32 bits of FNV-1a of the data as Go prints them>}
-//!  "Checksum": <32 bits of FNV-1a of the data as Go shows them>}
 //! ```
+//!
 //! Invariant: the format is upstream's, so that either kubelet can read the other's record. An
 //! unreadable record is logged and ignored.
-//! be read is said and left behind.
 //! Upstream: `devicemanager/checkpoint`, `checkpointmanager/checksum`.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,7 +7,8 @@
 //!
 //! In: a binary, sizes. Out: markdown: a column for each size, and how much dearer a node or pod is among
 //! many. The hollow kubelets are a process of their own, so that the server's CPU is the server's.
-//! Invariant: what a phase costs is told without what the fleet costs at rest in the same time.
+//! Invariant: what a phase costs is told without what renewals of Leases cost meanwhile: how many there are
+//! depends on the time that it takes.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -44,7 +45,7 @@ const ROLLOUTS: usize = 10;
 #[derive(Clone, Copy)]
 pub struct Plan {
     pub nodes: usize,
-    pub pods_per_node: usize,
+    pub pods: usize,
     pub depth: Depth,
 }
 
@@ -62,6 +63,11 @@ impl Depth {
     /// How long a fleet at rest is watched.
     fn rest(self) -> Duration {
         Duration::from_secs(if self == Self::Brief { 4 } else { 10 })
+    }
+
+    /// Renewals of a test are rarer: it measures something else.
+    fn lease_interval(self) -> &'static [&'static str] {
+        if self == Self::Brief { &["--lease-interval", "30s"] } else { &[] }
     }
 
     /// What a change still causes is over by then.
@@ -118,7 +124,7 @@ impl Figures {
 
 pub const NODE_CPU: &str = "server CPU per node registered";
 pub const POD_CPU: &str = "server CPU per pod, created to Running";
-pub const IDLE_CPU: &str = "server CPU at rest, per node";
+pub const RENEWAL_CPU: &str = "server CPU per renewal of a Lease, at rest";
 
 /// Measures one size after the other; a table of all.
 pub fn report(binary: &Path, plans: &[Plan]) -> Result<String> {
@@ -161,14 +167,15 @@ async fn measure(binary: &Path, plan: Plan) -> Result<Figures> {
     let count = plan.nodes.to_string();
     let begun = wait::now();
     let cpu = server.cpu()?;
-    let mut simulator = Simulator::start(binary, &server.kubeconfig(), &["--nodes", &count])?;
+    let arguments = [&["--nodes", &count], plan.depth.lease_interval()].concat();
+    let mut simulator = Simulator::start(binary, &server.kubeconfig(), &arguments)?;
     let mut course = Course {
         plan,
         server: &server,
         simulator: &simulator,
         fleet: &fleet,
         figures: Figures::default(),
-        resting: 0.0,
+        renewal: 0.0,
     };
     let measured = async {
         course.register(begun, cpu).await?;
@@ -204,22 +211,36 @@ struct Course<'a> {
     simulator: &'a Simulator,
     fleet: &'a Fleet,
     figures: Figures,
-    /// Seconds of the server's CPU a second at rest.
-    resting: f64,
+    /// Seconds of the server's CPU that a renewal of a Lease costs: all that it does at rest.
+    renewal: f64,
 }
 
-/// A time and the server's CPU then.
-type Mark = (Instant, f64);
+/// A time, the server's CPU and the renewals of Leases until then.
+type Mark = (Instant, f64, f64);
 
 impl Course<'_> {
-    fn mark(&self) -> Result<Mark> {
-        Ok((wait::now(), self.server.cpu()?))
+    async fn mark(&self) -> Result<Mark> {
+        Ok((wait::now(), self.server.cpu()?, self.renewals().await?))
     }
 
-    /// Seconds of CPU since, without what the fleet costs at rest.
-    fn spent(&self, since: Mark) -> Result<f64> {
-        let spent = self.server.cpu()? - since.1 - self.resting * since.0.elapsed().as_secs_f64();
-        Ok(spent.max(0.0))
+    async fn renewals(&self) -> Result<f64> {
+        let (status, body) = self.fleet.ask(0, Question::get("/metrics")).await?;
+        ensure!(status == 200, "/metrics: status {status}");
+        let text = String::from_utf8_lossy(&body);
+        let is = |line: &&str| {
+            line.starts_with("apiserver_request_total{")
+                && line.contains("resource=\"leases\"")
+                && line.contains("verb=\"PUT\"")
+        };
+        let counts =
+            text.lines().filter(is).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        Ok(counts.sum())
+    }
+
+    /// Seconds of CPU since, without what renewals of Leases cost meanwhile.
+    async fn spent(&self, since: Mark) -> Result<f64> {
+        let renewals = self.renewals().await? - since.2;
+        Ok((self.server.cpu()? - since.1 - self.renewal * renewals).max(0.0))
     }
 
     async fn register(&mut self, begun: Instant, cpu: f64) -> Result<()> {
@@ -227,28 +248,30 @@ impl Course<'_> {
         until("nodes are ready", || self.count_nodes("True"), nodes).await?;
         let elapsed = begun.elapsed().as_secs_f64();
         tokio::time::sleep(self.plan.depth.settle()).await;
-        let total = self.server.cpu()? - cpu;
-        let lasted = begun.elapsed().as_secs_f64();
+        let (total, renewals) = (self.server.cpu()? - cpu, self.renewals().await?);
         self.rest("server CPU at rest, without pods", "simulation's CPU at rest, without pods")
             .await?;
-        let spent = (total - self.resting * lasted).max(0.0);
+        let spent = (total - self.renewal * renewals).max(0.0);
         self.figures.whole("registered and Ready with pod addresses", elapsed, "s");
         self.figures.whole("registration rate", nodes as f64 / elapsed, "/s");
         self.figures.each(NODE_CPU, spent * 1e3 / nodes as f64, "ms");
-        self.figures.each(IDLE_CPU, self.resting * 1e3 / nodes as f64, "ms/s");
+        self.figures.each(RENEWAL_CPU, self.renewal * 1e3, "ms");
         let resident = self.simulator.resident()? as f64 / f64::from(1 << 20);
         self.figures.whole("simulation's RSS, without pods", resident, "MiB");
         Ok(())
     }
 
     async fn rest(&mut self, server: &'static str, simulation: &'static str) -> Result<()> {
-        let before = (self.server.cpu()?, self.simulator.cpu()?);
+        let (begun, own) = (self.mark().await?, self.simulator.cpu()?);
         tokio::time::sleep(self.plan.depth.rest()).await;
-        let share = |now: f64, before: f64| (now - before) / self.plan.depth.rest().as_secs_f64();
-        self.resting = share(self.server.cpu()?, before.0);
-        self.figures.whole(server, self.resting * 100.0, "% of a core");
-        let own = share(self.simulator.cpu()?, before.1);
-        self.figures.whole(simulation, own * 100.0, "% of a core");
+        let spent = self.server.cpu()? - begun.1;
+        let own = self.simulator.cpu()? - own;
+        let renewals = self.renewals().await? - begun.2;
+        ensure!(renewals > 0.0, "no Lease was renewed at rest");
+        self.renewal = spent / renewals;
+        let seconds = begun.0.elapsed().as_secs_f64();
+        self.figures.whole(server, spent / seconds * 100.0, "% of a core");
+        self.figures.whole(simulation, own / seconds * 100.0, "% of a core");
         Ok(())
     }
 
@@ -266,11 +289,11 @@ impl Course<'_> {
     }
 
     async fn create_pods(&mut self) -> Result<()> {
-        let count = self.plan.nodes * self.plan.pods_per_node;
+        let count = self.plan.pods;
         let version = version_of(self.fleet, PODS).await?;
         let path = format!("{PODS}?watch=true&resourceVersion={version}");
         let watch = self.fleet.open(3, Question::get(&path)).await?;
-        let begun = self.mark()?;
+        let begun = self.mark().await?;
         let own = self.simulator.cpu()?;
         let created = created(self.fleet, count, PODS, super::nodes::pod);
         let watched = tokio::time::timeout(LIMIT, follow(watch, count));
@@ -280,7 +303,7 @@ impl Course<'_> {
         let elapsed = begun.0.elapsed().as_secs_f64();
         let simulation = (self.simulator.cpu()? - own) * 1e3 / count as f64;
         tokio::time::sleep(self.plan.depth.settle()).await;
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         let last_bound = seen.values().filter_map(|life| life.bound).max();
         let binding = last_bound.map_or(elapsed, |last| (last - begun.0).as_secs_f64());
         let (mut bound, mut ran, mut event) = (Vec::new(), Vec::new(), Vec::new());
@@ -313,25 +336,25 @@ impl Course<'_> {
     }
 
     async fn read(&mut self) -> Result<()> {
-        let count = self.plan.nodes * self.plan.pods_per_node;
-        let begun = self.mark()?;
+        let count = self.plan.pods;
+        let begun = self.mark().await?;
         let times = times(
             self.fleet,
             (0..READS)
                 .map(|index| Question::get(&format!("{PODS}/pod-{:06}", index * 7919 % count))),
         )
         .await?;
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         self.figures.each("server CPU per get", spent * 1e3 / READS as f64, "ms");
         self.figures.latencies(["get, p50", "get, p99"], times);
-        let begun = self.mark()?;
+        let begun = self.mark().await?;
         let mut lists = Vec::new();
         for _ in 0..LISTS {
             let started = wait::now();
             get(self.fleet, &format!("{PODS}?limit=500")).await?;
             lists.push(started.elapsed());
         }
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         self.figures.each("server CPU per list of 500", spent * 1e3 / LISTS as f64, "ms");
         self.figures.latencies(["list of 500, p50", "list of 500, p99"], lists);
         Ok(())
@@ -341,14 +364,14 @@ impl Course<'_> {
     async fn roll_out(&mut self) -> Result<()> {
         let replicas = (self.plan.nodes / ROLLOUTS).max(1);
         let total = replicas * ROLLOUTS;
-        let begun = self.mark()?;
+        let begun = self.mark().await?;
         created(self.fleet, ROLLOUTS, DEPLOYMENTS, |index| deployment(index, replicas)).await?;
         until("Deployments are available", || self.count_updated(), total).await?;
         let elapsed = begun.0.elapsed().as_secs_f64();
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         self.figures.whole("10 Deployments, a pod per node in all, available", elapsed, "s");
         self.figures.each("server CPU per pod of a Deployment", spent * 1e3 / total as f64, "ms");
-        let begun = self.mark()?;
+        let begun = self.mark().await?;
         for index in 0..ROLLOUTS {
             let template = json!({"metadata": {"annotations": {"turn": "second"}}});
             let patch = json!({"spec": {"template": template}});
@@ -359,7 +382,7 @@ impl Course<'_> {
         until("Deployments are rolled out", || self.count_updated(), total).await?;
         let elapsed = begun.0.elapsed().as_secs_f64();
         tokio::time::sleep(self.plan.depth.settle()).await;
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         self.figures.whole("all of them rolled out", elapsed, "s");
         self.figures.each("server CPU per pod rolled out", spent * 1e3 / total as f64, "ms");
         Ok(())
@@ -387,7 +410,7 @@ impl Course<'_> {
     /// A pod for each node, bare ones: nothing replaces them.
     async fn evict(&mut self) -> Result<()> {
         let count = self.plan.nodes.min(1000);
-        let begun = self.mark()?;
+        let begun = self.mark().await?;
         let eviction = |index: usize| {
             let name = format!("pod-{index:06}");
             let body = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}});
@@ -407,7 +430,7 @@ impl Course<'_> {
         )
         .await?;
         tokio::time::sleep(self.plan.depth.settle()).await;
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         self.figures.each("server CPU per eviction", spent * 1e3 / count as f64, "ms");
         self.figures.latencies(["evict, p50", "evict, p99"], times);
         Ok(())
@@ -416,7 +439,7 @@ impl Course<'_> {
     /// A tenth of the nodes falls silent at once and comes back when all are not ready.
     async fn fail(&mut self) -> Result<()> {
         let failing = (self.plan.nodes / 10).max(1);
-        let begun = self.mark()?;
+        let begun = self.mark().await?;
         let asked = wait::now();
         self.say(failing, json!("silent")).await?;
         let probe = self.probe(async {
@@ -433,7 +456,7 @@ impl Course<'_> {
         late.extend(probe.await?);
         let back = asked.elapsed().as_secs_f64();
         tokio::time::sleep(self.plan.depth.settle()).await;
-        let spent = self.spent(begun)?;
+        let spent = self.spent(begun).await?;
         self.figures.whole("a tenth of the nodes fails: all of them NotReady", unknown, "s");
         self.figures.whole("they come back: all of them Ready", back, "s");
         self.figures.each(
