@@ -1,19 +1,19 @@
-//! What a node and a pod cost must not depend on how many there are.
+//! The cost of a node and of a pod must not depend on their number.
 //!
-//! Compared by CPU, not by time: the machine may do much else. Each size has a server of its own.
+//! Compared by CPU, not by time: the machine may be under load. Each size has its own server.
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use testkit::throughput::nodes::{self, Figures};
 
-/// A look at all nodes for each of them would cost five times as much. More would fall silent, as they have no
-/// kubelets, before a busy machine is done.
+/// A loop over all nodes for each node would cost five times as much. With more nodes, the first would
+/// become NotReady before a busy machine is done, because they have no kubelets.
 const SIZES: [usize; 2] = [60, 300];
 const PODS_PER_NODE: usize = 2;
-/// Maps grow deeper, caches miss more often.
+/// Deeper maps and cache misses may cost this factor.
 const ALLOWED: f64 = 1.5;
-/// The share of a core that a server without work may use.
+/// The share of a core that an idle server may use.
 const IDLE: f64 = 0.05;
 
 #[test]

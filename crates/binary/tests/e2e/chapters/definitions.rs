@@ -1,5 +1,5 @@
-//! The CustomResourceDefinitions of well-known projects, applied as their users apply them: server-
-//! side. On an API server of their own, for more kinds than a story needs come and stay.
+//! The CustomResourceDefinitions of well-known projects, applied server-side, as their users do. On a
+//! separate API server, because these kinds stay.
 
 use std::collections::BTreeSet;
 
