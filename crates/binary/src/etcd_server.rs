@@ -326,8 +326,10 @@ pub fn with_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
     let mut extra = vec![];
     if let Some(path) = config_path(&after) {
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let settings: serde_json::Map<String, Value> = serde_saphyr::from_str(&text)
-            .with_context(|| format!("{path} is not a configuration file of etcd: expected a YAML map"))?;
+        let settings: serde_json::Map<String, Value> =
+            serde_saphyr::from_str(&text).with_context(|| {
+                format!("{path} is not a configuration file of etcd: expected a YAML map")
+            })?;
         extra = effective(&words(settings).with_context(|| path.clone())?);
         // The command line wins.
         extra.retain(|setting| {

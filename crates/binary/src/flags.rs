@@ -325,7 +325,8 @@ fn request_timeout(text: &str) -> Result<Duration, String> {
 }
 
 fn octal(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text, 8).map_err(|_| "expected an octal mode, for example 600 or 0644".into())
+    u32::from_str_radix(text, 8)
+        .map_err(|_| "expected an octal mode, for example 600 or 0644".into())
 }
 
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
@@ -411,7 +412,9 @@ pub fn push_setting(
                 let text = match value {
                     Value::String(text) => text,
                     Value::Bool(_) | Value::Number(_) => value.to_string(),
-                    _ => anyhow::bail!("{name}: a value in a map of a flag cannot be a list or a map"),
+                    _ => anyhow::bail!(
+                        "{name}: a value in a map of a flag cannot be a list or a map"
+                    ),
                 };
                 extra.push(format!("--{key}={name}={text}"));
             }

@@ -164,7 +164,9 @@ impl Rotation {
             }
         };
         if fingerprints(&pki) != self.0.authorities {
-            tracing::warn!("the certificate authority was replaced; restart the server to use the new one");
+            tracing::warn!(
+                "the certificate authority was replaced; restart the server to use the new one"
+            );
             return Timestamp::MAX;
         }
         let authorities = [&pki.cluster_ca, &pki.front_proxy_ca];

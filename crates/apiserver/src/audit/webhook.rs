@@ -32,7 +32,9 @@ impl Webhook {
             match self.post(body.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(error) if step >= STEPS => return Err(error),
-                Err(error) => tracing::debug!(error, step, "failed to post to the audit webhook, will retry"),
+                Err(error) => {
+                    tracing::debug!(error, step, "failed to post to the audit webhook, will retry")
+                }
             }
             tokio::time::sleep(pause.mul_f64(1.0 + JITTER * base::rng::unit())).await;
             pause = pause.mul_f64(FACTOR);

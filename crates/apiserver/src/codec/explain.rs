@@ -145,8 +145,8 @@ impl Walk<'_> {
     }
 }
 
-/// The converter's message for a value that is not `wanted`. Go converts numbers to text but not back, so
-/// only values of one sort cause this message.
+/// The converter's message for a value that is not `wanted`. Go can convert an integer to a string and a
+/// number to another type of number: only these combinations are `cannot convert`.
 fn unrestorable(text: &str, wanted: &str) -> String {
     let is_whole = text.parse::<i64>().is_ok();
     let found = match kind(text) {

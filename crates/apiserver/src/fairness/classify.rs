@@ -128,7 +128,7 @@ impl PathRule {
     }
 }
 
-/// Whether a rule matches a path: itself, or with a star at its end all paths with that prefix.
+/// Whether a rule covers a path: the same path or one below it. A star at the rule's end changes nothing.
 fn covers(rule: &str, path: &str) -> bool {
     if rule == ANY || rule == path {
         return true;

@@ -246,7 +246,7 @@ impl Queues {
             queue.next_r = self.progress;
         }
         if self.waiting == 0 && self.seats_in_use < self.limit && self.fits(work.widest()) {
-            // The queue was empty: this request is the first in it.
+            // No other request waits that could run first.
             let queue = self.queues.get_mut(&index).expect("just made");
             queue.next_r = queue.next_r.max(self.progress);
             return Arrival::Runs(self.run(Some(index), work, now));

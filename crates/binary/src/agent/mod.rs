@@ -81,7 +81,9 @@ impl Machine {
             given => given.to_vec(),
         };
         if addresses.is_empty() {
-            bail!("this machine has no address that other machines can reach; set one with --node-ip");
+            bail!(
+                "this machine has no address that other machines can reach; set one with --node-ip"
+            );
         }
         Ok(Self { name: node::name(flags)?, addresses })
     }

@@ -57,7 +57,11 @@ fn a_server_waits_for_its_datastore_and_refuses_a_stranger() -> Result<()> {
     let mut server = Server::prepared()?;
     server.launch_with(&["--datastore-endpoint", &url])?;
     wait::until(LONG, "it says that it waits", || {
-        ensure!(server.lines_about("the datastore does not answer, waiting") > 0, "{}", server.log());
+        ensure!(
+            server.lines_about("the datastore does not answer, waiting") > 0,
+            "{}",
+            server.log()
+        );
         Ok(())
     })?;
     ensure!(server.has_ended()?.is_none(), "{}", server.log());

@@ -36,7 +36,11 @@ pub fn wrong_tokens(story: &mut Story) -> Result<()> {
             "is not of the cluster that the token is for",
         ),
         ("K10nonsense::wrong".into(), url, "the hash must be 64 hex digits"),
-        (token.trim().to_owned(), "192.168.77.1:6443".into(), "expected a URL, for example https://"),
+        (
+            token.trim().to_owned(),
+            "192.168.77.1:6443".into(),
+            "expected a URL, for example https://",
+        ),
     ];
     for (token, url, wanted) in cases {
         let mut command = agent.host().command(&story.binary);
