@@ -131,7 +131,7 @@ fn conclude(options: &Options, expected: &mut Expected, all: &Replay, areas: &[S
         return match unlisted {
             0 => Ok(()),
             _ => {
-                Err(format!("{unlisted} cases failed that the list does not name: it only shrinks"))
+                Err(format!("{unlisted} cases failed that are not in the list, which only shrinks"))
             }
         };
     }
@@ -231,7 +231,7 @@ fn replay(
     if text.lines().any(|line| line.starts_with("total ")) {
         Ok(text)
     } else {
-        Err(format!("the replay of {} broke off: {}", areas.join(", "), output.status))
+        Err(format!("the replay of {} ended early: {}", areas.join(", "), output.status))
     }
 }
 

@@ -227,7 +227,7 @@ impl Options {
             names.retain(|name| report::sig(name) == sig);
         }
         names.retain(|name| self.focus.iter().all(|part| matches(name, part)));
-        if names.is_empty() { Err("no spec is chosen".to_owned()) } else { Ok(names) }
+        if names.is_empty() { Err("no spec is selected".to_owned()) } else { Ok(names) }
     }
 }
 

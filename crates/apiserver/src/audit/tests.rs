@@ -151,8 +151,8 @@ async fn a_create_is_recorded_with_both_objects() {
         json!({"resource": "configmaps", "namespace": "default", "name": "a", "apiVersion": "v1"})
     );
     assert_eq!(event["requestObject"]["data"]["k"], "v");
-    assert!(event["requestObject"]["metadata"]["uid"].is_null(), "as it came");
-    assert!(event["responseObject"]["metadata"]["uid"].is_string(), "as it is kept");
+    assert!(event["requestObject"]["metadata"]["uid"].is_null(), "as sent");
+    assert!(event["responseObject"]["metadata"]["uid"].is_string(), "as stored");
     assert!(event["responseObject"]["metadata"]["managedFields"].is_null());
     assert_eq!(
         event["annotations"],

@@ -41,7 +41,7 @@ fn key(thing: &str) -> Bytes {
 }
 
 fn unavailable(error: &store::Error) -> StatusError {
-    StatusError::internal(format!("the claim cannot be decided: {error}"))
+    StatusError::internal(format!("cannot read or write the claim: {error}"))
 }
 
 impl Registry {

@@ -650,7 +650,7 @@ async fn pages_show_one_state_for_some_minutes_only() {
         names.push(page["items"][0]["metadata"]["name"].clone());
         token = page["metadata"]["continue"].clone();
     }
-    assert_eq!(names, ["aa", "b", "c"], "what came in the meantime shows up");
+    assert_eq!(names, ["aa", "b", "c"], "objects created meanwhile are listed");
     bench.end().await;
 }
 

@@ -169,7 +169,9 @@ impl SecurePort {
         let issued = pair.next(None)?;
         let tls = transport::tls::server_tls(&identity(&issued)?, &ClientCerts::Request)?;
         let listener = Listener::tcp(address).await.with_context(|| {
-            format!("cannot listen on {address}; --secure-port names another port, 0 none")
+            format!(
+                "cannot listen on {address}; choose another port with --secure-port, or 0 for none"
+            )
         })?;
         let delegated = Arc::new(Delegated::start(&self.delegated, page.0.name, tasks)?);
         let page = page.clone();
@@ -429,7 +431,7 @@ mod tests {
         assert_eq!(pair.next(None).expect("read").cert_pem, made.cert_pem);
         let missing = (root.path().join("none.crt"), root.path().join("none.key"));
         let pair = Pair::of_kubelet(Some(missing), root.path(), "n1", names());
-        assert!(pair.next(None).is_err(), "what was brought along is not made up");
+        assert!(pair.next(None).is_err(), "a certificate of the flags is never generated");
     }
 
     #[tokio::test]

@@ -94,7 +94,7 @@ fn the_old_authority_is_removed_when_no_client_needs_it() -> Result<()> {
     ensure!(answer.status == 200, "a kubeconfig of before: {}", answer.body);
     refused(&server, "kubernetes-admin came with a certificate of CN=kubernetes ")?;
     // Later: the pods know the new authority, and no client uses the old kubeconfig.
-    wait::until(LONG, "nobody needs the old authority", || server.decapod(&finish))?;
+    wait::until(LONG, "no client needs the old authority", || server.decapod(&finish))?;
     ensure!(server.api()?.get("/readyz", LONG)?.status == 200, "the running server is lost");
     server.stop()?;
     server.launch()?;

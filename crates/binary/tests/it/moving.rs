@@ -66,6 +66,6 @@ fn a_server_starts_although_a_bootstrap_object_cannot_be_written() -> Result<()>
     );
     let config =
         server.api()?.get("/api/v1/namespaces/kube-system/configmaps/decapod-cluster", LONG)?;
-    ensure!(config.status == 200, "what comes after it is written: {config:?}");
+    ensure!(config.status == 200, "later objects are written: {config:?}");
     Ok(())
 }

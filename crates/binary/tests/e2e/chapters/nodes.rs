@@ -33,7 +33,7 @@ pub fn wrong_tokens(story: &mut Story) -> Result<()> {
         (
             format!("K10{}::wrong", "0".repeat(64)),
             url.clone(),
-            "is not of the cluster that the token is for",
+            "does not belong to the cluster of the token",
         ),
         ("K10nonsense::wrong".into(), url, "the hash must be 64 hex digits"),
         (

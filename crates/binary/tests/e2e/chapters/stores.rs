@@ -122,7 +122,7 @@ pub fn several_api_servers(story: &mut Story) -> Result<()> {
     apis[0].kill()?;
     let before = rounds(&lab, &etcd)?;
     wait::until(LONG, "another compacts", || {
-        ensure!(rounds(&lab, &etcd)? >= before + 2, "nobody did");
+        ensure!(rounds(&lab, &etcd)? >= before + 2, "no server compacted");
         Ok(())
     })?;
     backend.kill()?;
