@@ -88,7 +88,7 @@ pub fn run(arguments: &[String]) -> Outcome {
     conclude(&options, &mut expected, &all, &areas)
 }
 
-/// A server and a replay for each group, all at once: they mostly wait.
+/// Runs a server and a replay for each group, all at once: they mostly wait.
 fn side_by_side(
     binary: &Path,
     corpus: &Path,

@@ -1,6 +1,6 @@
-//! `cargo xtask conformance`: upstream's own end-to-end suite, unmodified, against our cluster.
+//! `cargo xtask conformance`: runs upstream's unmodified end-to-end suite against our cluster.
 //!
-//! In: which specs, how many nodes. Out: passed, failed and skipped by sig, a JUnit file, and a verdict
+//! In: specs, number of nodes. Out: passed, failed and skipped specs by SIG, a JUnit file, and a verdict
 //! against `xtask/expected/conformance.txt`. See xtask/README.md.
 //!
 //! ```text

@@ -68,7 +68,7 @@ const BANS: &[Ban] = &[
     },
 ];
 
-/// A neighbouring line that already gives its reason to clippy.
+/// A nearby line that gives its reason to clippy already.
 const STATED: &str = "clippy::disallowed_methods";
 
 pub fn check(source: &Source) -> Vec<Breach> {

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::policy::{Level, Stage};
 use crate::request::UserInfo;
 
-/// Longer names of programs are cut.
+/// Longer user agents are truncated.
 const USER_AGENT_LIMIT: usize = 1024;
 const CUT: &str = "...TRUNCATED";
 /// The annotation of an event whose objects were removed because of its size.

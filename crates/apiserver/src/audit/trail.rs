@@ -27,7 +27,7 @@ use crate::codec::protobuf::Protobuf;
 use crate::request::{RequestInfo, UserInfo};
 use crate::resource::Body;
 
-/// See the module. Clones of the `Arc` travel with the request's extensions.
+/// See the module. The request's extensions contain clones of the `Arc`.
 pub struct Trail {
     audit: Arc<Audit>,
     verdict: Verdict,

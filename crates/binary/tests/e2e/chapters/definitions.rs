@@ -74,7 +74,7 @@ fn object(answer: Response, wanted: u16) -> Result<Value> {
     Ok(serde_json::from_str(&answer.body)?)
 }
 
-/// The first name at the second level, which is the metadata's.
+/// The first `name` with the indentation of `metadata.name`.
 fn name(text: &str) -> Option<String> {
     let metadata = text.split_once("\nmetadata:\n")?.1;
     let own = metadata.lines().take_while(|line| line.starts_with(' '));
